@@ -1,0 +1,58 @@
+# Every target makes the environment it needs inside the checkout (.venv) and is quick
+# the second time. PYTHON chooses the interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# How long `make fuzz` and how many rounds `make crash` run.
+FUZZ_SECONDS ?= 300
+CRASH_ROUNDS ?= 2000
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check bench fuzz crash coverage format clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
+	@scripts/preflight "$(PYTHON)"
+	@echo "Creating $(VENV) (about a minute, once) ..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,dev]'
+	@touch $(READY)
+
+env: $(READY) ## Create or refresh the environment in .venv.
+
+demo: $(READY) ## Write a million records, crash on purpose, recover, read back.
+	@$(BIN)/lance-spark demo
+
+test: $(READY) ## Run the test suite, fast tests first.
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, format, types (strict) and the layer rule.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layers.py
+
+bench: $(READY) ## Measure, as ratios; rewrites the tables of docs/performance.md.
+	@$(BIN)/python -m benchmarks
+
+fuzz: $(READY) ## Fuzz the codec for FUZZ_SECONDS (300).
+	@LANCE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz
+
+crash: $(READY) ## Kill and recover the store CRASH_ROUNDS (2000) times.
+	@LANCE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(BIN)/python -m pytest -m crash
+
+coverage: $(READY) ## Run the tests under branch coverage.
+	@$(BIN)/python -m coverage run -m pytest -q
+	@$(BIN)/python -m coverage report --show-missing --skip-covered
+
+format: $(READY) ## Reformat the code.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## Remove the environment and everything built.
+	rm -rf $(VENV) .build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find lance_spark -name '*.so' -delete

@@ -1,0 +1,457 @@
+"""The exception tree: every error this library raises on purpose.
+
+LanceError
+├── ProtocolError               bytes that are not the protocol
+│   ├── LocalProtocolError      we were asked to send something impossible
+│   └── RemoteProtocolError     the peer sent something impossible
+│       └── PayloadOverLimit    … or something larger than we accept
+├── RecordError                 malformed record, with its byte position
+├── RowError                    a row that can't become a record, with its index
+├── ConnectionLost              the peer is gone
+├── Timeout                     a deadline passed
+├── BrokerError                 the broker said no: code, retriable, details
+│   └── one class per error code (LWP §12 and our extensions)
+├── StoreError                  the log on disk
+│   ├── StoreLocked             another process has the data directory
+│   ├── StoreClosed             used after close
+│   ├── StoreReadOnly           a write failed in a way that can't be taken back
+│   ├── StoreWriteFailed        a write failed and was taken back
+│   ├── Corrupt                 damaged bytes, with topic and byte range
+│   ├── OutOfRange              an offset that is not in the log
+│   ├── UnknownTopic, TopicExists, InvalidName
+│   └── StageError              StageUnknown, StageExpired, StageMismatch,
+│                               BatchGap, CommitConflict
+└── OptionError                 a setting the user has to change
+
+Exceptions carry fields; the text is made from them. `struct.error`, `OSError` and
+`ssl.SSLError` never leave the module that met them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class LanceError(Exception):
+    """Root of everything this library raises on purpose."""
+
+
+class ProtocolError(LanceError):
+    """Bytes that do not follow the wire protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """A message of our own that can't be put on the wire."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A message of the peer's that can't be understood.
+
+    Args:
+        reason: what was wrong.
+        position: byte position in the stream or payload, where one is known.
+    """
+
+    def __init__(self, reason: str, position: int | None = None) -> None:
+        super().__init__(reason, position)
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        where = "" if self.position is None else f" at byte {self.position}"
+        return f"{self.reason}{where}"
+
+
+class PayloadOverLimit(RemoteProtocolError):
+    """A payload of the peer's that is larger than we accept; nothing was allocated.
+
+    Args:
+        what: which payload.
+        size: its announced size in bytes.
+        limit: the largest size we accept.
+    """
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} of {size} bytes is over the limit of {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+        # The arguments of the constructor, for pickle.
+        self.args = (what, size, limit)
+
+
+class RecordError(LanceError):
+    """A malformed record inside a buffer of records.
+
+    Args:
+        reason: what was wrong.
+        position: byte position of the record's first byte.
+        truncated: the buffer ends inside the record, so that more bytes may mend it.
+    """
+
+    def __init__(self, reason: str, position: int, *, truncated: bool = False) -> None:
+        super().__init__(reason, position)
+        self.reason = reason
+        self.position = position
+        self.truncated = truncated
+
+    def __str__(self) -> str:
+        return f"malformed record at byte {self.position}: {self.reason}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_record_error, (self.reason, self.position, self.truncated)
+
+
+def _rebuild_record_error(reason: str, position: int, truncated: bool) -> RecordError:
+    return RecordError(reason, position, truncated=truncated)
+
+
+class RowError(LanceError):
+    """A row that can't be written as a record.
+
+    Args:
+        reason: what was wrong and what to change.
+        row: index of the row in the columns that were given.
+    """
+
+    def __init__(self, reason: str, row: int) -> None:
+        super().__init__(reason, row)
+        self.reason = reason
+        self.row = row
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.reason}"
+
+
+class ConnectionLost(LanceError):
+    """The connection ended before the answer came."""
+
+
+class Timeout(LanceError):
+    """A deadline passed."""
+
+
+class BrokerError(LanceError):
+    """The broker refused a request.
+
+    Args:
+        message: the broker's own text.
+        code: the error code on the wire.
+        details: further fields of the answer.
+    """
+
+    code: int = 0x01
+    retriable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        code: int | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.message = message
+        self.code = type(self).code if code is None else code
+        self.details: dict[str, Any] = dict(details or {})
+        super().__init__(message, self.code, self.details)
+
+    def __str__(self) -> str:
+        return f"{self.message} (0x{self.code:02X} {type(self).__name__})"
+
+
+class UnknownError(BrokerError):
+    """The broker failed without a class of its own (0x01)."""
+
+
+class InvalidMagic(BrokerError):
+    """The broker met a frame that does not start with LANC (0x02)."""
+
+    code = 0x02
+
+
+class PayloadTooLarge(BrokerError):
+    """A payload or record is over the limit (0x03)."""
+
+    code = 0x03
+
+
+class InvalidPayload(BrokerError):
+    """A payload is malformed (0x04)."""
+
+    code = 0x04
+
+
+class CrcMismatch(BrokerError):
+    """A checksum did not match (0x05)."""
+
+    code = 0x05
+
+
+class VersionMismatch(BrokerError):
+    """The protocol version is not supported (0x06)."""
+
+    code = 0x06
+
+
+class TopicNotFound(BrokerError):
+    """No such topic (0x10)."""
+
+    code = 0x10
+
+
+class TopicAlreadyExists(BrokerError):
+    """A topic of that name exists (0x11)."""
+
+    code = 0x11
+
+
+class InvalidTopicName(BrokerError):
+    """The topic name is not allowed (0x12)."""
+
+    code = 0x12
+
+
+class TopicDeleted(BrokerError):
+    """The topic was deleted (0x13)."""
+
+    code = 0x13
+
+
+class NotLeader(BrokerError):
+    """Another node leads; `details["leader_addr"]` says which (0x20)."""
+
+    code = 0x20
+    retriable = True
+
+
+class QuorumNotReached(BrokerError):
+    """The write did not reach its quorum (0x21)."""
+
+    code = 0x21
+    retriable = True
+
+
+class LeaderUnknown(BrokerError):
+    """No leader is known yet (0x22)."""
+
+    code = 0x22
+    retriable = True
+
+
+class ClusterNotReady(BrokerError):
+    """The cluster is still starting (0x23)."""
+
+    code = 0x23
+    retriable = True
+
+
+class RateLimited(BrokerError):
+    """Too many requests; `details["retry_after_ms"]` says when again (0x30)."""
+
+    code = 0x30
+    retriable = True
+
+
+class Backpressure(BrokerError):
+    """The broker's buffers are full (0x31)."""
+
+    code = 0x31
+    retriable = True
+
+
+class ConnectionLimit(BrokerError):
+    """The broker takes no more connections (0x32)."""
+
+    code = 0x32
+
+
+class AuthenticationRequired(BrokerError):
+    """The request needs authentication (0x40)."""
+
+    code = 0x40
+
+
+class AuthenticationFailed(BrokerError):
+    """The credentials are wrong (0x41)."""
+
+    code = 0x41
+
+
+class AccessDenied(BrokerError):
+    """The client may not do that (0x42)."""
+
+    code = 0x42
+
+
+class InvalidOffset(BrokerError):
+    """The offset can't be read (0x50)."""
+
+    code = 0x50
+
+
+class OffsetOutOfRange(BrokerError):
+    """The offset is beyond the log's end (0x51)."""
+
+    code = 0x51
+
+
+class ConsumerNotFound(BrokerError):
+    """No such consumer (0x52)."""
+
+    code = 0x52
+
+
+class InternalError(BrokerError):
+    """The broker failed (0x60)."""
+
+    code = 0x60
+
+
+class StorageError(BrokerError):
+    """The broker could not read or write its disk (0x61)."""
+
+    code = 0x61
+
+
+class OperationTimeout(BrokerError):
+    """The broker gave up waiting (0x62, the spec's TimeoutError)."""
+
+    code = 0x62
+    retriable = True
+
+
+class StageNotFound(BrokerError):
+    """No such stage (0x70, extension)."""
+
+    code = 0x70
+
+
+class StageExpiredError(BrokerError):
+    """The stage expired before its commit (0x71, extension)."""
+
+    code = 0x71
+
+
+class StageMismatchError(BrokerError):
+    """The stage does not hold what the commit names (0x72, extension)."""
+
+    code = 0x72
+
+
+class CommitConflictError(BrokerError):
+    """The writer committed this sequence with other topics (0x73, extension)."""
+
+    code = 0x73
+
+
+class StoreError(LanceError):
+    """The log on disk refused or failed."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds the data directory."""
+
+
+class StoreClosed(StoreError):
+    """The store was used after it was closed."""
+
+
+class StoreReadOnly(StoreError):
+    """An earlier failure left writing unsafe; reading goes on."""
+
+
+class StoreWriteFailed(StoreError):
+    """A write failed and was taken back: nothing of it is stored."""
+
+
+class Corrupt(StoreError):
+    """Damaged bytes in a topic.
+
+    Args:
+        where: the topic or file.
+        start: first damaged offset.
+        end: first offset behind the damage.
+        reason: how the damage was noticed.
+    """
+
+    def __init__(self, where: str, start: int, end: int, reason: str) -> None:
+        super().__init__(where, start, end, reason)
+        self.where = where
+        self.start = start
+        self.end = end
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.where}: damaged bytes [{self.start}, {self.end}): {self.reason}"
+
+
+class OutOfRange(StoreError):
+    """An offset outside the log.
+
+    Args:
+        offset: what was asked for.
+        start: where the log starts.
+        end: where the log ends.
+    """
+
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(offset, start, end)
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+    def __str__(self) -> str:
+        return f"offset {self.offset} is outside the log [{self.start}, {self.end})"
+
+
+class UnknownTopic(StoreError):
+    """No topic has that id or name.
+
+    Args:
+        topic: the id or name.
+        deleted: it did exist once.
+    """
+
+    def __init__(self, topic: int | str, deleted: bool = False) -> None:
+        super().__init__(topic, deleted)
+        self.topic = topic
+        self.deleted = deleted
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} {'was deleted' if self.deleted else 'not found'}"
+
+
+class TopicExists(StoreError):
+    """A topic of that name exists."""
+
+
+class InvalidName(StoreError):
+    """A topic name that can't be used."""
+
+
+class StageError(StoreError):
+    """A staged write can't go on."""
+
+
+class StageUnknown(StageError):
+    """No such stage: it was committed, aborted or never opened."""
+
+
+class StageExpired(StageError):
+    """The stage saw no activity for too long and was dropped."""
+
+
+class StageMismatch(StageError):
+    """A stage does not hold what its writer says."""
+
+
+class BatchGap(StageError):
+    """A batch id that does not follow the one before it."""
+
+
+class CommitConflict(StageError):
+    """The same writer and sequence were committed with other topics."""
+
+
+class OptionError(LanceError):
+    """A setting that has to be changed by the user."""

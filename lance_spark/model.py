@@ -1,0 +1,76 @@
+"""Small frozen values that several layers share. No behaviour beyond validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lance_spark.errors import RecordError
+
+# LWP §8.7. The header of a record (type and length) is not part of this limit.
+RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024
+RECORD_HEADER_BYTES = 5
+
+# `bytes`, `bytearray`, `memoryview`, `pyarrow.Buffer`, one-dimensional uint8 arrays:
+# anything with a contiguous buffer of bytes.
+Buffer = Any
+
+
+class RecordType(IntEnum):
+    """TLV record types of LWP §8.2; 0x80 to 0xFE belong to applications."""
+
+    RAW = 0x01
+    JSON = 0x02
+    MESSAGE_PACK = 0x03
+    PROTOBUF = 0x04
+    AVRO = 0x05
+    KEY_VALUE = 0x10
+    TIMESTAMPED = 0x11
+    KEY_TIMESTAMPED = 0x12
+    NULL = 0xFF
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Where the records of a buffer start.
+
+    Args:
+        starts: int64 positions of the whole records, ascending.
+        end: position behind the last whole record.
+        fault: why the scan stopped before the end of the buffer, if it did.
+    """
+
+    starts: NDArray[np.int64]
+    end: int
+    fault: RecordError | None = None
+
+
+# Given the bytes of a batch, says where its records start. The store is handed one of
+# these and knows nothing else of what it stores.
+Framing = Callable[[Buffer], Scan]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What may be dropped from a topic; 0 means no limit."""
+
+    max_age_s: int = 0
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A record boundary: where it is, which record starts there, when it came.
+
+    `append_time_ns` is 0 at the end of the log, where no record is yet.
+    """
+
+    offset: int
+    record: int
+    append_time_ns: int
