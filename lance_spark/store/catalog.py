@@ -1,0 +1,206 @@
+"""The topics of a store, by id and by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lance_spark.errors import StoreError, TopicExists, UnknownTopic
+from lance_spark.model import Retention
+from lance_spark.store.context import Context
+from lance_spark.store.files import remove_tree
+from lance_spark.store.identity import Identity
+from lance_spark.store.log import Log
+from lance_spark.store.recovery import list_segments, open_log
+from lance_spark.store.topic import (
+    DEFAULT_TOPIC,
+    Topic,
+    TopicMetadata,
+    check_name,
+    read_metadata,
+    write_metadata,
+)
+
+
+class Catalog:
+    """All topics of a store."""
+
+    def __init__(self, context: Context, root: Path, identity: Identity) -> None:
+        self._context = context
+        self._segments = root / "segments"
+        self._trash = root / "trash"
+        self._identity = identity
+        # Held while topics come and go. The two tables are replaced rather than
+        # changed, so that looking something up never waits for a commit's disk.
+        self.lock = threading.RLock()
+        self._topics: dict[int, Topic] = {}
+        self._names: dict[str, int] = {}
+        self.version = 0
+
+    # Opening.
+
+    def load(self, now_s: int) -> None:
+        """Open all topics, and make the default topic if there is none."""
+        files = self._context.files
+        files.mkdir(self._segments)
+        files.mkdir(self._trash)
+        for entry in files.list(self._trash):
+            remove_tree(files, self._trash / entry.name)
+        for entry in files.list(self._segments):
+            if entry.is_dir and entry.name.isdecimal():
+                self._load_topic(int(entry.name))
+        if DEFAULT_TOPIC not in self._topics:
+            self.make(TopicMetadata(DEFAULT_TOPIC, "", now_s))
+
+    def _load_topic(self, topic: int) -> None:
+        directory = self.directory(topic)
+        where = f"segments/{topic}"
+        try:
+            metadata = read_metadata(self._context, directory)
+        except StoreError as error:
+            metadata = None
+            self._context.findings.damage(where, str(error))
+        if metadata is None:
+            if not list_segments(self._context.files, directory):
+                # The crash came before the topic was reported as created.
+                remove_tree(self._context.files, directory)
+                return
+            log = open_log(self._context, topic, directory, None)
+            metadata = TopicMetadata(topic, f"recovered-{topic}", 0, start=log.start)
+            write_metadata(self._context, directory, metadata)
+            text = f"metadata.json is gone; the topic is now {metadata.name!r}"
+            self._context.findings.damage(where, text)
+        else:
+            log = open_log(self._context, topic, directory, metadata.start)
+        self._add(Topic(metadata, log))
+
+    def reopen(self, topic: int) -> None:
+        """Open a topic's log again, after its files were set back."""
+        metadata = self._topics[topic].metadata
+        directory = self.directory(topic)
+        self._context.segments.drop_topic(topic)
+        log = open_log(self._context, topic, directory, metadata.start)
+        self._topics = {**self._topics, topic: Topic(metadata, log)}
+
+    def directory(self, topic: int) -> Path:
+        """Tell where a topic's files are."""
+        return self._segments / str(topic)
+
+    # Looking up.
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def get(self, topic: int) -> Topic:
+        """Find a topic by its id.
+
+        Raises:
+            UnknownTopic: there is none.
+        """
+        try:
+            return self._topics[topic]
+        except KeyError:
+            deleted = 0 < topic < self._identity.next_topic
+            raise UnknownTopic(topic, deleted) from None
+
+    def find(self, name: str) -> Topic | None:
+        """Find a topic by its name."""
+        topic = self._names.get(name)
+        return None if topic is None else self._topics.get(topic)
+
+    def has(self, topic: int) -> bool:
+        """Tell whether there is a topic with that id."""
+        return topic in self._topics
+
+    def by_id(self) -> Mapping[int, Topic]:
+        """Give all topics by id."""
+        return self._topics
+
+    # Coming and going.
+
+    def create(
+        self,
+        name: str,
+        *,
+        retention: Retention,
+        auth: Mapping[str, Any] | None,
+        now_s: int,
+    ) -> Topic:
+        """Create a topic, durably.
+
+        Raises:
+            InvalidName: the name can't be used.
+            TopicExists: there is one of that name.
+        """
+        check_name(name)
+        with self.lock:
+            if name in self._names:
+                raise TopicExists(f"topic {name!r} exists already")
+            topic = self._identity.new_topic()
+            metadata = TopicMetadata(topic, name, now_s, retention=retention, auth=auth)
+            return self.make(metadata)
+
+    def make(self, metadata: TopicMetadata) -> Topic:
+        """Make a topic whose id was given out already."""
+        with self.lock:
+            topic = self.prepare(metadata)
+            self._add(topic)
+            return topic
+
+    def prepare(self, metadata: TopicMetadata) -> Topic:
+        """Make a topic's files without letting anybody see the topic yet."""
+        directory = self.directory(metadata.id)
+        try:
+            self._context.files.mkdir(directory)
+            write_metadata(self._context, directory, metadata)
+            self._context.files.sync_dir(self._segments)
+        except OSError:
+            self.discard(metadata.id)
+            raise
+        return Topic(
+            metadata, Log(self._context, metadata.id, directory, metadata.start, ())
+        )
+
+    def discard(self, topic: int) -> None:
+        """Remove the files of a topic that nobody has seen, as far as possible."""
+        self._context.segments.drop_topic(topic)
+        remove_tree(self._context.files, self.directory(topic))
+
+    def add(self, topic: Topic) -> None:
+        """Let everybody see a topic that was prepared."""
+        with self.lock:
+            self._add(topic)
+
+    def remove(self, topic: int) -> None:
+        """Delete a topic and its data.
+
+        Raises:
+            UnknownTopic: there is none.
+            StoreError: it is the default topic.
+        """
+        if topic == DEFAULT_TOPIC:
+            raise StoreError("the default topic can't be deleted")
+        files = self._context.files
+        with self.lock:
+            found = self.get(topic)
+            with found.log.exclusive():
+                grave = self._trash / str(topic)
+                remove_tree(files, grave)
+                files.replace(self.directory(topic), grave)
+                files.sync_dir(self._segments)
+                found.log.fail("the topic was deleted")
+            name = found.metadata.name
+            self._names = {n: t for n, t in self._names.items() if n != name}
+            self._topics = {t: o for t, o in self._topics.items() if t != topic}
+            self.version += 1
+        self._context.segments.drop_topic(topic)
+        remove_tree(files, grave)
+
+    def _add(self, topic: Topic) -> None:
+        topic_id = topic.metadata.id
+        self._topics = {**self._topics, topic_id: topic}
+        if topic_id != DEFAULT_TOPIC:
+            self._names = {**self._names, topic.metadata.name: topic_id}
+        self.version += 1

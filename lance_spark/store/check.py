@@ -1,0 +1,334 @@
+"""The checker: reads a whole store and says what is wrong with it, changing nothing.
+
+It shares the formats with the rest of `store` and nothing of its logic, so that a
+mistake there is not repeated here. A store that was killed has loose ends that the next
+opening ties up; those are notes. Everything else is damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from lance_spark.errors import RecordError, StoreError
+from lance_spark.model import Framing
+from lance_spark.store.consumers import parse_consumers
+from lance_spark.store.files import File, Files, OsFiles, read_file
+from lance_spark.store.finding import Finding, Severity
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Header,
+    Kind,
+    Mark,
+    Rows,
+    decode_header,
+    decode_mark,
+    decode_rows,
+    valid_rows,
+)
+from lance_spark.store.identity import FILE as IDENTITY
+from lance_spark.store.identity import Identity
+from lance_spark.store.journal import parse_journal
+from lance_spark.store.log import LogStart
+from lance_spark.store.recovery import Found, list_segments
+from lance_spark.store.stage import METADATA as STAGE_METADATA
+from lance_spark.store.stage import decode_metadata as decode_stage
+from lance_spark.store.staging import JOURNAL
+from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.topic import METADATA as TOPIC_METADATA
+from lance_spark.store.topic import decode_metadata as decode_topic
+from lance_spark.store.writers import Writers
+
+# A reader of long logs wants to know how far the checker is.
+Progress = Callable[[int], None]
+
+
+def check_store(
+    path: Path | str,
+    *,
+    framing: Framing,
+    files: Files | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Verify a store that nobody has open.
+
+    Args:
+        path: the data directory.
+        framing: finds where records start; may raise RecordError for bad records.
+        files: file operations.
+        progress: told the number of bytes each time some were verified.
+
+    Raises:
+        StoreLocked: a process has the store open.
+        StoreError: there is no store, or it can't be read.
+    """
+    path = Path(path)
+    files = files or OsFiles()
+    try:
+        if not files.list(path):
+            raise StoreError(f"{path}: there is no store here")
+        lock = files.lock(path / LOCK)
+        try:
+            return list(_Checker(path, files, framing, progress or _silent).check())
+        finally:
+            lock.close()
+    except OSError as error:
+        raise StoreError(f"{path}: could not check: {error}") from error
+
+
+def _silent(verified: int) -> None:
+    """Tell nobody."""
+
+
+def _note(where: str, text: str, *span: int) -> Finding:
+    return Finding(Severity.NOTE, where, text, *span)
+
+
+def _damage(where: str, text: str, *span: int) -> Finding:
+    return Finding(Severity.DAMAGE, where, text, *span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checker:
+    root: Path
+    files: Files
+    framing: Framing
+    progress: Progress
+
+    def check(self) -> Iterator[Finding]:
+        yield from self._identity()
+        yield from self._journal()
+        yield from self._consumers()
+        for entry in self.files.list(self.root / "segments"):
+            if entry.is_dir and entry.name.isdecimal():
+                yield from self._topic(f"segments/{entry.name}", int(entry.name))
+        for entry in self.files.list(self.root / "stages"):
+            if entry.is_dir and entry.name.isdecimal():
+                yield from self._stage(f"stages/{entry.name}", int(entry.name))
+
+    def _identity(self) -> Iterator[Finding]:
+        try:
+            if Identity.read(self.files, self.root / IDENTITY) is None:
+                yield _damage(IDENTITY, "missing")
+        except StoreError as error:
+            yield _damage(IDENTITY, str(error))
+
+    def _journal(self) -> Iterator[Finding]:
+        data = read_file(self.files, self.root / JOURNAL)
+        if data is None:
+            yield _damage(JOURNAL, "missing: earlier commits are forgotten")
+            return
+        parsed = parse_journal(data)
+        if parsed.fault is not None:
+            yield _damage(JOURNAL, parsed.fault)
+            return
+        for start, end in parsed.damaged:
+            yield _damage(JOURNAL, "not an entry", start, end)
+        if len(data) > parsed.end:
+            text = "an entry is not finished; the next opening cuts it off"
+            yield _note(JOURNAL, text, parsed.end, len(data))
+        writers = Writers()
+        writers.replay(parsed.entries)
+        if writers.pending is not None:
+            yield _note(JOURNAL, "a commit is begun; the next opening ends it")
+        for at_ns in writers.lost_ns:
+            text = f"it was lost at {at_ns} ns; commits before that are forgotten"
+            yield _damage(JOURNAL, text)
+
+    def _consumers(self) -> Iterator[Finding]:
+        data = read_file(self.files, self.root / CONSUMERS)
+        if data is None:
+            yield _note(CONSUMERS, "missing: no consumer has committed anything")
+            return
+        parsed = parse_consumers(data)
+        if parsed.fault is not None:
+            yield _damage(CONSUMERS, parsed.fault)
+        if parsed.damaged:
+            yield _damage(CONSUMERS, f"{parsed.damaged} entries are damaged")
+
+    def _topic(self, where: str, topic: int) -> Iterator[Finding]:
+        data = read_file(self.files, self.root / where / TOPIC_METADATA)
+        start: LogStart | None = None
+        if data is None:
+            if not list_segments(self.files, self.root / where):
+                yield _note(where, "half-made topic; the next opening removes it")
+                return
+            yield _damage(where, f"{TOPIC_METADATA} is missing")
+        else:
+            try:
+                metadata = decode_topic(data)
+                start = metadata.start
+                if metadata.id != topic:
+                    yield _damage(where, f"the metadata is of topic {metadata.id}")
+            except StoreError as error:
+                yield _damage(where, str(error))
+        yield from self._log(where, topic, start)
+
+    def _stage(self, where: str, stage: int) -> Iterator[Finding]:
+        data = read_file(self.files, self.root / where / STAGE_METADATA)
+        if data is None:
+            yield _note(where, "half-made or dropped; the next opening removes it")
+            return
+        try:
+            if decode_stage(data).id != stage:
+                yield _damage(where, "the metadata is of another stage")
+        except StoreError as error:
+            yield _damage(where, str(error))
+        yield from self._log(where, stage, LogStart())
+
+    def _log(self, where: str, topic: int, start: LogStart | None) -> Iterator[Finding]:
+        found = list_segments(self.files, self.root / where)
+        if start is not None:
+            old = [s for s in found if s.name.number < start.segment]
+            if old:
+                yield _note(where, "segments before the start; the next opening drops")
+            found = found[len(old) :]
+        end = (start.offset, start.record) if start else None
+        for number, segment in enumerate(found):
+            check = _SegmentChecker(self, where, topic, segment)
+            yield from check.check(end, last=number == len(found) - 1)
+            end = check.end
+
+
+class _SegmentChecker:
+    """Checks one segment; `end` says afterwards where it ends."""
+
+    def __init__(self, store: _Checker, where: str, topic: int, found: Found) -> None:
+        self._store = store
+        self._where = where
+        self._topic = topic
+        self._found = found
+        self._directory = store.root / where
+        self._base = 0
+        self.end: tuple[int, int] | None = None
+
+    def check(
+        self, expected: tuple[int, int] | None, *, last: bool
+    ) -> Iterator[Finding]:
+        found, name = self._found, f"{self._where}/{self._found.name.index_file}"
+        if found.index_bytes is None:
+            if found.data_bytes == 0 and last:
+                yield _note(name, "half-made segment; the next opening mends it")
+            else:
+                yield _damage(name, "missing; the next opening rebuilds it")
+            return
+        index = self._store.files.open(
+            self._directory / found.name.index_file, write=False
+        )
+        head = index.pread(HEADER_BYTES, 0)
+        header = decode_header(head)
+        if isinstance(header, str):
+            yield _damage(name, header)
+            return
+        if (header.topic, header.name) != (self._topic, found.name):
+            yield _damage(name, "the index belongs to other data")
+            return
+        self._base = header.base_offset
+        base = (header.base_offset, header.base_record)
+        if expected is not None and base != expected:
+            text = f"starts at {base}, the log before it ends at {expected}"
+            yield _damage(name, text, *sorted((base[0], expected[0])))
+        mark, rows = decode_mark(head), self._rows(index)
+        if found.data_bytes is None:
+            if mark.rows or len(rows):
+                text = f"the data file {found.name.data_file} is missing"
+                yield _damage(self._where, text, self._base, self._base + mark.position)
+            else:
+                yield _note(name, "half-made segment; the next opening removes it")
+            return
+        yield from self._check_rows(header, mark, rows, last=last)
+
+    def _rows(self, index: File) -> Rows:
+        size = index.size() - HEADER_BYTES
+        return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
+
+    def _check_rows(
+        self, header: Header, mark: Mark, rows: Rows, *, last: bool
+    ) -> Iterator[Finding]:
+        name = f"{self._where}/{self._found.name.index_file}"
+        data_bytes = self._found.data_bytes or 0
+        durable = mark.position if last else max(mark.position, data_bytes)
+        promised = mark.rows if last else len(rows)
+        if len(rows) < mark.rows:
+            text = f"{mark.rows - len(rows)} rows are missing"
+            yield _damage(name, text, self._base, self._base + mark.position)
+        sound = valid_rows(rows)
+        for number in np.flatnonzero(~sound[:promised]):
+            yield _damage(name, f"row {number} is damaged")
+        if not sound[:promised].all():
+            return
+        if not sound.all():
+            rows = rows[: int(np.argmin(sound))]
+        position, record, last_ns = 0, 0, 0
+        data = self._store.files.open(
+            self._directory / self._found.name.data_file, write=False
+        )
+        heads = np.flatnonzero(rows["kind"] != Kind.INNER)
+        for number in heads:
+            group = rows[number : number + 1 + int(rows[number]["inner"])]
+            fault = self._check_batch(data, group, position, record, last_ns)
+            length, records = int(group[0]["length"]), int(group[0]["records"])
+            start = self._base + position
+            if fault and last and position >= durable:
+                text = f"{fault}; not acknowledged, the next opening cuts it off"
+                yield _note(self._where, text, start, start + length)
+                return
+            if fault:
+                yield _damage(self._where, fault, start, start + length)
+            position, record = position + length, record + records
+            last_ns = max(last_ns, int(group[0]["append_ns"]))
+            self._store.progress(length)
+        self.end = (self._base + position, header.base_record + record)
+        if data_bytes > position:
+            text = "bytes without index rows"
+            span = (self._base + position, self._base + data_bytes)
+            if last and durable <= position:
+                yield _note(self._where, f"{text}; the next opening cuts them", *span)
+            else:
+                yield _damage(self._where, text, *span)
+
+    def _check_batch(
+        self, data: File, group: Rows, position: int, record: int, last_ns: int
+    ) -> str | None:
+        head = group[0]
+        if head["kind"] == Kind.LOST:
+            return "the bytes could not be framed when the index was rebuilt"
+        if head["position"] != position or head["record"] != record:
+            return f"the row is for position {head['position']}, not {position}"
+        if head["append_ns"] < last_ns:
+            return "the append time goes back"
+        length = int(head["length"])
+        payload = data.pread(length, position)
+        if len(payload) < length:
+            return f"{length - len(payload)} bytes are missing from the file"
+        if crc32c(payload) != head["data_crc"]:
+            return "the checksum differs"
+        if head["records"] == 1:
+            return None  # A batch of one record may hold anything.
+        return self._check_framing(payload, group, position, record)
+
+    def _check_framing(
+        self, payload: bytes, group: Rows, position: int, record: int
+    ) -> str | None:
+        try:
+            scan = self._store.framing(payload)
+        except RecordError as error:
+            return str(error)
+        if scan.fault is not None:
+            return str(scan.fault)
+        if len(scan.starts) != group[0]["records"]:
+            return f"{len(scan.starts)} records, not {group[0]['records']}"
+        inner = group[1:]
+        if not (inner["kind"] == Kind.INNER).all() or len(inner) != group[0]["inner"]:
+            return "inner rows are missing"
+        numbers = (inner["record"] - record).astype(np.int64)
+        if (numbers >= len(scan.starts)).any() or (
+            scan.starts[numbers] != (inner["position"] - position).astype(np.int64)
+        ).any():
+            return "an inner row is not at a record's start"
+        return None

@@ -1,0 +1,95 @@
+"""Settings of a store: one frozen value, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lance_spark.errors import OptionError
+
+KIB = 1024
+MIB = 1024 * KIB
+DAY_S = 24 * 3600
+
+
+class Fsync(str, Enum):
+    """When an append counts as durable."""
+
+    NONE = "none"  # Written: survives the process, not the power.
+    BATCH = "batch"  # After a sync that many appends share.
+    ALWAYS = "always"  # After a sync of its own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings of a store.
+
+    Args:
+        fsync: when an append is durable, and so acknowledged and readable.
+        sync_interval_s: the shortest time between two shared syncs; appends that come
+            in between wait for the next one together.
+        segment_bytes: a segment is closed before it grows past this.
+        segment_age_s: a segment is closed when its first batch is older than this, so
+            that retention by age can drop it; 0 turns it off.
+        index_bytes_max: a segment is closed when its index reaches this, which bounds
+            the memory that many small batches take.
+        index_stride_bytes: distance of the record boundaries that are indexed inside
+            a batch.
+        batch_bytes_max: the largest batch that is accepted; above the largest payload
+            of the wire protocol (16 MiB + 64 KiB).
+        open_segments_max: how many segments keep their files open.
+        index_cache_bytes: how much index is kept in memory, over all segments.
+        stage_adopt_bytes: a stage of at least this size becomes segments of its topic
+            as it is; a smaller one is copied behind the topic's last record.
+        stage_ttl_s: a stage is dropped after this time without activity of its job.
+        stages_max: how many stages may be open at once.
+        writer_ttl_s: how long the last sequence of a writer is remembered.
+        journal_bytes_max: the journal is compacted when it grows past this.
+        wait_timeout_s: how long an append waits for the disk before it fails.
+    """
+
+    fsync: Fsync = Fsync.BATCH
+    sync_interval_s: float = 0.002
+    segment_bytes: int = 64 * MIB
+    segment_age_s: int = DAY_S
+    index_bytes_max: int = 16 * MIB
+    index_stride_bytes: int = 8 * KIB
+    batch_bytes_max: int = 64 * MIB
+    open_segments_max: int = 256
+    index_cache_bytes: int = 64 * MIB
+    stage_adopt_bytes: int = 4 * MIB
+    stage_ttl_s: int = DAY_S
+    stages_max: int = 10_000
+    writer_ttl_s: int = 7 * DAY_S
+    journal_bytes_max: int = 4 * MIB
+    wait_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fsync, Fsync):
+            _refuse("fsync", self.fsync, "one of none, batch, always")
+        lowest = {
+            "sync_interval_s": 0,
+            "segment_bytes": 1,
+            "segment_age_s": 0,
+            "index_bytes_max": 4 * KIB,
+            "index_stride_bytes": 64,
+            "batch_bytes_max": 1,
+            "open_segments_max": 4,
+            "index_cache_bytes": 0,
+            "stage_adopt_bytes": 1,
+            "stage_ttl_s": 1,
+            "stages_max": 1,
+            "writer_ttl_s": 1,
+            "journal_bytes_max": 4 * KIB,
+            "wait_timeout_s": 0.001,
+        }
+        for name, low in lowest.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or value < low:
+                _refuse(name, value, f"a number of at least {low}")
+        if self.batch_bytes_max >= 2**31:
+            _refuse("batch_bytes_max", self.batch_bytes_max, "below 2 GiB")
+
+
+def _refuse(name: str, value: object, wanted: str) -> None:
+    raise OptionError(f"store setting {name}={value!r}: must be {wanted}")

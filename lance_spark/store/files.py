@@ -1,0 +1,257 @@
+"""The store's only door to the disk: a small set of file operations.
+
+Everything else in `store` calls these, so that tests can refuse, tear, lose or reorder
+any operation. What an operation promises about durability is said here once:
+
+- `File.pwrite` and `File.truncate` are visible to every reader at once and survive the
+  death of the process; only `File.sync` makes them survive the loss of power.
+- `create`, `link`, `replace`, `unlink`, `mkdir` and `rmdir` change a directory; only
+  `sync_dir` of that directory makes the change survive the loss of power.
+
+`OSError` passes through this module unchanged; its callers translate it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lance_spark.errors import StoreLocked
+from lance_spark.model import Buffer
+
+# Linux has the call that leaves time stamps alone; elsewhere the full one serves.
+_datasync = getattr(os, "fdatasync", os.fsync)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name in a directory; `size` is 0 for directories."""
+
+    name: str
+    is_dir: bool
+    size: int
+
+
+class File(Protocol):
+    """An open file. It is closed when the last reference to it goes."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the end of the file."""
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data`; on an error any part of it may be written."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file."""
+
+    def sync(self) -> None:
+        """Make all that was written survive the loss of power."""
+
+    def size(self) -> int:
+        """Tell the file's length."""
+
+    def fileno(self) -> int:
+        """Give the descriptor, for sendfile."""
+
+    def close(self) -> None:
+        """Close now; harmless when repeated."""
+
+
+class Files(Protocol):
+    """File operations of the store."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> File:
+        """Open a file; with `create` it must not exist yet."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name."""
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename, over an existing target if there is one."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+
+    def mkdir(self, path: Path) -> None:
+        """Make a directory if it is not there."""
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+
+    def list(self, path: Path) -> list[Entry]:
+        """List a directory, sorted by name; empty if it is not there."""
+
+    def sync_dir(self, path: Path) -> None:
+        """Make the directory's names survive the loss of power."""
+
+    def lock(self, path: Path) -> File:
+        """Take the exclusive lock at `path`, held until the file is closed."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pread(self, length: int, position: int) -> bytes:
+        data = os.pread(self._descriptor, length, position)
+        if len(data) in (0, length):
+            return data
+        parts = [data]  # One call reads at most 2 GiB, and may be interrupted.
+        remaining, position = length - len(data), position + len(data)
+        while remaining and (data := os.pread(self._descriptor, remaining, position)):
+            parts.append(data)
+            remaining, position = remaining - len(data), position + len(data)
+        return b"".join(parts)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(self._descriptor, view, position)
+            view, position = view[written:], position + written
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        _datasync(self._descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        # The number is forgotten first: closing it twice could hit a file that
+        # another thread has opened meanwhile.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsFiles:
+    """The operating system's files."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> File:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return OsFile(os.open(path, flags, 0o644))
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def list(self, path: Path) -> list[Entry]:
+        try:
+            with os.scandir(path) as entries:
+                found = [self._entry(e) for e in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=lambda e: e.name)
+
+    @staticmethod
+    def _entry(entry: os.DirEntry[str]) -> Entry:
+        if entry.is_dir():
+            return Entry(entry.name, True, 0)
+        return Entry(entry.name, False, entry.stat().st_size)
+
+    def sync_dir(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path) -> File:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise StoreLocked(
+                f"{path.parent}: already in use by process {holder or 'unknown'}; "
+                "stop it first, or choose another data directory"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        file = OsFile(descriptor)
+        file.truncate(0)
+        file.pwrite(f"{os.getpid()}\n".encode(), 0)
+        return file
+
+
+def read_file(files: Files, path: Path) -> bytes | None:
+    """Read a whole small file; None if it is not there."""
+    try:
+        file = files.open(path, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def replace_file(files: Files, path: Path, data: bytes) -> None:
+    """Replace a small file's content so that a crash leaves the old or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    remove_if_there(files, temporary)
+    with _created(files, temporary) as file:
+        file.pwrite(data, 0)
+        file.sync()
+    files.replace(temporary, path)
+    files.sync_dir(path.parent)
+
+
+@contextmanager
+def _created(files: Files, path: Path) -> Iterator[File]:
+    file = files.open(path, create=True)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def remove_if_there(files: Files, path: Path) -> None:
+    """Remove a file that may be gone already."""
+    try:
+        files.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def remove_tree(files: Files, path: Path) -> None:
+    """Remove a directory and the files in it."""
+    for entry in files.list(path):
+        if entry.is_dir:
+            remove_tree(files, path / entry.name)
+        else:
+            remove_if_there(files, path / entry.name)
+    try:
+        files.rmdir(path)
+    except FileNotFoundError:
+        return

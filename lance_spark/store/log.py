@@ -1,0 +1,556 @@
+"""A log: a row of segments with stable offsets. Topics and stages are logs.
+
+This is the side that writes; `reader` is the one that reads. Who may do what:
+
+- `_write` serialises everything that changes files: append, roll, adopt, reset, drop.
+- `_syncing` lets one thread sync at a time; others find their bytes synced by it.
+- `_state` guards the list of segments and the ends. It is held for moments, never
+  during file operations, so that readers do not wait for the disk's writers.
+
+They are taken in this order. `end` is where the next batch goes; `visible` is as far
+as readers see, which is what the fsync policy calls durable. A commit holds it back
+until all of its topics are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from lance_spark.errors import (
+    Corrupt,
+    StoreError,
+    StoreReadOnly,
+    StoreWriteFailed,
+    Timeout,
+)
+from lance_spark.model import Buffer
+from lance_spark.store.cache import SegmentKey
+from lance_spark.store.config import Fsync
+from lance_spark.store.context import Context
+from lance_spark.store.files import remove_if_there
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Mark,
+    SegmentName,
+    decode_rows,
+    encode_header,
+    make_batch_rows,
+    seal_rows,
+)
+from lance_spark.store.segment import OpenSegment, Segment, verify_range
+
+logger = logging.getLogger(__name__)
+
+
+class LogStart(NamedTuple):
+    """Where a log starts: its first offset and record, and in which segment."""
+
+    offset: int = 0
+    record: int = 0
+    segment: int = 0
+
+
+class Point(NamedTuple):
+    """An offset, and the number of the record that starts there."""
+
+    offset: int
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The end of a log, as a place that it can be set back to.
+
+    Args:
+        offset: offset of the next byte.
+        record: number of the next record.
+        segment: number of the last segment, -1 if there is none.
+        size: bytes in that segment.
+        rows: index rows of that segment.
+        next_segment: number that a new segment would get.
+    """
+
+    offset: int
+    record: int
+    segment: int
+    size: int
+    rows: int
+    next_segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch that is written, and durable once `Log.wait` says so."""
+
+    start: int
+    end: int
+    record: int
+    records: int
+
+
+class Log:
+    """A segmented log on disk. Made by `recovery.open_log`."""
+
+    def __init__(
+        self,
+        context: Context,
+        topic: int,
+        directory: Path,
+        start: LogStart,
+        segments: Iterable[Segment],
+    ) -> None:
+        self.context = context
+        self.topic = topic
+        self.directory = directory
+        self.where = f"{directory.parent.name}/{directory.name}"
+        self._write = threading.RLock()
+        self._syncing = threading.Lock()
+        self._state = threading.Condition()
+        self._start = start
+        # Replaced rather than changed, so that a snapshot costs nothing.
+        self._segments = tuple(segments)
+        self._visible = self._end_point()
+        # Set by a commit whose bytes must not be seen yet.
+        self._held: Point | None = None
+        # Files were added whose names are not yet sure to survive.
+        self._new_names = False
+        self._failure: str | None = None
+
+    # What is there.
+
+    @property
+    def start(self) -> LogStart:
+        """Where the log starts."""
+        return self._start
+
+    @property
+    def visible(self) -> Point:
+        """How far the log can be read."""
+        with self._state:
+            return self._visible
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be appended any more, if so."""
+        return self._failure
+
+    @property
+    def last_append_ns(self) -> int:
+        """Time of the last batch, 0 if there is none."""
+        with self._state:
+            return self._segments[-1].last_append_ns if self._segments else 0
+
+    def segments(self) -> list[Segment]:
+        """Copy the list of segments."""
+        with self._state:
+            return [replace(segment) for segment in self._segments]
+
+    def snapshot(self) -> tuple[LogStart, Point, tuple[Segment, ...]]:
+        """Give start, visible end and segments as they are at one moment."""
+        with self._state:
+            return self._start, self._visible, self._segments
+
+    def end(self) -> LogEnd:
+        """Describe the end, so that `reset` can come back to it."""
+        with self._state:
+            if not self._segments:
+                start = self._start
+                return LogEnd(start.offset, start.record, -1, 0, 0, start.segment)
+            last = self._segments[-1]
+            number = last.name.number
+            return LogEnd(
+                last.end, last.end_record, number, last.size, last.rows, number + 1
+            )
+
+    def _end_point(self) -> Point:
+        end = self.end()
+        return Point(end.offset, end.record)
+
+    # Appending.
+
+    def append(
+        self,
+        data: Buffer,
+        starts: NDArray[np.int64],
+        *,
+        now_ns: int,
+        data_crc: int | None = None,
+    ) -> Appended:
+        """Write a batch of whole records behind the last one.
+
+        Args:
+            data: the records' bytes.
+            starts: where in `data` each record starts, ascending from 0.
+            now_ns: append time; never taken to be before the last one.
+            data_crc: CRC32C of the bytes, where it is known already.
+
+        Raises:
+            StoreWriteFailed: the disk refused; nothing of the batch is stored.
+            StoreReadOnly: the disk failed earlier in a way that can't be taken back.
+        """
+        config = self.context.config
+        length = len(data)
+        if not 0 < length <= config.batch_bytes_max:
+            raise StoreError(
+                f"{self.where}: a batch of {length} bytes; a batch has 1 to "
+                f"{config.batch_bytes_max} bytes (batch_bytes_max)"
+            )
+        if data_crc is None:
+            data_crc = crc32c(data)
+        with self._write:
+            segment = self._segment_for(length, now_ns)
+            append_ns = max(now_ns, self.last_append_ns)
+            rows = make_batch_rows(
+                segment.size,
+                segment.records,
+                append_ns,
+                length,
+                starts,
+                data_crc,
+                config.index_stride_bytes,
+            )
+            appended = self._write_rows(segment, data, rows, len(starts), append_ns)
+            if config.fsync is Fsync.ALWAYS:
+                self.sync()
+            elif config.fsync is Fsync.NONE:
+                self._publish(self._end_point())
+        return appended
+
+    def _write_rows(
+        self, segment: Segment, data: Buffer, rows: bytes, records: int, append_ns: int
+    ) -> Appended:
+        try:
+            opened = self.open_segment(segment)
+        except OSError as error:
+            raise self._write_failed(f"open {segment.name.data_file}", error) from error
+        try:
+            opened.data.pwrite(data, segment.size)
+            opened.index.pwrite(rows, segment.index_bytes)
+        except OSError as error:
+            self._take_back(opened, segment, error)
+            doing = f"append {len(data)} bytes"
+            raise self._write_failed(doing, error) from error
+        opened.dirty = self.context.config.fsync is not Fsync.NONE
+        with self._state:
+            start, record = segment.end, segment.end_record
+            segment.size += len(data)
+            segment.rows += len(rows) // ROW_BYTES
+            segment.records += records
+            segment.last_append_ns = append_ns
+            return Appended(start, segment.end, record, records)
+
+    def _take_back(self, opened: OpenSegment, segment: Segment, cause: OSError) -> None:
+        try:
+            opened.data.truncate(segment.size)
+            opened.index.truncate(segment.index_bytes)
+        except OSError as error:
+            self.fail(f"an append failed ({cause}) and could not be undone ({error})")
+
+    # Segments.
+
+    def open_segment(self, segment: Segment) -> OpenSegment:
+        """Give the open files of a segment."""
+        return self.context.segments.get(
+            SegmentKey(self.topic, segment.name.number),
+            lambda: OpenSegment(self.context.files, self.directory, segment.name),
+        )
+
+    def roll_if_aged(self, now_ns: int) -> None:
+        """Close the last segment if it is too old, so that retention may drop it."""
+        with self._write:
+            last = self._segments[-1] if self._segments else None
+            if last and not self._failure and self._is_full(last, 0, now_ns):
+                self._roll(now_ns)
+
+    def close_segment(self) -> None:
+        """Let the next batch start a new segment."""
+        with self._write:
+            if self._segments:
+                self._segments[-1].closed = True
+
+    def _segment_for(self, length: int, now_ns: int) -> Segment:
+        self._check_writable()
+        last = self._segments[-1] if self._segments else None
+        if last is None or self._is_full(last, length, now_ns):
+            return self._roll(now_ns)
+        return last
+
+    def _is_full(self, segment: Segment, length: int, now_ns: int) -> bool:
+        config = self.context.config
+        if segment.closed:
+            return True
+        if segment.size == 0:
+            return False
+        age_ns = now_ns - max(segment.name.start_ns, segment.time_floor_ns)
+        return (
+            segment.size + length > config.segment_bytes
+            or segment.index_bytes >= config.index_bytes_max
+            or 0 < config.segment_age_s * 1_000_000_000 <= age_ns
+        )
+
+    def _roll(self, now_ns: int) -> Segment:
+        # The old segment is made durable first: recovery looks only at the last one
+        # for bytes that may be missing.
+        if self._segments and self.context.config.fsync is not Fsync.NONE:
+            self.sync()
+        last = self.end()
+        name = SegmentName(last.next_segment, now_ns)
+        segment = Segment(name, last.offset, last.record)
+        try:
+            self._create_files(segment)
+        except OSError as error:
+            raise self._write_failed("start a segment", error) from error
+        with self._state:
+            self._segments = (*self._segments, segment)
+        return segment
+
+    def _create_files(self, segment: Segment) -> None:
+        files, name = self.context.files, segment.name
+        try:
+            index = files.open(self.directory / name.index_file, create=True)
+            index.pwrite(encode_header(segment.header(self.topic), Mark()), 0)
+            # The header has to be there when a later sync makes rows durable.
+            index.sync()
+            index.close()
+            files.open(self.directory / name.data_file, create=True).close()
+            files.sync_dir(self.directory)
+        except OSError:
+            self._remove_files(name)
+            raise
+
+    def _remove_files(self, name: SegmentName) -> None:
+        try:
+            remove_if_there(self.context.files, self.directory / name.data_file)
+            remove_if_there(self.context.files, self.directory / name.index_file)
+        except OSError as error:
+            # The names would be in the way of the next attempt.
+            self.fail(f"a half-made segment could not be removed ({error})")
+
+    # Stages becoming part of a topic.
+
+    def copy_segment(self, source: Log, segment: Segment, *, now_ns: int) -> None:
+        """Append all batches of another log's segment, with the rows that they have."""
+        with self._write, self._writing("copy a stage"):
+            data = _read_sound(source, segment)
+            index = source.open_segment(segment).index
+            rows = decode_rows(index.pread(segment.rows * ROW_BYTES, HEADER_BYTES))
+            rows = rows.copy()
+            target = self._segment_for(segment.size, now_ns)
+            append_ns = max(now_ns, self.last_append_ns)
+            rows["position"] += target.size
+            rows["record"] += target.records
+            rows["append_ns"] = append_ns
+            self._write_rows(target, data, seal_rows(rows), segment.records, append_ns)
+
+    def adopt_segment(self, source: Log, segment: Segment, *, now_ns: int) -> None:
+        """Take another log's segment as the next one of this log, without a copy.
+
+        The data file gets a second name here, so that the source stays whole until it
+        is removed; the index is written anew with this log's header.
+        """
+        with self._write, self._writing("adopt a stage"):
+            last, append_ns = self.end(), max(now_ns, self.last_append_ns)
+            adopted = replace(
+                segment,
+                name=SegmentName(last.next_segment, segment.name.start_ns),
+                base_offset=last.offset,
+                base_record=last.record,
+                time_floor_ns=append_ns,
+                last_append_ns=append_ns,
+            )
+            self._link_or_copy(source, segment, self.directory / adopted.name.data_file)
+            old_index = source.open_segment(segment).index
+            rows = old_index.pread(segment.rows * ROW_BYTES, HEADER_BYTES)
+            mark = Mark(segment.size, segment.rows)
+            header = encode_header(adopted.header(self.topic), mark)
+            index_path = self.directory / adopted.name.index_file
+            index = self.context.files.open(index_path, create=True)
+            index.pwrite(header + rows, 0)
+            index.sync()
+            with self._state:
+                self._segments = (*self._segments, adopted)
+                self._new_names = True
+
+    def _link_or_copy(self, source: Log, segment: Segment, target: Path) -> None:
+        files = self.context.files
+        try:
+            files.link(source.directory / segment.name.data_file, target)
+        except OSError as error:
+            # Not every file system has hard links; real trouble shows in the copy too.
+            logger.info("%s: copying a stage, it can't be linked: %s", target, error)
+            opened = source.open_segment(segment)
+            copy = files.open(target, create=True)
+            step = self.context.config.stage_adopt_bytes
+            for position in range(0, segment.size, step):
+                end = min(position + step, segment.size)
+                copy.pwrite(opened.read(position, end), position)
+            copy.sync()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep every other writer out."""
+        with self._write:
+            yield
+
+    def hold(self) -> None:
+        """Show nothing that is written from now on, until `release`."""
+        with self._state:
+            self._held = self._visible
+
+    def release(self) -> None:
+        """Show what was held back."""
+        with self._state:
+            self._held = None
+        self._publish(self._end_point())
+
+    def restore(self, segments: list[Segment]) -> None:
+        """Go back to segments that `segments` gave, after `recovery.reset_files`."""
+        with self._write, self._state:
+            self.context.segments.drop_topic(self.topic)
+            self._segments = tuple(segments)
+            self._held = None
+
+    def drop_before(self, start: LogStart) -> None:
+        """Drop all segments before the one that `start` names.
+
+        The new start has to be durable already: what is unlinked here would otherwise
+        be missed after the loss of power.
+        """
+        with self._write:
+            with self._state:
+                number = start.segment
+                kept = tuple(s for s in self._segments if s.name.number >= number)
+                gone = self._segments[: len(self._segments) - len(kept)]
+                self._segments = kept
+                self._start = start
+                self._visible = max(self._visible, Point(start.offset, start.record))
+            for segment in gone:
+                self.context.segments.drop(SegmentKey(self.topic, segment.name.number))
+                try:
+                    for name in (segment.name.data_file, segment.name.index_file):
+                        remove_if_there(self.context.files, self.directory / name)
+                except OSError as error:
+                    # The next opening removes what lies before the start.
+                    logger.warning("%s: could not remove: %s", self.where, error)
+
+    # Durability.
+
+    def sync(self) -> None:
+        """Make everything written so far durable, and so visible.
+
+        Raises:
+            StoreReadOnly: the disk failed; what was not durable yet is not known to
+                be stored, and nothing can be appended any more.
+        """
+        with self._syncing:
+            with self._state:
+                self._check_writable()
+                if not self._segments:
+                    return
+                segment = replace(self._segments[-1])
+                new_names = self._new_names
+            try:
+                opened = self.open_segment(segment)
+                opened.sync()
+                if new_names:
+                    self.context.files.sync_dir(self.directory)
+                opened.write_mark(segment.size, segment.rows)
+            except OSError as error:
+                # The kernel may have dropped the pages: a later sync that succeeds
+                # would prove nothing about them.
+                self.fail(f"a sync failed ({error})")
+                raise StoreReadOnly(self._failure_text()) from error
+            with self._state:
+                self._new_names = self._new_names and not new_names
+            self._publish(Point(segment.end, segment.end_record))
+
+    def wait(self, end: int, *, timeout_s: float) -> None:
+        """Wait until the log is durable up to an offset.
+
+        Raises:
+            Timeout: it took too long; the batch may still become durable.
+            StoreReadOnly: the disk failed.
+        """
+        with self._state:
+            self._state.wait_for(
+                lambda: self._failure is not None or self._visible.offset >= end,
+                timeout_s,
+            )
+            if self._visible.offset >= end:
+                return
+        self._check_writable()
+        raise Timeout(f"{self.where}: not durable after {timeout_s} s")
+
+    def wait_beyond(self, offset: int, *, timeout_s: float) -> int:
+        """Wait until something can be read behind an offset; give the visible end."""
+        with self._state:
+            self._state.wait_for(lambda: self._visible.offset > offset, timeout_s)
+            return self._visible.offset
+
+    def close(self) -> None:
+        """Make everything durable, whatever the policy, unless the disk has failed."""
+        with self._write:
+            if self._failure is None:
+                self.sync()
+
+    def _publish(self, end: Point) -> None:
+        with self._state:
+            if self._held is not None:
+                end = min(end, self._held)
+            if end > self._visible:
+                self._visible = end
+                self._state.notify_all()
+
+    # Failure.
+
+    def fail(self, reason: str) -> None:
+        """Refuse every further write."""
+        with self._state:
+            if self._failure is None:
+                self._failure = reason
+                logger.error("%s", self._failure_text())
+            self._state.notify_all()
+
+    def _failure_text(self) -> str:
+        return (
+            f"{self.where}: read-only since {self._failure}; mend the disk and "
+            "reopen the store"
+        )
+
+    def _check_writable(self) -> None:
+        if self._failure is not None:
+            raise StoreReadOnly(self._failure_text())
+
+    def _write_failed(self, doing: str, error: OSError) -> StoreWriteFailed:
+        return StoreWriteFailed(
+            f"{self.where}: could not {doing}: {error}; nothing was stored"
+        )
+
+    @contextmanager
+    def _writing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._write_failed(doing, error) from error
+
+
+def _read_sound(source: Log, segment: Segment) -> bytes:
+    opened = source.open_segment(segment)
+    table = opened.table(segment.rows)
+    base, size = segment.base_offset, segment.size
+    sound = verify_range(source.where, base, opened, table, 0, size)
+    if sound < size:
+        start = base + sound
+        raise Corrupt(source.where, start, segment.end, "the checksum differs")
+    return opened.read(0, size)

@@ -1,0 +1,206 @@
+"""The side of a log that reads: ranges of whole records, and places in the log.
+
+Works on what is visible at the moment of the call and takes none of the log's writing
+locks. Nothing here looks at single records unless a boundary is asked for that the
+index does not hold, and then only at the few KiB around it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lance_spark.errors import Corrupt, OutOfRange, StoreError
+from lance_spark.model import Location
+from lance_spark.store.boundary import Boundaries
+from lance_spark.store.files import File
+from lance_spark.store.index import Boundary
+from lance_spark.store.log import Log, LogStart, Point
+from lance_spark.store.rebuild import open_with_table
+from lance_spark.store.segment import Segment, verify_range
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Whole records of a log, as a range of a file.
+
+    The file stays open for as long as the slice is held. `file.fileno()`, `position`
+    and `len` are what sendfile asks for; `read` gives the bytes.
+    """
+
+    start: int
+    end: int
+    records: int
+    file: File | None = None
+    position: int = 0
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def read(self) -> bytes:
+        """Read the bytes of the slice.
+
+        Raises:
+            Corrupt: the file has become shorter since the slice was made.
+        """
+        if self.file is None:
+            return b""
+        try:
+            data = self.file.pread(len(self), self.position)
+        except OSError as error:
+            raise StoreError(f"could not read {len(self)} bytes: {error}") from error
+        if len(data) < len(self):
+            at = self.start + len(data)
+            raise Corrupt("segment file", at, self.end, "the file is too short")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is visible of a log at one moment."""
+
+    log: Log
+    start: LogStart
+    end: Point
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, log: Log) -> View:
+        """Look at a log."""
+        return cls(log, *log.snapshot())
+
+    def read(self, offset: int, max_bytes: int) -> Slice:
+        """Give whole records from an offset on, at least one if there is any.
+
+        An offset inside a record is served from that byte. A slice goes neither past
+        the end of its segment nor into damaged bytes.
+
+        Raises:
+            OutOfRange: the offset is before the start or behind the end.
+            Corrupt: the bytes at the offset are damaged.
+        """
+        if offset == self.end.offset:
+            return Slice(offset, offset, 0)
+        segment = self._segment_at(offset)
+        with self._reading(segment):
+            found = self._boundaries(segment)
+            start = offset - segment.base_offset
+            wanted = min(start + max(max_bytes, 1), found.limit.position)
+            end = found.at_or_before(self._verify(found, start, wanted))
+            if end.position <= start:
+                end = found.at_or_after(start + 1)
+                self._verify(found, start, end.position)
+            records = max(0, end.record - found.at_or_after(start).record)
+        self.log.context.segments.trim_tables()
+        return Slice(
+            offset,
+            segment.base_offset + end.position,
+            records,
+            found.opened.data,
+            start,
+        )
+
+    def locate_offset(self, offset: int) -> Location:
+        """Find the first record boundary at or after an offset."""
+        offset = max(offset, self.start.offset)
+        if offset >= self.end.offset:
+            return self.locate_end()
+        segment = self._segment_at(offset)
+        with self._reading(segment):
+            found = self._boundaries(segment)
+            at = found.at_or_after(offset - segment.base_offset)
+            return self._location(segment, found, at)
+
+    def locate_record(self, record: int) -> Location:
+        """Find where a record starts; the log's start or end if it has none such."""
+        record = max(record, self.start.record)
+        if record >= self.end.record:
+            return self.locate_end()
+        behind = bisect_right(self.segments, record, key=lambda s: s.base_record)
+        segment = self.segments[max(0, behind - 1)]
+        with self._reading(segment):
+            found = self._boundaries(segment)
+            at = found.of_record(max(0, record - segment.base_record))
+            return self._location(segment, found, at)
+
+    def locate_time(self, append_ns: int) -> Location:
+        """Find the first record appended at or after a time."""
+        # Append times never go back, so neither do those of the segments' ends.
+        first = bisect_left(self.segments, append_ns, key=lambda s: s.last_append_ns)
+        if first == len(self.segments):
+            return self.locate_end()
+        segment = self.segments[first]
+        with self._reading(segment):
+            found = self._boundaries(segment)
+            number = 0
+            if append_ns > segment.time_floor_ns:
+                number = found.table.batch_at_time(append_ns)
+            if number == found.table.batches:
+                return self.locate_end()
+            batch = found.table.batch(number)
+            at = Boundary(batch.position, batch.record)
+            return self._location(segment, found, at)
+
+    def locate_start(self) -> Location:
+        """Tell where the log starts."""
+        return self.locate_offset(self.start.offset)
+
+    def locate_end(self) -> Location:
+        """Tell where the log ends."""
+        return Location(self.end.offset, self.end.record, 0)
+
+    def _location(self, segment: Segment, found: Boundaries, at: Boundary) -> Location:
+        offset = segment.base_offset + at.position
+        if at.position >= found.limit.position:
+            # The end of this segment is the start of the next one, or of nothing.
+            return self.locate_offset(offset)
+        batch = found.table.batch(found.table.batch_at(at.position))
+        append_ns = max(batch.append_ns, segment.time_floor_ns)
+        return Location(offset, segment.base_record + at.record, append_ns)
+
+    def _segment_at(self, offset: int) -> Segment:
+        if not self.start.offset <= offset < self.end.offset:
+            raise OutOfRange(offset, self.start.offset, self.end.offset)
+        at = bisect_right(self.segments, offset, key=lambda s: s.base_offset) - 1
+        before = self.segments[at].end if at >= 0 else self.start.offset
+        if at >= 0 and offset < before:
+            return self.segments[at]
+        following = self.segments[at + 1 :]
+        end = following[0].base_offset if following else self.end.offset
+        raise Corrupt(self.log.where, before, end, "the segment is missing")
+
+    def _boundaries(self, segment: Segment) -> Boundaries:
+        opened, table = open_with_table(self.log, segment)
+        position = self.end.offset - segment.base_offset
+        if segment.size >= position:
+            # The last one that is visible. It may be growing: only the visible end,
+            # not its size, is known to belong to the record number beside it.
+            limit = Boundary(position, self.end.record - segment.base_record)
+        else:
+            limit = Boundary(segment.size, segment.records)
+        return Boundaries(
+            self.log.where,
+            segment.base_offset,
+            opened,
+            table,
+            self.log.context.framing,
+            limit,
+        )
+
+    def _verify(self, found: Boundaries, start: int, end: int) -> int:
+        return verify_range(
+            self.log.where, found.base, found.opened, found.table, start, end
+        )
+
+    @contextmanager
+    def _reading(self, segment: Segment) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            start, end = segment.base_offset, segment.end
+            reason = f"the file {error.filename} is missing"
+            raise Corrupt(self.log.where, start, end, reason) from error
+        except OSError as error:
+            raise StoreError(f"{self.log.where}: could not read: {error}") from error

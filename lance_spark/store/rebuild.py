@@ -1,0 +1,254 @@
+"""Index rows made from the data, where an index is missing or damaged.
+
+What a rebuilt row can't know is taken from what is left: the append time of the batch
+before, a checksum of the bytes as they are now. Batches come out at other sizes than
+they were appended in; offsets and records are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from lance_spark.model import Framing
+from lance_spark.store.cache import SegmentKey
+from lance_spark.store.context import Context
+from lance_spark.store.files import File, remove_if_there
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW,
+    Header,
+    Kind,
+    Mark,
+    Rows,
+    decode_rows,
+    encode_header,
+    make_batch_rows,
+    seal_rows,
+    valid_rows,
+)
+from lance_spark.store.index import Boundary, IndexTable
+from lance_spark.store.log import Log
+from lance_spark.store.segment import DamagedIndex, OpenSegment, Segment
+
+# How much is framed at once; a longer record makes it grow.
+_WINDOW_BYTES = 1024 * 1024
+# A row's length field is a u32.
+_LOST_BYTES_MAX = 2**31
+
+
+_START = Boundary(0, 0)
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """Rows of a segment, old and new, up to `end`.
+
+    Args:
+        end: how far the rows reach.
+        last_append_ns: time of the last row.
+        parts: the rows' bytes.
+        rows: how many they are.
+        made: ranges whose rows were made from the data.
+        lost: ranges of bytes that could not be framed.
+    """
+
+    end: Boundary = _START
+    last_append_ns: int = 0
+    parts: list[bytes] = field(default_factory=list)
+    rows: int = 0
+    made: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+
+    def keep(self, rows: Rows) -> None:
+        """Take over the rows of whole batches as they are."""
+        if len(rows):
+            last = rows[-1]  # Whatever its kind: it reaches to the end of its batch.
+            record = int(last["record"] + last["records"])
+            self.end = Boundary(int(last["position"] + last["length"]), record)
+            self.last_append_ns = int(last["append_ns"])
+            self._add(rows.tobytes(), len(rows))
+
+    def make(
+        self, data: File, end: int, framing: Framing, stride: int, *, cut_tail: bool
+    ) -> None:
+        """Make rows from the data up to a position.
+
+        Args:
+            data: the segment's data.
+            end: where the data to look at ends.
+            framing: finds record starts.
+            stride: distance of inner rows.
+            cut_tail: leave out a last record that is not whole, instead of counting
+                it as lost.
+        """
+        first, window = self.end.position, _WINDOW_BYTES
+        while self.end.position < end:
+            start = self.end.position
+            chunk = data.pread(min(window, end - start), start)
+            scan = framing(chunk)
+            if scan.end:
+                self._make_batch(chunk[: scan.end], scan.starts, stride)
+                window = _WINDOW_BYTES
+            elif scan.fault and scan.fault.truncated and start + len(chunk) < end:
+                window *= 2
+            elif scan.fault and scan.fault.truncated and cut_tail:
+                break
+            else:
+                self.lose(end)
+        if self.end.position > first:
+            self.made.append((first, self.end.position))
+
+    def _make_batch(self, data: bytes, starts: NDArray[np.int64], stride: int) -> None:
+        position, record = self.end
+        rows = make_batch_rows(
+            position,
+            record,
+            self.last_append_ns,
+            len(data),
+            starts,
+            crc32c(data),
+            stride,
+        )
+        self._add(rows, len(rows) // ROW.itemsize)
+        self.end = Boundary(position + len(data), record + len(starts))
+
+    def lose(self, end: int) -> None:
+        """Cover everything up to a position with rows that say it is lost."""
+        self.lost.append((self.end.position, end))
+        while self.end.position < end:
+            length = min(end - self.end.position, _LOST_BYTES_MAX)
+            row = np.zeros(1, ROW)
+            row["position"], row["record"] = self.end
+            row["append_ns"], row["length"] = self.last_append_ns, length
+            row["kind"] = Kind.LOST
+            self._add(seal_rows(row), 1)
+            self.end = Boundary(self.end.position + length, self.end.record)
+
+    def _add(self, rows: bytes, count: int) -> None:
+        self.parts.append(rows)
+        self.rows += count
+
+
+def rebuild(
+    rows: Rows,
+    data: File,
+    end: int,
+    *,
+    start_ns: int,
+    framing: Framing,
+    stride: int,
+    cut_tail: bool = False,
+) -> Rebuilt:
+    """Keep the rows that are sound and make the others from the data.
+
+    Args:
+        rows: what the index holds.
+        data: the segment's data.
+        end: where its data ends, or the part of it that is to be covered.
+        start_ns: append time of rows that have none before them.
+        framing: finds record starts.
+        stride: distance of inner rows.
+        cut_tail: see `Rebuilt.make`.
+    """
+    result = Rebuilt(last_append_ns=start_ns)
+    number = sound_rows(rows, 0, end)
+    result.keep(rows[:number])
+    while number < len(rows):
+        # Behind damaged rows: go on with the next batch whose rows are sound.
+        row = rows[number]
+        position, size = int(row["position"]), 1 + int(row["inner"])
+        behind = result.end.position <= position < end
+        if behind and sound_rows(rows[number : number + size], position, end) == size:
+            if position > result.end.position:
+                result.make(data, position, framing, stride, cut_tail=False)
+                # The kept row knows better how many records there were before it.
+                result.end = Boundary(position, int(row["record"]))
+            result.keep(rows[number : number + size])
+            number += size
+        else:
+            number += 1
+    result.make(data, end, framing, stride, cut_tail=cut_tail)
+    return result
+
+
+def sound_rows(rows: Rows, start: int, end: int) -> int:
+    """Count the first rows that are whole batches, in line within [start, end).
+
+    All rows are looked at together: an index may have hundreds of thousands.
+    """
+    sound = valid_rows(rows)
+    rows = rows[: len(rows) if sound.all() else int(np.argmin(sound))]
+    heads = np.flatnonzero(rows["kind"] != Kind.INNER)
+    batches = rows[heads]
+    next_head = heads + 1 + batches["inner"]
+    ends = (batches["position"] + batches["length"]).astype(np.int64)
+    begins = np.concatenate(([start], ends[:-1])) if len(ends) else ends
+    good = (batches["position"] == begins) & (ends <= end) & (next_head <= len(rows))
+    good[:-1] &= next_head[:-1] == heads[1:]
+    if len(heads) and heads[0] != 0:
+        return 0
+    whole = len(good) if good.all() else int(np.argmin(good))
+    return int(next_head[whole - 1]) if whole else 0
+
+
+def write_index(
+    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+) -> None:
+    """Put a rebuilt index in the place of the old one."""
+    path = directory / header.name.index_file
+    temporary = path.with_name(path.name + ".tmp")
+    remove_if_there(context.files, temporary)
+    file = context.files.open(temporary, create=True)
+    mark = Mark(rebuilt.end.position, rebuilt.rows)
+    file.pwrite(encode_header(header, mark) + b"".join(rebuilt.parts), 0)
+    file.sync()
+    file.close()
+    context.files.replace(temporary, path)
+    context.files.sync_dir(directory)
+
+
+def report_rebuilt(context: Context, where: str, base: int, rebuilt: Rebuilt) -> None:
+    """Say what was rebuilt and what was lost."""
+    for start, end in rebuilt.made:
+        text = "index rows were rebuilt from the data"
+        context.findings.note(where, text, base + start, base + end)
+    for start, end in rebuilt.lost:
+        text = "index rows are gone and the bytes can't be framed"
+        context.findings.damage(where, text, base + start, base + end)
+
+
+def open_with_table(log: Log, segment: Segment) -> tuple[OpenSegment, IndexTable]:
+    """Open a segment with its index, rebuilding rows that have become damaged."""
+    opened = log.open_segment(segment)
+    try:
+        return opened, opened.table(segment.rows)
+    except DamagedIndex:
+        with log.exclusive():
+            _mend(log, segment)
+        opened = log.open_segment(segment)
+        return opened, opened.table(segment.rows)
+
+
+def _mend(log: Log, segment: Segment) -> None:
+    context = log.context
+    opened = log.open_segment(segment)
+    rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
+    if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
+        return  # Another thread was here first.
+    rebuilt = rebuild(
+        rows[: segment.rows],
+        opened.data,
+        segment.size,
+        start_ns=segment.name.start_ns,
+        framing=context.framing,
+        stride=context.config.index_stride_bytes,
+    )
+    write_index(context, log.directory, segment.header(log.topic), rebuilt)
+    report_rebuilt(context, log.where, segment.base_offset, rebuilt)
+    segment.rows = rebuilt.rows
+    context.segments.drop(SegmentKey(log.topic, segment.name.number))

@@ -1,0 +1,360 @@
+"""Opening a log after whatever happened to it.
+
+The rules, in the order in which they are applied to a directory:
+
+1. Files before the log's start are what retention did not get to remove: removed.
+2. A segment with a successor was made durable before its successor was created. Its
+   files are expected to be whole; what is not is damage, kept and reported.
+3. The last segment is durable up to the mark in its index. Behind the mark batches are
+   taken one by one for as long as row, bytes and checksum agree; what follows was
+   never acknowledged and is cut off.
+4. An index that is missing, foreign or too short is rebuilt from the data. Without an
+   index there is no mark: everything that can be framed is kept.
+5. Data that is missing before the mark is damage. The offsets stay taken: the log goes
+   on in a new segment behind them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lance_spark.store.context import Context
+from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    Header,
+    Mark,
+    Rows,
+    SegmentName,
+    decode_header,
+    decode_mark,
+    decode_rows,
+    encode_mark,
+    mark_position,
+    parse_segment_name,
+    valid_rows,
+)
+from lance_spark.store.index import Boundary, IndexTable
+from lance_spark.store.log import Log, LogEnd, LogStart, Point
+from lance_spark.store.rebuild import (
+    Rebuilt,
+    rebuild,
+    report_rebuilt,
+    sound_rows,
+    write_index,
+)
+from lance_spark.store.segment import OpenSegment, Segment, check_batch
+
+
+@dataclass(slots=True)
+class Found:
+    """The files of one segment; a size of None means that the file is missing."""
+
+    name: SegmentName
+    data_bytes: int | None = None
+    index_bytes: int | None = None
+
+
+def list_segments(files: Files, directory: Path) -> list[Found]:
+    """List the segments of a directory by number."""
+    found: dict[SegmentName, Found] = {}
+    for entry in files.list(directory):
+        parsed = parse_segment_name(entry.name)
+        if parsed is not None:
+            name, ending = parsed
+            segment = found.setdefault(name, Found(name))
+            if ending == "lnc":
+                segment.data_bytes = entry.size
+            else:
+                segment.index_bytes = entry.size
+    return [found[name] for name in sorted(found)]
+
+
+def open_log(
+    context: Context, topic: int, directory: Path, start: LogStart | None
+) -> Log:
+    """Open the log in a directory, mending what a crash has left.
+
+    Args:
+        context: what the store's logs share.
+        topic: id of the topic or stage.
+        directory: where its files are.
+        start: where the log starts; None if that is not known any more, then it is
+            where the first segment starts.
+    """
+    _remove_temporary(context.files, directory)
+    found = list_segments(context.files, directory)
+    if start is not None:
+        found = _remove_before(context.files, directory, found, start)
+    recovery = _Recovery(context, topic, directory)
+    end = Point(start.offset, start.record) if start else Point(0, 0)
+    segments: list[Segment] = []
+    for number, files in enumerate(found):
+        following = found[number + 1 :]
+        segment = recovery.load(files, following, end, known=bool(start or segments))
+        if segment is None:
+            continue
+        if start is None and not segments:
+            end = Point(segment.base_offset, segment.base_record)
+        if segment.base_offset > end.offset:
+            recovery.report_gap(end.offset, segment.base_offset)
+        segments.append(segment)
+        end = Point(segment.end, segment.end_record)
+    if start is None:
+        first = segments[0] if segments else None
+        start = LogStart()
+        if first is not None:
+            number = first.name.number
+            start = LogStart(first.base_offset, first.base_record, number)
+    return Log(context, topic, directory, start, segments)
+
+
+def reset_files(context: Context, directory: Path, end: LogEnd) -> None:
+    """Bring a directory back to an end that was durable once."""
+    files = context.files
+    for segment in list_segments(files, directory):
+        if segment.name.number > end.segment:
+            remove_if_there(files, directory / segment.name.data_file)
+            remove_if_there(files, directory / segment.name.index_file)
+        elif segment.name.number == end.segment:
+            opened = OpenSegment(files, directory, segment.name)
+            _cut(opened, end.size, end.rows)
+    files.sync_dir(directory)
+
+
+def _cut(opened: OpenSegment, size: int, rows: int) -> None:
+    # The mark comes down first: one that points behind the end would make the next
+    # opening believe that durable bytes are missing.
+    old = decode_mark(opened.index.pread(HEADER_BYTES, 0))
+    if old.position > size or old.rows > rows:
+        # Both slots, since the older mark may be too high as well.
+        for count in (old.count + 1, old.count + 2):
+            mark = encode_mark(Mark(size, rows, count))
+            opened.index.pwrite(mark, mark_position(count))
+        opened.index.sync()
+    opened.data.truncate(size)
+    opened.index.truncate(HEADER_BYTES + rows * ROW_BYTES)
+    opened.sync()
+
+
+def _remove_temporary(files: Files, directory: Path) -> None:
+    for entry in files.list(directory):
+        if entry.name.endswith(".tmp"):
+            remove_if_there(files, directory / entry.name)
+
+
+def _remove_before(
+    files: Files, directory: Path, found: list[Found], start: LogStart
+) -> list[Found]:
+    for segment in found:
+        if segment.name.number < start.segment:
+            remove_if_there(files, directory / segment.name.data_file)
+            remove_if_there(files, directory / segment.name.index_file)
+    return [s for s in found if s.name.number >= start.segment]
+
+
+class _Recovery:
+    """Loads the segments of one log."""
+
+    def __init__(self, context: Context, topic: int, directory: Path) -> None:
+        self._context = context
+        self._topic = topic
+        self._directory = directory
+        self._where = f"{directory.parent.name}/{directory.name}"
+
+    def report_gap(self, start: int, end: int) -> None:
+        """Say that a segment between two others is gone."""
+        text = "the segment is missing"
+        self._context.findings.damage(self._where, text, start, end)
+
+    def load(
+        self, found: Found, following: list[Found], end: Point, *, known: bool
+    ) -> Segment | None:
+        """Load a segment; None if there was nothing to keep of it.
+
+        Args:
+            found: its files.
+            following: the files of the segments behind it.
+            end: where the segment before it ends.
+            known: whether `end` can be relied on.
+        """
+        header, mark = self._read_header(found)
+        if isinstance(header, Header) and known and header.base_offset < end.offset:
+            header = "it belongs to other data"
+        if isinstance(header, str):
+            return self._without_index(found, following, header, end, known=known)
+        base = (header.base_offset, header.base_record, header.time_floor_ns)
+        segment = Segment(found.name, *base)
+        self._take_last_row(segment, found)
+        if found.data_bytes is None and not (mark.rows or segment.rows):
+            # The crash came between the making of the two files.
+            remove_if_there(
+                self._context.files, self._directory / found.name.index_file
+            )
+            return None
+        data_bytes = found.data_bytes or 0
+        if following:
+            mark = Mark(max(segment.size, data_bytes), _row_count(found))
+        if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
+            return segment
+        return self._recover(segment, found, mark)
+
+    def _read_header(self, found: Found) -> tuple[Header | str, Mark]:
+        if found.index_bytes is None:
+            return "it is missing", Mark()
+        path = self._directory / found.name.index_file
+        file = self._context.files.open(path, write=False)
+        data = file.pread(HEADER_BYTES, 0)
+        file.close()
+        header = decode_header(data)
+        if isinstance(header, str):
+            return header, Mark()
+        if (header.topic, header.name) != (self._topic, found.name):
+            return "it belongs to other data", Mark()
+        return header, decode_mark(data)
+
+    def _read_rows(self, found: Found, first: int = 0) -> Rows:
+        count = _row_count(found) - first
+        if count <= 0:
+            return decode_rows(b"")
+        path = self._directory / found.name.index_file
+        file = self._context.files.open(path, write=False)
+        rows = file.pread(count * ROW_BYTES, HEADER_BYTES + first * ROW_BYTES)
+        file.close()
+        return decode_rows(rows)
+
+    def _take_last_row(self, segment: Segment, found: Found) -> None:
+        """Set a segment's end from the last row of its index, if that is sound."""
+        row = self._read_rows(found, max(0, _row_count(found) - 1))
+        if len(row) and valid_rows(row).all():
+            # Whatever its kind: a row reaches to the end of its batch.
+            end = int(row[0]["position"] + row[0]["length"])
+            records = int(row[0]["record"] + row[0]["records"])
+            append_ns = int(row[0]["append_ns"])
+            _set_end(segment, Boundary(end, records), _row_count(found), append_ns)
+
+    def _without_index(
+        self,
+        found: Found,
+        following: list[Found],
+        reason: str,
+        end: Point,
+        *,
+        known: bool,
+    ) -> Segment | None:
+        """Rule 4: make a new index, as far as the bytes can be framed."""
+        if found.data_bytes is None:
+            remove_if_there(
+                self._context.files, self._directory / found.name.index_file
+            )
+            return None
+        base = end if known else self._base_before(found, following, end)
+        segment = Segment(found.name, base.offset, base.record)
+        data = self._open_data(found)
+        rebuilt = self._rebuild(
+            decode_rows(b""), data, found.data_bytes, segment, cut_tail=not following
+        )
+        text = f"the index can't be used ({reason}); a new one was made"
+        self._context.findings.note(self._where, text, base.offset, segment.end)
+        self._finish(segment, found, data, rebuilt)
+        return segment
+
+    def _base_before(self, found: Found, following: list[Found], end: Point) -> Point:
+        """Find a segment's first offset from the segment behind it."""
+        if following and found.data_bytes is not None:
+            header, _ = self._read_header(following[0])
+            if isinstance(header, Header):
+                # How many records it has is not known before it is framed; they are
+                # counted from 0.
+                return Point(header.base_offset - found.data_bytes, 0)
+        return end
+
+    def _recover(self, segment: Segment, found: Found, mark: Mark) -> Segment:
+        """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
+        data = self._open_data(found)
+        data_bytes = found.data_bytes or 0
+        rows = self._read_rows(found)
+        there = min(mark.position, data_bytes)
+        rebuilt = self._rebuild(rows[: mark.rows], data, there, segment)
+        if data_bytes < mark.position:
+            rebuilt.lose(mark.position)
+            segment.closed = True
+        else:
+            self._keep_tail(rebuilt, rows[mark.rows :], data, data_bytes)
+        self._finish(segment, found, data, rebuilt)
+        return segment
+
+    def _keep_tail(
+        self, rebuilt: Rebuilt, rows: Rows, data: File, data_bytes: int
+    ) -> None:
+        """Rule 3: keep batches behind the mark for as long as everything agrees."""
+        rows = rows[: sound_rows(rows, rebuilt.end.position, data_bytes)]
+        table = IndexTable()
+        table.extend(rows)
+        for number in range(table.batches):
+            batch = table.batch(number)
+            if check_batch(batch, data.pread(batch.length, batch.position)):
+                rows = rows[rows["position"] < batch.position]
+                break
+        rebuilt.keep(rows)
+
+    def _rebuild(
+        self,
+        rows: Rows,
+        data: File,
+        end: int,
+        segment: Segment,
+        *,
+        cut_tail: bool = False,
+    ) -> Rebuilt:
+        return rebuild(
+            rows,
+            data,
+            end,
+            start_ns=segment.name.start_ns,
+            framing=self._context.framing,
+            stride=self._context.config.index_stride_bytes,
+            cut_tail=cut_tail,
+        )
+
+    def _open_data(self, found: Found) -> File:
+        path = self._directory / found.name.data_file
+        # A data file that is gone is made anew, empty: its bytes are lost rows then.
+        return self._context.files.open(path, create=found.data_bytes is None)
+
+    def _finish(
+        self, segment: Segment, found: Found, data: File, rebuilt: Rebuilt
+    ) -> None:
+        """Write what was decided, in an order that a second crash can't hurt."""
+        _set_end(segment, rebuilt.end, rebuilt.rows, rebuilt.last_append_ns)
+        report_rebuilt(self._context, self._where, segment.base_offset, rebuilt)
+        data_bytes = found.data_bytes or 0
+        if data_bytes > segment.size:
+            start = segment.base_offset + segment.size
+            end = segment.base_offset + data_bytes
+            text = "written but never acknowledged; cut off"
+            self._context.findings.note(self._where, text, start, end)
+        if rebuilt.made or rebuilt.lost or found.index_bytes is None:
+            data.sync()
+            header = segment.header(self._topic)
+            write_index(self._context, self._directory, header, rebuilt)
+            if data_bytes > segment.size:
+                data.truncate(segment.size)
+                data.sync()
+            return
+        opened = OpenSegment(self._context.files, self._directory, found.name)
+        _cut(opened, segment.size, segment.rows)
+        opened.write_mark(segment.size, segment.rows)
+
+
+def _row_count(found: Found) -> int:
+    return max(0, ((found.index_bytes or 0) - HEADER_BYTES) // ROW_BYTES)
+
+
+def _set_end(segment: Segment, end: Boundary, rows: int, append_ns: int) -> None:
+    segment.size, segment.records = end
+    segment.rows = rows
+    if rows:
+        segment.last_append_ns = max(append_ns, segment.time_floor_ns)

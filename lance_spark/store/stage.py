@@ -1,0 +1,178 @@
+"""A stage: batches that wait for their commit, out of sight.
+
+A stage is a log of its own in `stages/{id}`. Its batches are numbered 1, 2, 3 …, one
+index row each, so that the number of the last batch is known after any crash and a
+repeated batch is recognised without anything else being written.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
+from lance_spark.model import Buffer
+from lance_spark.store.context import Context
+from lance_spark.store.files import (
+    read_file,
+    remove_if_there,
+    remove_tree,
+    replace_file,
+)
+from lance_spark.store.log import Appended, Log, LogStart
+from lance_spark.store.rebuild import open_with_table
+from lance_spark.store.recovery import open_log
+from lance_spark.store.writers import Job
+
+METADATA = "stage.json"
+FORMAT = 1
+# Stages and topics share one space of ids, so that a stage can be appended to wherever
+# a topic can; topics stay below.
+FIRST_STAGE_ID = 2**31
+STAGE_ID_END = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class StageMetadata:
+    """What a stage was opened for."""
+
+    id: int
+    topic: str
+    job: Job
+    opened_ns: int
+
+
+def encode_metadata(metadata: StageMetadata) -> bytes:
+    """Encode metadata as the JSON file's content."""
+    fields = {
+        "format": FORMAT,
+        "id": metadata.id,
+        "topic": metadata.topic,
+        "writer": metadata.job.writer,
+        "sequence": metadata.job.sequence,
+        "opened_ns": metadata.opened_ns,
+    }
+    return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def decode_metadata(data: bytes) -> StageMetadata:
+    """Decode the JSON file's content.
+
+    Raises:
+        StoreError: it is not a stage's metadata.
+    """
+    try:
+        fields = json.loads(data)
+        if fields["format"] != FORMAT:
+            raise StoreError(f"stage format {fields['format']} is not supported")
+        job = Job(str(fields["writer"]), int(fields["sequence"]))
+        opened_ns = int(fields["opened_ns"])
+        return StageMetadata(int(fields["id"]), str(fields["topic"]), job, opened_ns)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"stage can't be read: {error!r}") from error
+
+
+class Stage:
+    """A stage of the store."""
+
+    def __init__(self, metadata: StageMetadata, log: Log, crcs: array[int]) -> None:
+        self.metadata = metadata
+        self.log = log
+        self._lock = threading.Lock()
+        # One checksum per batch: their number says which one comes next.
+        self._crcs = crcs
+        self._dropped = False
+        self.active_ns = max(metadata.opened_ns, log.last_append_ns)
+
+    @classmethod
+    def create(
+        cls, context: Context, directory: Path, metadata: StageMetadata
+    ) -> Stage:
+        """Make a stage on disk, durably."""
+        context.files.mkdir(directory)
+        replace_file(context.files, directory / METADATA, encode_metadata(metadata))
+        context.files.sync_dir(directory.parent)
+        log = Log(context, metadata.id, directory, LogStart(), ())
+        return cls(metadata, log, array("I"))
+
+    @classmethod
+    def open(cls, context: Context, directory: Path) -> Stage | None:
+        """Open a stage; None if it was never finished or is half removed.
+
+        Raises:
+            StoreError: it can't be read.
+        """
+        data = read_file(context.files, directory / METADATA)
+        if data is None:
+            return None
+        metadata = decode_metadata(data)
+        log = open_log(context, metadata.id, directory, LogStart())
+        crcs = array("I")
+        for segment in log.snapshot()[2]:
+            _, table = open_with_table(log, segment)
+            crcs.extend(table.batch(n).data_crc for n in range(table.batches))
+        return cls(metadata, log, crcs)
+
+    @property
+    def batches(self) -> int:
+        """How many batches it holds."""
+        return len(self._crcs)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it holds."""
+        return self.log.end().offset
+
+    def append(
+        self, batch: int, data: Buffer, starts: NDArray[np.int64], *, now_ns: int
+    ) -> Appended:
+        """Store a batch, unless it is stored already.
+
+        Raises:
+            BatchGap: a batch before this one is missing.
+            StageMismatch: the batch was stored with other bytes.
+            StageUnknown: the stage was dropped meanwhile.
+        """
+        data_crc = crc32c(data)
+        with self._lock:
+            if self._dropped:
+                raise StageUnknown(f"stage {self.metadata.id} was dropped")
+            self.active_ns = now_ns
+            if batch == len(self._crcs) + 1:
+                appended = self.log.append(
+                    data, starts, now_ns=now_ns, data_crc=data_crc
+                )
+                self._crcs.append(data_crc)
+                return appended
+            if not 1 <= batch <= len(self._crcs):
+                raise BatchGap(
+                    f"stage {self.metadata.id}: batch {batch} came where "
+                    f"{len(self._crcs) + 1} was next"
+                )
+            if self._crcs[batch - 1] != data_crc:
+                raise StageMismatch(
+                    f"stage {self.metadata.id}: batch {batch} was stored before with "
+                    "other bytes"
+                )
+            end = self.log.end()
+            return Appended(end.offset, end.offset, end.record, 0)
+
+    def drop(self) -> None:
+        """Remove the stage; what can't be removed now goes with the next opening."""
+        with self._lock:
+            self._dropped = True
+        remove_stage(self.log.context, self.log.directory)
+        self.log.context.segments.drop_topic(self.metadata.id)
+
+
+def remove_stage(context: Context, directory: Path) -> None:
+    """Remove a stage's files, the one that makes it a stage first."""
+    remove_if_there(context.files, directory / METADATA)
+    remove_tree(context.files, directory)

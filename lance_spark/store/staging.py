@@ -1,0 +1,477 @@
+"""Stages and their commits: exactly-once for writers that may fail and retry."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from lance_spark.errors import (
+    CommitConflict,
+    LanceError,
+    StageError,
+    StageExpired,
+    StageMismatch,
+    StageUnknown,
+    StoreError,
+    StoreReadOnly,
+    StoreWriteFailed,
+)
+from lance_spark.store.catalog import Catalog
+from lance_spark.store.commit import (
+    CommitPlan,
+    CommitResult,
+    CommitStatus,
+    NamedStage,
+    TopicPlan,
+    carry_out,
+    decode_begin,
+    encode_begin,
+    is_same_commit,
+    show,
+)
+from lance_spark.store.context import Context
+from lance_spark.store.files import read_file
+from lance_spark.store.identity import Identity
+from lance_spark.store.journal import Journal, parse_journal
+from lance_spark.store.log import LogEnd
+from lance_spark.store.recovery import reset_files
+from lance_spark.store.segment import Segment
+from lance_spark.store.stage import (
+    Stage,
+    StageMetadata,
+    remove_stage,
+)
+from lance_spark.store.topic import Topic, TopicMetadata, check_name
+from lance_spark.store.writers import (
+    Expiry,
+    Job,
+    Writers,
+    encode_done,
+    encode_expired,
+)
+
+logger = logging.getLogger(__name__)
+
+JOURNAL = "journal.log"
+# A writer's name is kept for days: it has a limit.
+WRITER_BYTES_MAX = 1024
+
+
+class Staging:
+    """The stages of a store, and what was committed."""
+
+    def __init__(
+        self, context: Context, root: Path, identity: Identity, catalog: Catalog
+    ) -> None:
+        self._context = context
+        self._root = root
+        self._directory = root / "stages"
+        self._identity = identity
+        self._catalog = catalog
+        # One commit at a time: the journal never holds two that are not ended.
+        self._committing = threading.RLock()
+        self._stages_lock = threading.Lock()
+        self._stages: dict[int, Stage] = {}
+        self._writers = Writers()
+        self._journal: Journal | None = None
+
+    # Opening.
+
+    def load(self, *, new_store: bool, now_ns: int) -> None:
+        """Read the journal, open all stages, and end a commit that was begun."""
+        self._open_journal(new_store=new_store, now_ns=now_ns)
+        files = self._context.files
+        files.mkdir(self._directory)
+        for entry in files.list(self._directory):
+            if entry.is_dir and entry.name.isdecimal():
+                self._load_stage(self._directory / entry.name)
+        if self._writers.pending is not None:
+            self._end_pending(decode_begin(self._writers.pending))
+        for stage in list(self._stages.values()):
+            last = self._writers.last(stage.metadata.job.writer)
+            if last is not None and stage.metadata.job.sequence <= last.job.sequence:
+                self._drop(stage)  # Left over by a crash behind its commit.
+
+    def _open_journal(self, *, new_store: bool, now_ns: int) -> None:
+        files, path = self._context.files, self._root / JOURNAL
+        data = None if new_store else read_file(files, path)
+        parsed = parse_journal(data or b"")
+        if parsed.fault is None:
+            for start, end in parsed.damaged:
+                text = "an entry is damaged; the commit in it is forgotten"
+                self._context.findings.damage(JOURNAL, text, start, end)
+            if data is not None and len(data) > parsed.end:
+                text = "an entry was not finished; cut off"
+                self._context.findings.note(JOURNAL, text, parsed.end, len(data))
+            self._writers.replay(parsed.entries)
+            self._journal = Journal.resume(files, path, parsed.end)
+            return
+        if not new_store:
+            reason = "it is missing" if data is None else parsed.fault
+            text = f"the journal is lost ({reason}): earlier commits are forgotten"
+            self._context.findings.damage(JOURNAL, text)
+            self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
+        self._journal = Journal.create(files, path, self._writers.entries())
+
+    def _load_stage(self, directory: Path) -> None:
+        try:
+            stage = Stage.open(self._context, directory)
+        except StoreError as error:
+            # Kept for a person to look at; a commit that names it is refused.
+            self._context.findings.damage(f"stages/{directory.name}", str(error))
+            return
+        if stage is None:
+            remove_stage(self._context, directory)
+        else:
+            self._stages[stage.metadata.id] = stage
+
+    def _end_pending(self, plan: CommitPlan) -> None:
+        """Finish or undo a commit that a crash has interrupted."""
+        where = f"commit {plan.job.sequence} of {plan.job.writer!r}"
+        whole = all(stage in self._stages for stage in plan.stages)
+        if self._is_behind(plan):
+            # Somebody wrote behind it, or its stages are gone while its rows are
+            # there: it was carried out, only the entry that says so is not there.
+            self._remember(plan)
+            self._context.findings.note(JOURNAL, f"{where} was carried out")
+            return
+        for planned in plan.topics:
+            self._set_back(planned)
+        if not whole:
+            self._append_journal({"kind": "undone"})
+            text = f"{where} is undone: its stages are missing"
+            self._context.findings.damage(JOURNAL, text)
+            return
+        self._show(plan, self._carry_out(plan))
+        self._context.findings.note(JOURNAL, f"{where} was finished")
+
+    def _is_behind(self, plan: CommitPlan) -> bool:
+        ends = [
+            (self._catalog.get(t.id).log.end().offset, t.range.end)
+            for t in plan.topics
+            if self._catalog.has(t.id)
+        ]
+        if any(there > planned for there, planned in ends):
+            return True
+        gone = any(stage not in self._stages for stage in plan.stages)
+        complete = len(ends) == len(plan.topics)
+        return gone and complete and all(there == end for there, end in ends)
+
+    def _set_back(self, planned: TopicPlan) -> None:
+        if planned.created:
+            if self._catalog.has(planned.id):
+                self._catalog.remove(planned.id)
+        elif self._catalog.has(planned.id):
+            self._context.segments.drop_topic(planned.id)
+            directory = self._catalog.directory(planned.id)
+            reset_files(self._context, directory, planned.end)
+            self._catalog.reopen(planned.id)
+
+    # Stages.
+
+    def open(self, topic: str, writer: str, sequence: int, *, now_ns: int) -> Stage:
+        """Open a stage for a topic, which need not exist yet."""
+        check_name(topic)
+        _check_job(writer, sequence)
+        with self._stages_lock:
+            if len(self._stages) >= self._context.config.stages_max:
+                raise StageError(
+                    f"{len(self._stages)} stages are open, no more are allowed "
+                    "(stages_max); commit or abort some, or wait until they expire"
+                )
+        with self._writing("open a stage"):
+            stage_id = self._identity.new_stage()
+            metadata = StageMetadata(stage_id, topic, Job(writer, sequence), now_ns)
+            directory = self._directory / str(stage_id)
+            try:
+                stage = Stage.create(self._context, directory, metadata)
+            except OSError:
+                remove_stage(self._context, directory)
+                raise
+        with self._stages_lock:
+            self._stages[stage_id] = stage
+        return stage
+
+    def get(self, stage_id: int) -> Stage:
+        """Find a stage.
+
+        Raises:
+            StageExpired, StageUnknown: it is not there.
+        """
+        with self._stages_lock:
+            stage = self._stages.get(stage_id)
+        if stage is None:
+            if self._writers.is_expired(stage_id):
+                raise StageExpired(
+                    f"stage {stage_id} expired: nothing was written to its job for "
+                    f"{self._context.config.stage_ttl_s} s; write it again"
+                )
+            raise StageUnknown(f"stage {stage_id} is not open")
+        return stage
+
+    def all(self) -> list[Stage]:
+        """List the open stages."""
+        with self._stages_lock:
+            return list(self._stages.values())
+
+    def abort(self, writer: str, sequence: int) -> int:
+        """Drop all stages of a job; tell how many there were."""
+        with self._committing:
+            stages = self._job(Job(writer, sequence))
+            for stage in stages:
+                self._drop(stage)
+            return len(stages)
+
+    def expire(self, now_ns: int) -> None:
+        """Drop the stages of jobs that nobody has touched for too long."""
+        oldest_ns = now_ns - self._context.config.stage_ttl_s * 1_000_000_000
+        with self._committing:
+            jobs: dict[Job, list[Stage]] = {}
+            for stage in self.all():
+                jobs.setdefault(stage.metadata.job, []).append(stage)
+            for job, stages in jobs.items():
+                if max(stage.active_ns for stage in stages) >= oldest_ns:
+                    continue
+                ids = frozenset(stage.metadata.id for stage in stages)
+                expiry = Expiry(job, now_ns, ids)
+                with self._writing("note an expiry"):
+                    self._append_journal(encode_expired(expiry))
+                self._writers.expired(expiry)
+                for stage in stages:
+                    self._drop(stage)
+                logger.info("%d stages of %s expired", len(stages), job)
+
+    def _job(self, job: Job) -> list[Stage]:
+        return [stage for stage in self.all() if stage.metadata.job == job]
+
+    def _drop(self, stage: Stage) -> None:
+        with self._stages_lock:
+            self._stages.pop(stage.metadata.id, None)
+        try:
+            stage.drop()
+        except OSError as error:
+            # It is removed when the store is next opened, or expires.
+            logger.warning("stage %d: could not remove: %s", stage.metadata.id, error)
+
+    # Committing.
+
+    def commit(
+        self,
+        writer: str,
+        sequence: int,
+        named: Sequence[NamedStage],
+        overwrite: Sequence[str],
+        *,
+        now_ns: int,
+    ) -> CommitResult:
+        """Commit stages, all or nothing; see `Store.commit_stages`."""
+        _check_job(writer, sequence)
+        for name in overwrite:
+            check_name(name)
+        job, replaced = Job(writer, sequence), frozenset(overwrite)
+        with self._committing:
+            last = self._writers.last(writer)
+            if last is not None and sequence <= last.job.sequence:
+                return self._repeat(job, named, replaced)
+            stages = [self._check_named(job, stage) for stage in named]
+            if len({stage.metadata.id for stage in stages}) < len(stages):
+                raise StageMismatch("the commit names a stage twice")
+            return self._commit(job, stages, overwrite, now_ns)
+
+    def _repeat(
+        self, job: Job, named: Sequence[NamedStage], overwrite: frozenset[str]
+    ) -> CommitResult:
+        last = self._writers.last(job.writer)
+        assert last is not None
+        result = CommitResult(CommitStatus.STALE)
+        if job.sequence == last.job.sequence:
+            with self._stages_lock:
+                there = [self._stages[s.id] for s in named if s.id in self._stages]
+            topics = frozenset(stage.metadata.topic for stage in there)
+            if not is_same_commit(last, topics, overwrite):
+                raise CommitConflict(
+                    f"writer {job.writer!r} has committed sequence {job.sequence} "
+                    f"with topics {sorted(last.topics)}; it can't be committed again "
+                    f"with {sorted(topics | overwrite)}"
+                )
+            result = CommitResult(CommitStatus.REPEATED, last.ranges)
+        for stage in self._job(job):
+            self._drop(stage)
+        return result
+
+    def _check_named(self, job: Job, named: NamedStage) -> Stage:
+        stage = self.get(named.id)
+        if stage.metadata.job != job:
+            raise StageMismatch(f"stage {named.id} belongs to {stage.metadata.job}")
+        if (stage.batches, stage.size) != (named.batches, named.bytes):
+            raise StageMismatch(
+                f"stage {named.id} holds {stage.batches} batches of {stage.size} "
+                f"bytes; the commit says {named.batches} of {named.bytes}"
+            )
+        return stage
+
+    def _commit(
+        self, job: Job, stages: list[Stage], overwrite: Sequence[str], now_ns: int
+    ) -> CommitResult:
+        with self._catalog.lock, ExitStack() as locks:
+            names = [stage.metadata.topic for stage in stages]
+            targets = {name: self._catalog.find(name) for name in [*names, *overwrite]}
+            topics = [topic for topic in targets.values() if topic is not None]
+            for topic in sorted(topics, key=lambda t: t.metadata.id):
+                locks.enter_context(topic.log.exclusive())
+                topic.log.sync()
+            for stage in stages:
+                locks.enter_context(stage.log.exclusive())
+                stage.log.sync()
+            plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
+            saved = {t.metadata.id: (t.metadata, t.log.segments()) for t in topics}
+            with self._writing("begin a commit"):
+                self._append_journal(encode_begin(plan))
+            try:
+                created = self._carry_out(plan)
+            except (LanceError, OSError) as error:
+                self._undo(plan, saved, error)
+                raise StoreWriteFailed(
+                    f"the commit could not be carried out and was undone: {error}"
+                ) from error
+            self._show(plan, created)
+        for stage in self._job(job):
+            self._drop(stage)
+        return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
+
+    def _plan(
+        self,
+        job: Job,
+        stages: list[Stage],
+        targets: dict[str, Topic | None],
+        overwrite: frozenset[str],
+        now_ns: int,
+    ) -> CommitPlan:
+        planned = []
+        for name, topic in targets.items():
+            own = [stage for stage in stages if stage.metadata.topic == name]
+            if topic is None:
+                with self._writing("reserve a topic's id"):
+                    topic_id = self._identity.new_topic()
+                end = LogEnd(0, 0, -1, 0, 0, 0)
+            else:
+                topic_id, end = topic.metadata.id, topic.log.end()
+            planned.append(
+                TopicPlan(
+                    topic_id,
+                    name,
+                    created=topic is None,
+                    overwrite=name in overwrite,
+                    end=end,
+                    stages=tuple(stage.metadata.id for stage in own),
+                    bytes=sum(stage.size for stage in own),
+                )
+            )
+        return CommitPlan(job, now_ns, tuple(planned))
+
+    def _carry_out(self, plan: CommitPlan) -> list[Topic]:
+        """Carry out a plan that is in the journal; give the topics that are new."""
+        created_at = plan.at_ns // 1_000_000_000
+        created = [
+            self._catalog.prepare(TopicMetadata(planned.id, planned.name, created_at))
+            for planned in plan.topics
+            if planned.created
+        ]
+        new = {topic.metadata.id: topic for topic in created}
+        carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
+        self._remember(plan)
+        return created
+
+    def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
+        """Let everybody see a commit that is done; nothing here can fail."""
+        for topic in created:
+            self._catalog.add(topic)
+        show(plan, self._catalog.by_id())
+
+    def _remember(self, plan: CommitPlan) -> None:
+        self._append_journal(encode_done(plan.commit))
+        self._writers.committed(plan.commit)
+
+    def _undo(
+        self,
+        plan: CommitPlan,
+        saved: dict[int, tuple[TopicMetadata, list[Segment]]],
+        cause: Exception,
+    ) -> None:
+        """Leave nothing of a commit that could not be carried out."""
+        try:
+            if self._journal is None or self._journal.failed:
+                raise StoreError("the journal can't be written")
+            for planned in plan.topics:
+                if planned.created:
+                    self._catalog.discard(planned.id)
+                    continue
+                log = self._catalog.get(planned.id).log
+                if log.failure is not None:
+                    raise StoreError(log.failure)
+                metadata, segments = saved[planned.id]
+                self._context.segments.drop_topic(planned.id)
+                reset_files(self._context, log.directory, planned.end)
+                log.restore(segments)
+                if planned.overwrite:
+                    self._catalog.get(planned.id).update(start=metadata.start)
+            self._append_journal({"kind": "undone"})
+        except (LanceError, OSError) as error:
+            # Whether the commit counts is decided by the next opening, which sets
+            # its topics back: nothing may be appended to them until then.
+            reason = f"a commit failed ({cause}) and could not be undone ({error})"
+            for topic in self._catalog:
+                topic.log.fail(reason)
+            raise StoreReadOnly(
+                f"{reason}; reopen the store, which finishes or undoes it"
+            ) from error
+
+    # Keeping the journal short.
+
+    def compact(self, now_ns: int) -> None:
+        """Forget old writers, and rewrite the journal when it has grown."""
+        config = self._context.config
+        with self._committing, self._writing("compact the journal"):
+            assert self._journal is not None
+            self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
+            if self._journal.size > config.journal_bytes_max:
+                old = self._journal
+                path = self._root / JOURNAL
+                self._journal = Journal.create(
+                    self._context.files, path, self._writers.entries()
+                )
+                old.close()
+
+    def close(self) -> None:
+        """Make the stages durable and close the journal."""
+        for stage in self.all():
+            stage.log.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _append_journal(self, entry: dict[str, object]) -> None:
+        assert self._journal is not None
+        self._journal.append(entry)
+
+    @contextmanager
+    def _writing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._journal is not None and self._journal.failed:
+                # An entry may or may not be there, and the next opening acts on it.
+                reason = f"the journal could not be written ({error})"
+                for topic in self._catalog:
+                    topic.log.fail(reason)
+                raise StoreReadOnly(f"{reason}; reopen the store") from error
+            raise StoreWriteFailed(f"could not {doing}: {error}") from error
+
+
+def _check_job(writer: str, sequence: int) -> None:
+    if not 1 <= len(writer.encode("utf-8", "surrogatepass")) <= WRITER_BYTES_MAX:
+        raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
+    if not 0 <= sequence < 2**64:
+        raise StageError(f"sequence {sequence} is not a u64")

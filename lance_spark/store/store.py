@@ -1,0 +1,454 @@
+"""The store: topics, stages and consumer offsets in one data directory.
+
+One process at a time has a directory; any number of its threads may call everything
+here. The store knows nothing of what its records mean: it is given a framing that
+finds their starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark.errors import StoreClosed, StoreError, StoreWriteFailed
+from lance_spark.model import Buffer, Framing, Location, Retention
+from lance_spark.store.cache import SegmentCache
+from lance_spark.store.catalog import Catalog
+from lance_spark.store.commit import CommitResult, NamedStage
+from lance_spark.store.config import Fsync, StoreConfig
+from lance_spark.store.consumers import Consumers, parse_consumers
+from lance_spark.store.context import Context
+from lance_spark.store.files import File, Files, OsFiles, read_file
+from lance_spark.store.finding import Finding, Findings
+from lance_spark.store.identity import FILE as IDENTITY
+from lance_spark.store.identity import Identity
+from lance_spark.store.log import Appended, Log
+from lance_spark.store.reader import Slice, View
+from lance_spark.store.retention import plan_retention
+from lance_spark.store.stage import FIRST_STAGE_ID, Stage
+from lance_spark.store.staging import Staging
+from lance_spark.store.syncer import Syncer
+from lance_spark.store.topic import DEFAULT_TOPIC, Topic
+
+LOCK = "lock"
+CONSUMERS = "consumers.log"
+# How far ids jump when the file that counts them is lost: nobody has used these.
+_LOST_ID_JUMP = 1_000_000
+
+
+class Store:
+    """A data directory, open for reading and writing."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        framing: Framing,
+        config: StoreConfig | None = None,
+        files: Files | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        background: bool = True,
+    ) -> None:
+        """Open a data directory, creating it if there is none, and recover it.
+
+        Args:
+            path: the directory.
+            framing: finds where records start in a batch.
+            config: settings.
+            files: file operations.
+            clock_ns: the time.
+            background: sync on a thread of its own, so that appends share syncs;
+                without it whoever waits for an append syncs it himself.
+
+        Raises:
+            StoreLocked: another process has the directory.
+            StoreError: the directory can't be used.
+        """
+        self.path = Path(path)
+        self.config = config or StoreConfig()
+        self._files: Files = files or OsFiles()
+        self._clock_ns = clock_ns
+        self._framing = framing
+        self._closed = False
+        self._findings = Findings()
+        self._segments = SegmentCache(
+            open_max=self.config.open_segments_max,
+            table_bytes_max=self.config.index_cache_bytes,
+        )
+        context = Context(
+            self._files, self.config, framing, self._segments, self._findings
+        )
+        with self._disk("open", StoreError):
+            self._files.mkdir(self.path)
+            self._lock: File = self._files.lock(self.path / LOCK)
+        try:
+            with self._disk("open", StoreError):
+                self._load(context)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._syncer: Syncer | None = None
+        if background and self.config.fsync is Fsync.BATCH:
+            self._syncer = Syncer(self.config.sync_interval_s)
+
+    def _load(self, context: Context) -> None:
+        identity, new_store = self._load_identity()
+        self._catalog = Catalog(context, self.path, identity)
+        self._catalog.load(self._clock_ns() // 1_000_000_000)
+        self._staging = Staging(context, self.path, identity, self._catalog)
+        self._staging.load(new_store=new_store, now_ns=self._clock_ns())
+        self._consumers = self._load_consumers()
+
+    def _load_identity(self) -> tuple[Identity, bool]:
+        path = self.path / IDENTITY
+        identity = Identity.read(self._files, path)
+        if identity is not None:
+            return identity, False
+        topics = self._files.list(self.path / "segments")
+        highest = max([0, *(int(e.name) for e in topics if e.name.isdecimal())])
+        new_store = not topics
+        jump = 0 if new_store else _LOST_ID_JUMP
+        if not new_store:
+            text = "missing; ids go on far above those that can be seen"
+            self._findings.damage(IDENTITY, text)
+        stages = self._files.list(self.path / "stages")
+        ids = [int(e.name) for e in stages if e.name.isdecimal()]
+        identity = Identity(
+            self._files,
+            path,
+            next_topic=highest + 1 + jump,
+            next_stage=max([FIRST_STAGE_ID, *ids]) + jump,
+        )
+        identity.write()
+        return identity, new_store
+
+    def _load_consumers(self) -> Consumers:
+        path = self.path / CONSUMERS
+        data = read_file(self._files, path)
+        parsed = parse_consumers(data or b"")
+        if data is not None and parsed.fault:
+            self._findings.damage(CONSUMERS, parsed.fault)
+        elif parsed.damaged:
+            text = f"{parsed.damaged} offsets are damaged and forgotten"
+            self._findings.damage(CONSUMERS, text)
+        offsets = {
+            k: o for k, o in parsed.offsets.items() if self._catalog.has(k.topic)
+        }
+        sync = self.config.fsync is not Fsync.NONE
+        return Consumers(self._files, path, parsed._replace(offsets=offsets), sync=sync)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found and mended since the store was opened."""
+        return list(self._findings.all)
+
+    # Topics.
+
+    def topics(self) -> list[Topic]:
+        """List the topics by id, without the default topic."""
+        self._check_open()
+        named = [t for t in self._catalog if t.metadata.id != DEFAULT_TOPIC]
+        return sorted(named, key=lambda topic: topic.metadata.id)
+
+    @property
+    def topics_version(self) -> int:
+        """A number that changes when topics come or go."""
+        return self._catalog.version
+
+    def topic(self, topic: int) -> Topic:
+        """Find a topic by its id.
+
+        Raises:
+            UnknownTopic: there is none.
+        """
+        self._check_open()
+        return self._catalog.get(topic)
+
+    def find_topic(self, name: str) -> Topic | None:
+        """Find a topic by its name."""
+        self._check_open()
+        return self._catalog.find(name)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        retention: Retention | None = None,
+        auth: Mapping[str, Any] | None = None,
+    ) -> Topic:
+        """Create a topic, durably.
+
+        Raises:
+            InvalidName: the name can't be used.
+            TopicExists: there is one of that name.
+        """
+        self._check_open()
+        with self._disk(f"create topic {name!r}"):
+            return self._catalog.create(
+                name,
+                retention=retention or Retention(),
+                auth=auth,
+                now_s=self._clock_ns() // 1_000_000_000,
+            )
+
+    def delete_topic(self, topic: int) -> None:
+        """Delete a topic and all its data; its id is never used again."""
+        self._check_open()
+        with self._disk(f"delete topic {topic}"):
+            self._catalog.remove(topic)
+        self._consumers.forget_topic(topic)
+
+    def set_retention(self, topic: int, retention: Retention) -> None:
+        """Change what may be dropped from a topic."""
+        with self._disk(f"change topic {topic}"):
+            self.topic(topic).update(retention=retention)
+
+    def set_auth(self, topic: int, auth: Mapping[str, Any]) -> None:
+        """Change a topic's access rules; an empty mapping removes them."""
+        with self._disk(f"change topic {topic}"):
+            self.topic(topic).update(auth=auth)
+
+    # Appending and reading.
+
+    def append(
+        self,
+        topic: int,
+        data: Buffer,
+        starts: NDArray[np.int64] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Appended:
+        """Append a batch of whole records to a topic.
+
+        Args:
+            topic: the topic's id.
+            data: the records' bytes.
+            starts: where each record starts; found by the framing if not given.
+            wait: return only when the batch is durable; otherwise `wait_durable` is
+                to be called before it is reported to anybody.
+
+        Raises:
+            RecordError: the bytes are not whole records.
+            UnknownTopic: there is no such topic.
+            StoreWriteFailed, StoreReadOnly, Timeout: it is not durable.
+        """
+        log = self.topic(topic).log
+        now_ns = self._clock_ns()
+        appended = log.append(data, self._frame(data, starts), now_ns=now_ns)
+        return self._appended(log, appended, wait=wait)
+
+    def wait_durable(self, topic: int, appended: Appended) -> None:
+        """Wait until an append to a topic or stage is durable.
+
+        Raises:
+            Timeout: it took longer than `wait_timeout_s`.
+            StoreReadOnly: the disk failed.
+        """
+        self._wait(self._log(topic), appended.end)
+
+    def read(self, topic: int, offset: int, max_bytes: int) -> Slice:
+        """Give whole records of a topic; see `View.read`."""
+        return View.of(self.topic(topic).log).read(offset, max_bytes)
+
+    def view(self, topic: int) -> View:
+        """Look at what is visible of a topic, to read and locate in it."""
+        return View.of(self.topic(topic).log)
+
+    def locate(self, topic: int, offset: int) -> Location:
+        """Find the first record boundary at or after an offset of a topic."""
+        return self.view(topic).locate_offset(offset)
+
+    # Stages.
+
+    def open_stage(self, topic: str, writer: str, sequence: int) -> int:
+        """Open a stage for a topic, by name; the topic need not exist yet.
+
+        Returns:
+            The stage's id, never used before.
+        """
+        self._check_open()
+        now_ns = self._clock_ns()
+        stage = self._staging.open(topic, writer, sequence, now_ns=now_ns)
+        return stage.metadata.id
+
+    def stages(self) -> list[Stage]:
+        """List the open stages."""
+        return self._staging.all()
+
+    def append_stage(
+        self,
+        stage: int,
+        batch: int,
+        data: Buffer,
+        starts: NDArray[np.int64] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Appended:
+        """Add batch number 1, 2, 3 … to a stage; a repeated one is not stored.
+
+        Raises:
+            BatchGap: a batch before it is missing.
+            StageMismatch: it was stored before with other bytes.
+            StageExpired, StageUnknown: the stage is not open.
+        """
+        self._check_open()
+        found = self._staging.get(stage)
+        now_ns = self._clock_ns()
+        framed = self._frame(data, starts)
+        appended = found.append(batch, data, framed, now_ns=now_ns)
+        return self._appended(found.log, appended, wait=wait)
+
+    def commit_stages(
+        self,
+        writer: str,
+        sequence: int,
+        stages: Sequence[NamedStage],
+        overwrite: Sequence[str] = (),
+    ) -> CommitResult:
+        """Commit stages to their topics, all or nothing, once per (writer, sequence).
+
+        Args:
+            writer: who writes.
+            sequence: rises with each commit of the writer.
+            stages: the stages that won, in order. All other stages of the job go.
+            overwrite: topics whose content is replaced, by zero rows if no stage is
+                for them.
+
+        Raises:
+            StageMismatch: a stage does not hold what its writer says.
+            StageExpired, StageUnknown: a stage is not open.
+            CommitConflict: the sequence was committed with other topics.
+            StoreWriteFailed: nothing of it was done.
+            StoreReadOnly: the next opening finishes or undoes it.
+        """
+        self._check_open()
+        now_ns = self._clock_ns()
+        return self._staging.commit(writer, sequence, stages, overwrite, now_ns=now_ns)
+
+    def abort_stages(self, writer: str, sequence: int) -> int:
+        """Drop all stages of a job; tell how many there were."""
+        self._check_open()
+        return self._staging.abort(writer, sequence)
+
+    # Consumers.
+
+    def commit_offset(self, consumer: int, topic: int, offset: int) -> None:
+        """Remember how far a consumer has come in a topic, durably."""
+        self.topic(topic)
+        self._consumers.commit(consumer, topic, offset)
+
+    def committed_offset(self, consumer: int, topic: int) -> int | None:
+        """Tell how far a consumer has come in a topic."""
+        self._check_open()
+        return self._consumers.committed(consumer, topic)
+
+    # Housekeeping.
+
+    def maintain(self) -> None:
+        """Apply retention, drop expired stages, shorten the journal.
+
+        To be called from time to time. A topic that fails does not keep the others
+        from their turn.
+        """
+        self._check_open()
+        now_ns = self._clock_ns()
+        failure: StoreError | None = None
+        for topic in self._catalog:
+            try:
+                self._retain(topic, now_ns)
+            except StoreError as error:
+                failure = error
+        self._staging.expire(now_ns)
+        self._staging.compact(now_ns)
+        if failure is not None:
+            raise failure
+
+    def _retain(self, topic: Topic, now_ns: int) -> None:
+        topic.log.roll_if_aged(now_ns)
+        segments = topic.log.segments()
+        start = plan_retention(segments, topic.metadata.retention, now_ns)
+        if start is not None:
+            with self._disk(f"drop segments of topic {topic.metadata.id}"):
+                topic.drop_before(start)
+
+    def close(self) -> None:
+        """Make everything durable and let go of the directory."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._syncer is not None:
+            self._syncer.stop(self.config.wait_timeout_s)
+        failure: StoreError | None = None
+        for topic in self._catalog:
+            try:
+                topic.log.close()
+            except StoreError as error:
+                failure = error
+        try:
+            self._staging.close()
+        finally:
+            self._consumers.close()
+            self._segments.close()
+            self._lock.close()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Inside.
+
+    def _frame(
+        self, data: Buffer, starts: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        if starts is not None:
+            return starts
+        scan = self._framing(data)
+        if scan.fault is not None:
+            raise scan.fault
+        return scan.starts
+
+    def _appended(self, log: Log, appended: Appended, *, wait: bool) -> Appended:
+        if self._syncer is not None:
+            self._syncer.request(log)
+        if wait:
+            self._wait(log, appended.end)
+        return appended
+
+    def _wait(self, log: Log, end: int) -> None:
+        if self._syncer is None and log.visible.offset < end:
+            log.sync()
+        log.wait(end, timeout_s=self.config.wait_timeout_s)
+
+    def _log(self, topic: int) -> Log:
+        if topic >= FIRST_STAGE_ID:
+            return self._staging.get(topic).log
+        return self.topic(topic).log
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path}: the store is closed")
+
+    @contextmanager
+    def _disk(
+        self, doing: str, kind: type[StoreError] = StoreWriteFailed
+    ) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise kind(f"{self.path}: could not {doing}: {error}") from error

@@ -1,0 +1,157 @@
+"""What each writer committed last. A fold over the journal; no file is touched here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lance_spark.store.journal import Entry
+
+
+class Job(NamedTuple):
+    """What is committed or aborted as one: a writer and its sequence number."""
+
+    writer: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRange:
+    """What a commit added to one topic."""
+
+    topic: int
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that was carried out.
+
+    Args:
+        job: whose it was.
+        at_ns: when.
+        ranges: what it added, by topic.
+        stages: the stages it named.
+        overwritten: names of the topics whose content it replaced.
+    """
+
+    job: Job
+    at_ns: int
+    ranges: tuple[CommittedRange, ...]
+    stages: frozenset[int]
+    overwritten: frozenset[str]
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Names of the topics concerned."""
+        return frozenset(r.name for r in self.ranges)
+
+
+def encode_done(commit: Commit) -> Entry:
+    """Make the journal entry of a commit."""
+    return {
+        "kind": "done",
+        "writer": commit.job.writer,
+        "sequence": commit.job.sequence,
+        "at_ns": commit.at_ns,
+        "ranges": [[r.topic, r.name, r.start, r.end] for r in commit.ranges],
+        "stages": sorted(commit.stages),
+        "overwritten": sorted(commit.overwritten),
+    }
+
+
+def decode_done(entry: Entry) -> Commit:
+    """Read the journal entry of a commit."""
+    return Commit(
+        Job(entry["writer"], entry["sequence"]),
+        entry["at_ns"],
+        tuple(CommittedRange(*r) for r in entry["ranges"]),
+        frozenset(entry["stages"]),
+        frozenset(entry["overwritten"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Stages that were dropped for want of activity."""
+
+    job: Job
+    at_ns: int
+    stages: frozenset[int]
+
+
+class Writers:
+    """The last commit of each writer, and the jobs that expired."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Commit] = {}
+        self._expired: dict[Job, Expiry] = {}
+        # When the journal was lost, as long as that matters.
+        self._lost_ns: list[int] = []
+        # The commit that was begun and not ended.
+        self.pending: Entry | None = None
+
+    def replay(self, entries: Iterable[Entry]) -> None:
+        """Take in the entries of a journal, in order."""
+        for entry in entries:
+            kind = entry["kind"]
+            if kind == "begin":
+                self.pending = entry
+            elif kind == "undone":
+                self.pending = None
+            elif kind == "done":
+                self.pending = None
+                self.committed(decode_done(entry))
+            elif kind == "expired":
+                job = Job(entry["writer"], entry["sequence"])
+                stages = frozenset(entry["stages"])
+                self.expired(Expiry(job, entry["at_ns"], stages))
+            elif kind == "lost":
+                self._lost_ns.append(entry["at_ns"])
+
+    def last(self, writer: str) -> Commit | None:
+        """Give a writer's last commit."""
+        return self._last.get(writer)
+
+    def committed(self, commit: Commit) -> None:
+        """Remember a commit."""
+        self._last[commit.job.writer] = commit
+
+    def expired(self, expiry: Expiry) -> None:
+        """Remember that a job expired."""
+        self._expired[expiry.job] = expiry
+
+    def is_expired(self, stage: int) -> bool:
+        """Tell whether a stage was dropped for want of activity."""
+        return any(stage in expiry.stages for expiry in self._expired.values())
+
+    @property
+    def lost_ns(self) -> list[int]:
+        """When the journal was lost, if it was."""
+        return self._lost_ns
+
+    def forget_before(self, oldest_ns: int) -> None:
+        """Forget what is older than a time."""
+        self._last = {w: c for w, c in self._last.items() if c.at_ns >= oldest_ns}
+        self._expired = {j: e for j, e in self._expired.items() if e.at_ns >= oldest_ns}
+        self._lost_ns = [at for at in self._lost_ns if at >= oldest_ns]
+
+    def entries(self) -> list[Entry]:
+        """Make the shortest journal that says the same."""
+        lost: list[Entry] = [{"kind": "lost", "at_ns": at} for at in self._lost_ns]
+        done = [encode_done(commit) for commit in self._last.values()]
+        return lost + [encode_expired(e) for e in self._expired.values()] + done
+
+
+def encode_expired(expiry: Expiry) -> Entry:
+    """Make the journal entry of an expiry."""
+    return {
+        "kind": "expired",
+        "writer": expiry.job.writer,
+        "sequence": expiry.job.sequence,
+        "at_ns": expiry.at_ns,
+        "stages": sorted(expiry.stages),
+    }
