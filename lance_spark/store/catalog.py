@@ -48,13 +48,19 @@ class Catalog:
         files.mkdir(self._trash)
         for entry in files.list(self._trash):
             remove_tree(files, self._trash / entry.name)
-        for entry in files.list(self._segments):
-            if entry.is_dir and entry.name.isdecimal():
-                self._load_topic(int(entry.name))
+        entries = files.list(self._segments)
+        ids = sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+        topics = [topic for topic in map(self._load_topic, ids) if topic is not None]
+        self._topics = {topic.metadata.id: topic for topic in topics}
+        self._names = {
+            topic.metadata.name: topic.metadata.id
+            for topic in topics
+            if topic.metadata.id != DEFAULT_TOPIC
+        }
         if DEFAULT_TOPIC not in self._topics:
             self.make(TopicMetadata(DEFAULT_TOPIC, "", now_s))
 
-    def _load_topic(self, topic: int) -> None:
+    def _load_topic(self, topic: int) -> Topic | None:
         directory = self.directory(topic)
         where = f"segments/{topic}"
         try:
@@ -66,7 +72,7 @@ class Catalog:
             if not list_segments(self._context.files, directory):
                 # The crash came before the topic was reported as created.
                 remove_tree(self._context.files, directory)
-                return
+                return None
             log = open_log(self._context, topic, directory, None)
             metadata = TopicMetadata(topic, f"recovered-{topic}", 0, start=log.start)
             write_metadata(self._context, directory, metadata)
@@ -74,7 +80,7 @@ class Catalog:
             self._context.findings.damage(where, text)
         else:
             log = open_log(self._context, topic, directory, metadata.start)
-        self._add(Topic(metadata, log))
+        return Topic(metadata, log)
 
     def reopen(self, topic: int) -> None:
         """Open a topic's log again, after its files were set back."""
@@ -159,9 +165,8 @@ class Catalog:
         except OSError:
             self.discard(metadata.id)
             raise
-        return Topic(
-            metadata, Log(self._context, metadata.id, directory, metadata.start, ())
-        )
+        log = Log(self._context, metadata.id, directory, metadata.start, ())
+        return Topic(metadata, log)
 
     def discard(self, topic: int) -> None:
         """Remove the files of a topic that nobody has seen, as far as possible."""

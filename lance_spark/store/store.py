@@ -138,11 +138,12 @@ class Store:
         elif parsed.damaged:
             text = f"{parsed.damaged} offsets are damaged and forgotten"
             self._findings.damage(CONSUMERS, text)
-        offsets = {
-            k: o for k, o in parsed.offsets.items() if self._catalog.has(k.topic)
-        }
+        has = self._catalog.has
+        parsed = parsed._replace(
+            offsets={k: o for k, o in parsed.offsets.items() if has(k.topic)}
+        )
         sync = self.config.fsync is not Fsync.NONE
-        return Consumers(self._files, path, parsed._replace(offsets=offsets), sync=sync)
+        return Consumers(self._files, path, parsed, sync=sync)
 
     @property
     def findings(self) -> list[Finding]:
