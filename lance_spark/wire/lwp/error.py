@@ -1,0 +1,292 @@
+"""ErrorResponse (0xFF) and the one table of error codes.
+
+The codes are those of LWP §12.2 and, from 0x70, our own. 0x00 (success) and 0xFF
+(reserved) never stand in an error response and so have no row. Which errors are worth
+a retry is a property of the exception class.
+
+A response is JSON (LWP §12.1) or a bare text (§5.7, all that the server in the field
+sends). A text is matched with the table of its known phrases to get a code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lance_spark import errors
+from lance_spark.errors import BrokerError, RemoteProtocolError
+from lance_spark.model import Buffer
+from lance_spark.wire.lwp.command import Command
+from lance_spark.wire.lwp.document import (
+    DocumentReader,
+    decode_document,
+    encode_document,
+)
+from lance_spark.wire.lwp.field import TEXT_BYTES_MAX, encode_utf8
+from lance_spark.wire.lwp.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """A row of the table.
+
+    `name` is the specification's, `remedy` a sentence for the user who meets it.
+    """
+
+    code: int
+    name: str
+    exception: type[BrokerError]
+    remedy: str
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same request may succeed later (LWP §12.4)."""
+        return self.exception.retriable
+
+
+_ROWS = (
+    (
+        "UnknownError",
+        errors.UnknownError,
+        "Look into the server's log: it gave no further reason.",
+    ),
+    (
+        "InvalidMagic",
+        errors.InvalidMagic,
+        "Check that the port is an LWP port and that nothing rewrites the stream.",
+    ),
+    (
+        "PayloadTooLarge",
+        errors.PayloadTooLarge,
+        "Send smaller batches; a single record can't be over 16 MiB.",
+    ),
+    (
+        "InvalidPayload",
+        errors.InvalidPayload,
+        "Check that the batch is a row of whole TLV records and its count is right.",
+    ),
+    (
+        "CrcMismatch",
+        errors.CrcMismatch,
+        "Set checksum to crc32c or crc32, whichever the server computes.",
+    ),
+    (
+        "VersionMismatch",
+        errors.VersionMismatch,
+        "Use a server that speaks LWP version 1.",
+    ),
+    (
+        "TopicNotFound",
+        errors.TopicNotFound,
+        "Check the topic's name, or create the topic first.",
+    ),
+    (
+        "TopicAlreadyExists",
+        errors.TopicAlreadyExists,
+        "Use the existing topic or another name.",
+    ),
+    (
+        "InvalidTopicName",
+        errors.InvalidTopicName,
+        "Use 1 to 255 bytes of letters, digits and hyphens.",
+    ),
+    (
+        "TopicDeleted",
+        errors.TopicDeleted,
+        "Look the topic up again by name; it may have been created anew.",
+    ),
+    (
+        "NotLeader",
+        errors.NotLeader,
+        "Connect to the leader named in details.leader_addr.",
+    ),
+    (
+        "QuorumNotReached",
+        errors.QuorumNotReached,
+        "Try again; check that most nodes of the cluster are up.",
+    ),
+    (
+        "LeaderUnknown",
+        errors.LeaderUnknown,
+        "Try again after the cluster has elected a leader.",
+    ),
+    (
+        "ClusterNotReady",
+        errors.ClusterNotReady,
+        "Try again when the cluster has started.",
+    ),
+    (
+        "RateLimited",
+        errors.RateLimited,
+        "Wait for details.retry_after_ms, then go on more slowly.",
+    ),
+    (
+        "Backpressure",
+        errors.Backpressure,
+        "Send more slowly until acknowledgements come again.",
+    ),
+    (
+        "ConnectionLimit",
+        errors.ConnectionLimit,
+        "Use fewer connections or raise the server's limit.",
+    ),
+    (
+        "AuthenticationRequired",
+        errors.AuthenticationRequired,
+        "Set a token or a client certificate.",
+    ),
+    (
+        "AuthenticationFailed",
+        errors.AuthenticationFailed,
+        "Check the token or the client certificate.",
+    ),
+    (
+        "AccessDenied",
+        errors.AccessDenied,
+        "Have the client's name added to the topic's allow-list.",
+    ),
+    (
+        "InvalidOffset",
+        errors.InvalidOffset,
+        "Read from an offset that an earlier read returned.",
+    ),
+    (
+        "OffsetOutOfRange",
+        errors.OffsetOutOfRange,
+        "Use an offset that is not behind the log's end.",
+    ),
+    (
+        "ConsumerNotFound",
+        errors.ConsumerNotFound,
+        "Subscribe or join the group again.",
+    ),
+    (
+        "InternalError",
+        errors.InternalError,
+        "Look into the server's log for the reason.",
+    ),
+    (
+        "StorageError",
+        errors.StorageError,
+        "Check the server's disk: free space, permissions, and its log.",
+    ),
+    (
+        "TimeoutError",
+        errors.OperationTimeout,
+        "Try again, or allow the request more time.",
+    ),
+    (
+        "StageNotFound",
+        errors.StageNotFound,
+        "Run the job again: its stage was committed, aborted or never opened.",
+    ),
+    (
+        "StageExpired",
+        errors.StageExpiredError,
+        "Run the job again, or let stages live longer on the server.",
+    ),
+    (
+        "StageMismatch",
+        errors.StageMismatchError,
+        "Run the job again: the server holds other data than the tasks wrote.",
+    ),
+    (
+        "CommitConflict",
+        errors.CommitConflictError,
+        "Give each target its own writer id, and each commit its own sequence.",
+    ),
+)
+
+ERROR_CODES: Mapping[int, ErrorCode] = {
+    row[1].code: ErrorCode(row[1].code, *row) for row in _ROWS
+}
+
+# What the server in the field says, and the code that LWP has for it.
+_PHRASES: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern), code)
+    for pattern, code in (
+        (r"NOT_LEADER: redirect to (?P<leader_addr>\S+)", 0x20),
+        (r"NOT_LEADER", 0x22),
+        (r"FORWARD_FAILED", 0x21),
+        (r"Topic name required", 0x12),
+        (r"Topic '.*' already exists", 0x11),
+        (r"(Configuration error: )?Topic (\d+ )?not found", 0x10),
+        (r"Unknown topic", 0x10),
+        (r"(Invalid data: )?Topic name ", 0x12),
+        (r"(Protocol error: )?Fetch request payload ", 0x50),
+        (r"Invalid .* payload|Invalid payload", 0x04),
+        (r"Invalid client command", 0x04),
+        (r"Rate limit exceeded", 0x30),
+        (r"Authentication required", 0x40),
+        (r"Access denied", 0x42),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse(Message):
+    """A refusal; `to_exception` makes it something to raise."""
+
+    COMMAND = Command.ERROR_RESPONSE
+    NAME = "error response"
+
+    code: int
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def encode_payload(self) -> list[Buffer]:
+        """Return the payload as JSON (LWP §12.1)."""
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.details:
+            body["details"] = dict(self.details)
+        return [encode_document(body)]
+
+    def encode_text(self) -> list[Buffer]:
+        """Return the payload as a bare text (LWP §5.7), without code and details."""
+        return [encode_utf8(self.message)]
+
+    @classmethod
+    def decode_payload(cls, payload: Buffer) -> ErrorResponse:
+        """Read either form.
+
+        Whatever can't be read as JSON is a text: the peer reports a failure, and the
+        worst thing to do with it is to fail in another way.
+        """
+        view = memoryview(payload).cast("B")
+        if bytes(view[:1]) == b"{":
+            try:
+                return cls._read(DocumentReader(decode_document(view, cls.NAME), ""))
+            except RemoteProtocolError:
+                pass
+        return cls.from_text(str(view[:TEXT_BYTES_MAX], "utf-8", "replace"))
+
+    @classmethod
+    def _read(cls, reader: DocumentReader) -> ErrorResponse:
+        if "code" not in reader:
+            return cls.from_text(reader.take("message", str))
+        return cls(
+            reader.take_uint("code", 32),
+            reader.take("message", str, ""),
+            reader.take("details", dict, {}),
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> ErrorResponse:
+        """Find the code that belongs to a server's text; 0x01 if none does."""
+        for pattern, code in _PHRASES:
+            if match := pattern.match(text):
+                return cls(code, text, match.groupdict())
+        return cls(errors.UnknownError.code, text)
+
+    @classmethod
+    def from_exception(cls, error: BrokerError) -> ErrorResponse:
+        """Make the response that tells a peer of an error."""
+        return cls(error.code, error.message, error.details)
+
+    def to_exception(self) -> BrokerError:
+        """Make the exception; an unknown code is a plain BrokerError."""
+        row = ERROR_CODES.get(self.code)
+        exception = BrokerError if row is None else row.exception
+        return exception(self.message, self.code, self.details)

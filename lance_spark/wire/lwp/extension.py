@@ -1,0 +1,304 @@
+"""Our own commands: locate, staged commit, wait and consumer groups.
+
+Exact bytes with examples are in docs/wire-extensions.md, which is tested against the
+same vectors as this module. The options of the long Fetch are in `fetch`. A client
+sends none of these unless the server lists the capability in its cluster status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from lance_spark.model import Location
+from lance_spark.wire.lwp.command import Command
+from lance_spark.wire.lwp.field import TEXT, U32, U64, Choice, Group, Items
+from lance_spark.wire.lwp.message import LayoutMessage
+
+# Stage ids share the frame's topic id field with topics; the top bit tells them apart.
+STAGE_ID_MIN = 0x8000_0000
+
+
+class Capability(str, Enum):
+    """What a server may list in its cluster status."""
+
+    FETCH_FLAGS = "fetch-flags"
+    LOCATE = "locate"
+    STAGED_COMMIT = "staged-commit"
+    WAIT = "wait"
+    GROUPS = "groups"
+
+
+class LocateKind(IntEnum):
+    """What the value of a Locate means; `START` and `END` need none."""
+
+    OFFSET = 0
+    RECORD = 1
+    TIME = 2
+    START = 3
+    END = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Locate(LayoutMessage):
+    """Ask for a record boundary."""
+
+    COMMAND = Command.LOCATE
+    NAME = "locate"
+    LAYOUT = (U32, Choice(LocateKind), U64)
+
+    topic_id: int
+    kind: LocateKind
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LocateResponse(LayoutMessage):
+    """The boundary that was asked for; the append time is 0 at the log's end."""
+
+    COMMAND = Command.LOCATE_RESPONSE
+    NAME = "locate response"
+    LAYOUT = (U64, U64, U64)
+
+    offset: int
+    record: int
+    append_time_ns: int
+
+    @property
+    def location(self) -> Location:
+        """The same as a value that other layers know."""
+        return Location(self.offset, self.record, self.append_time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStage(LayoutMessage):
+    """Open a stage for a topic that need not exist yet."""
+
+    COMMAND = Command.OPEN_STAGE
+    NAME = "open stage"
+    LAYOUT = (TEXT, TEXT, U64)
+
+    topic: str
+    writer_id: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageOpened(LayoutMessage):
+    """The stage's id, to be used as the topic id of ordinary ingests."""
+
+    COMMAND = Command.STAGE_OPENED
+    NAME = "stage opened"
+    LAYOUT = (U32,)
+
+    stage_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageContent:
+    """A stage as its writer knows it; the broker refuses the commit if it differs."""
+
+    stage_id: int
+    batch_count: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStages(LayoutMessage):
+    """Append the stages to their topics in this order, all or nothing.
+
+    `overwrite` names the topics whose content is replaced, with or without stages.
+    """
+
+    COMMAND = Command.COMMIT_STAGES
+    NAME = "commit stages"
+    LAYOUT = (TEXT, U64, Items(TEXT), Items(Group(StageContent, U32, U64, U64)))
+
+    writer_id: str
+    sequence: int
+    overwrite: tuple[str, ...]
+    stages: tuple[StageContent, ...]
+
+
+class CommitStatus(IntEnum):
+    """What became of a commit."""
+
+    COMMITTED = 0
+    # The same commit was made before; the offsets are those of that time.
+    REPEATED = 1
+    # The writer has committed a higher sequence; nothing was changed.
+    STALE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpan:
+    """The bytes [start, end) that a commit appended to a topic."""
+
+    topic_id: int
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagesCommitted(LayoutMessage):
+    """What became of a commit, and where its data is."""
+
+    COMMAND = Command.STAGES_COMMITTED
+    NAME = "stages committed"
+    LAYOUT = (Choice(CommitStatus), Items(Group(TopicSpan, U32, TEXT, U64, U64)))
+
+    status: CommitStatus
+    topics: tuple[TopicSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStages(LayoutMessage):
+    """Drop every stage of a job that was not committed."""
+
+    COMMAND = Command.ABORT_STAGES
+    NAME = "abort stages"
+    LAYOUT = (TEXT, U64)
+
+    writer_id: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagesAborted(LayoutMessage):
+    """How many stages were dropped."""
+
+    COMMAND = Command.STAGES_ABORTED
+    NAME = "stages aborted"
+    LAYOUT = (U32,)
+
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPosition:
+    """An offset in a topic."""
+
+    topic_id: int
+    offset: int
+
+
+_POSITIONS = Items(Group(TopicPosition, U32, U64))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(LayoutMessage):
+    """Wait until a topic has grown past its offset or the list of topics changed."""
+
+    COMMAND = Command.WAIT
+    NAME = "wait"
+    LAYOUT = (U64, _POSITIONS, U32)
+
+    version: int
+    positions: tuple[TopicPosition, ...]
+    max_wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitResponse(LayoutMessage):
+    """The version of the list of topics, and where the topics asked for end now."""
+
+    COMMAND = Command.WAIT_RESPONSE
+    NAME = "wait response"
+    LAYOUT = (U64, _POSITIONS)
+
+    version: int
+    ends: tuple[TopicPosition, ...]
+
+
+class AssignmentStrategy(IntEnum):
+    """How a group's topics are shared out (LWP §16.3)."""
+
+    RANGE = 0
+    ROUND_ROBIN = 1
+    STICKY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(LayoutMessage):
+    """Join a consumer group; an empty member id asks the broker for one."""
+
+    COMMAND = Command.JOIN_GROUP
+    NAME = "join group"
+    LAYOUT = (TEXT, TEXT, Items(TEXT), Choice(AssignmentStrategy), U32)
+
+    group: str
+    member: str
+    topics: tuple[str, ...]
+    strategy: AssignmentStrategy
+    session_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedTopic:
+    """A topic that a member of a group reads."""
+
+    topic_id: int
+    name: str
+
+
+_ASSIGNMENT = Items(Group(AssignedTopic, U32, TEXT))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined(LayoutMessage):
+    """Who the member is and what it reads in this generation."""
+
+    COMMAND = Command.GROUP_JOINED
+    NAME = "group joined"
+    LAYOUT = (U64, TEXT, _ASSIGNMENT)
+
+    generation: int
+    member: str
+    assignment: tuple[AssignedTopic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeartbeat(LayoutMessage):
+    """Say that a member is alive, and which generation it knows."""
+
+    COMMAND = Command.GROUP_HEARTBEAT
+    NAME = "group heartbeat"
+    LAYOUT = (TEXT, TEXT, U64)
+
+    group: str
+    member: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeartbeatResponse(LayoutMessage):
+    """The generation of now, and what the member reads in it."""
+
+    COMMAND = Command.GROUP_HEARTBEAT_RESPONSE
+    NAME = "group heartbeat response"
+    LAYOUT = (U64, _ASSIGNMENT)
+
+    generation: int
+    assignment: tuple[AssignedTopic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(LayoutMessage):
+    """Leave a group, so that its other members get the topics at once."""
+
+    COMMAND = Command.LEAVE_GROUP
+    NAME = "leave group"
+    LAYOUT = (TEXT, TEXT)
+
+    group: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLeft(LayoutMessage):
+    """The member is gone."""
+
+    COMMAND = Command.GROUP_LEFT
+    NAME = "group left"
+    LAYOUT = ()
