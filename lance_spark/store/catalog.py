@@ -82,14 +82,6 @@ class Catalog:
             log = open_log(self._context, topic, directory, metadata.start)
         return Topic(metadata, log)
 
-    def reopen(self, topic: int) -> None:
-        """Open a topic's log again, after its files were set back."""
-        metadata = self._topics[topic].metadata
-        directory = self.directory(topic)
-        self._context.segments.drop_topic(topic)
-        log = open_log(self._context, topic, directory, metadata.start)
-        self._topics = {**self._topics, topic: Topic(metadata, log)}
-
     def directory(self, topic: int) -> Path:
         """Tell where a topic's files are."""
         return self._segments / str(topic)
@@ -195,7 +187,7 @@ class Catalog:
                 remove_tree(files, grave)
                 files.replace(self.directory(topic), grave)
                 files.sync_dir(self._segments)
-                found.log.fail("the topic was deleted")
+                found.log.retire("the topic was deleted")
             name = found.metadata.name
             self._names = {n: t for n, t in self._names.items() if n != name}
             self._topics = {t: o for t, o in self._topics.items() if t != topic}

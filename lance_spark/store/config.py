@@ -80,7 +80,7 @@ class StoreConfig:
             "stage_ttl_s": 1,
             "stages_max": 1,
             "writer_ttl_s": 1,
-            "journal_bytes_max": 4 * KIB,
+            "journal_bytes_max": KIB,
             "wait_timeout_s": 0.001,
         }
         for name, low in lowest.items():

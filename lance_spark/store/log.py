@@ -368,16 +368,19 @@ class Log:
                 base_record=last.record,
                 time_floor_ns=append_ns,
                 last_append_ns=append_ns,
+                # The file has two names until the stage is surely gone: if it grew,
+                # the stage would seem to hold more than it was given.
+                closed=True,
             )
             self._link_or_copy(source, segment, self.directory / adopted.name.data_file)
             old_index = source.open_segment(segment).index
             rows = old_index.pread(segment.rows * ROW_BYTES, HEADER_BYTES)
-            mark = Mark(segment.size, segment.rows)
-            header = encode_header(adopted.header(self.topic), mark)
+            header = encode_header(adopted.header(self.topic), Mark())
             index_path = self.directory / adopted.name.index_file
             index = self.context.files.open(index_path, create=True)
             index.pwrite(header + rows, 0)
             index.sync()
+            self.open_segment(adopted).write_mark(segment.size, segment.rows)
             with self._state:
                 self._segments = (*self._segments, adopted)
                 self._new_names = True
@@ -470,7 +473,7 @@ class Log:
                 # The kernel may have dropped the pages: a later sync that succeeds
                 # would prove nothing about them.
                 self.fail(f"a sync failed ({error})")
-                raise StoreReadOnly(self._failure_text()) from error
+                raise StoreReadOnly(self._failure) from error
             with self._state:
                 self._new_names = self._new_names and not new_names
             self._publish(Point(segment.end, segment.end_record))
@@ -515,22 +518,21 @@ class Log:
     # Failure.
 
     def fail(self, reason: str) -> None:
-        """Refuse every further write."""
-        with self._state:
-            if self._failure is None:
-                self._failure = reason
-                logger.error("%s", self._failure_text())
-            self._state.notify_all()
+        """Refuse every further write, because the disk can't be trusted any more."""
+        text = f"read-only since {reason}; mend the disk and reopen the store"
+        if self._failure is None:
+            logger.error("%s: %s", self.where, text)
+        self.retire(text)
 
-    def _failure_text(self) -> str:
-        return (
-            f"{self.where}: read-only since {self._failure}; mend the disk and "
-            "reopen the store"
-        )
+    def retire(self, reason: str) -> None:
+        """Refuse every further write, and wake everybody who waits."""
+        with self._state:
+            self._failure = self._failure or f"{self.where}: {reason}"
+            self._state.notify_all()
 
     def _check_writable(self) -> None:
         if self._failure is not None:
-            raise StoreReadOnly(self._failure_text())
+            raise StoreReadOnly(self._failure)
 
     def _write_failed(self, doing: str, error: OSError) -> StoreWriteFailed:
         return StoreWriteFailed(

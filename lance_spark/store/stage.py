@@ -103,16 +103,8 @@ class Stage:
         return cls(metadata, log, array("I"))
 
     @classmethod
-    def open(cls, context: Context, directory: Path) -> Stage | None:
-        """Open a stage; None if it was never finished or is half removed.
-
-        Raises:
-            StoreError: it can't be read.
-        """
-        data = read_file(context.files, directory / METADATA)
-        if data is None:
-            return None
-        metadata = decode_metadata(data)
+    def open(cls, context: Context, directory: Path, metadata: StageMetadata) -> Stage:
+        """Open a stage."""
         log = open_log(context, metadata.id, directory, LogStart())
         crcs = array("I")
         for segment in log.snapshot()[2]:
@@ -170,6 +162,16 @@ class Stage:
             self._dropped = True
         remove_stage(self.log.context, self.log.directory)
         self.log.context.segments.drop_topic(self.metadata.id)
+
+
+def read_metadata(context: Context, directory: Path) -> StageMetadata | None:
+    """Read what a stage was opened for; None if it is half made or half removed.
+
+    Raises:
+        StoreError: it can't be read.
+    """
+    data = read_file(context.files, directory / METADATA)
+    return None if data is None else decode_metadata(data)
 
 
 def remove_stage(context: Context, directory: Path) -> None:

@@ -39,9 +39,11 @@ from lance_spark.store.journal import Journal, parse_journal
 from lance_spark.store.log import LogEnd
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import Segment
+from lance_spark.store.settlement import Outcome, settle
 from lance_spark.store.stage import (
     Stage,
     StageMetadata,
+    read_metadata,
     remove_stage,
 )
 from lance_spark.store.topic import Topic, TopicMetadata, check_name
@@ -77,27 +79,26 @@ class Staging:
         self._stages: dict[int, Stage] = {}
         self._writers = Writers()
         self._journal: Journal | None = None
+        # A commit that the last process did not end, and what to do about it.
+        self._unsettled: tuple[CommitPlan, Outcome] | None = None
 
     # Opening.
 
-    def load(self, *, new_store: bool, now_ns: int) -> None:
-        """Read the journal, open all stages, and end a commit that was begun."""
-        self._open_journal(new_store=new_store, now_ns=now_ns)
+    def load(self) -> None:
+        """Open all stages, and end a commit that was begun."""
         files = self._context.files
         files.mkdir(self._directory)
         for entry in files.list(self._directory):
             if entry.is_dir and entry.name.isdecimal():
                 self._load_stage(self._directory / entry.name)
-        if self._writers.pending is not None:
-            self._end_pending(decode_begin(self._writers.pending))
-        for stage in list(self._stages.values()):
-            last = self._writers.last(stage.metadata.job.writer)
-            if last is not None and stage.metadata.job.sequence <= last.job.sequence:
-                self._drop(stage)  # Left over by a crash behind its commit.
+        if self._unsettled is not None:
+            self._end_unsettled(*self._unsettled)
+            self._unsettled = None
 
-    def _open_journal(self, *, new_store: bool, now_ns: int) -> None:
+    def open_journal(self, *, is_new: bool, now_ns: int) -> None:
+        """Read the journal, or make one."""
         files, path = self._context.files, self._root / JOURNAL
-        data = None if new_store else read_file(files, path)
+        data = None if is_new else read_file(files, path)
         parsed = parse_journal(data or b"")
         if parsed.fault is None:
             for start, end in parsed.damaged:
@@ -109,7 +110,7 @@ class Staging:
             self._writers.replay(parsed.entries)
             self._journal = Journal.resume(files, path, parsed.end)
             return
-        if not new_store:
+        if not is_new:
             reason = "it is missing" if data is None else parsed.fault
             text = f"the journal is lost ({reason}): earlier commits are forgotten"
             self._context.findings.damage(JOURNAL, text)
@@ -118,57 +119,42 @@ class Staging:
 
     def _load_stage(self, directory: Path) -> None:
         try:
-            stage = Stage.open(self._context, directory)
+            metadata = read_metadata(self._context, directory)
+            # A stage that a crash left over behind its commit is not even opened: its
+            # files may be a topic's by now, and are not to be mended as a stage's.
+            if metadata is None or self._is_over(metadata.job):
+                remove_stage(self._context, directory)
+                return
+            stage = Stage.open(self._context, directory, metadata)
         except StoreError as error:
             # Kept for a person to look at; a commit that names it is refused.
             self._context.findings.damage(f"stages/{directory.name}", str(error))
             return
-        if stage is None:
-            remove_stage(self._context, directory)
-        else:
-            self._stages[stage.metadata.id] = stage
+        self._stages[stage.metadata.id] = stage
 
-    def _end_pending(self, plan: CommitPlan) -> None:
-        """Finish or undo a commit that a crash has interrupted."""
-        where = f"commit {plan.job.sequence} of {plan.job.writer!r}"
-        whole = all(stage in self._stages for stage in plan.stages)
-        if self._is_behind(plan):
-            # Somebody wrote behind it, or its stages are gone while its rows are
-            # there: it was carried out, only the entry that says so is not there.
-            self._remember(plan)
-            self._context.findings.note(JOURNAL, f"{where} was carried out")
-            return
-        for planned in plan.topics:
-            self._set_back(planned)
-        if not whole:
+    def _is_over(self, job: Job) -> bool:
+        last = self._writers.last(job.writer)
+        return last is not None and job.sequence <= last.job.sequence
+
+    def settle(self) -> None:
+        """Decide about a commit that a crash has interrupted, before topics open."""
+        if self._writers.pending is not None:
+            plan = decode_begin(self._writers.pending)
+            self._unsettled = plan, settle(self._context, self._root, plan)
+
+    def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
+        text = f"commit {plan.job.sequence} of {plan.job.writer!r} {outcome.value}"
+        if outcome is Outcome.UNDONE:
             self._append_journal({"kind": "undone"})
-            text = f"{where} is undone: its stages are missing"
             self._context.findings.damage(JOURNAL, text)
             return
-        self._show(plan, self._carry_out(plan))
-        self._context.findings.note(JOURNAL, f"{where} was finished")
-
-    def _is_behind(self, plan: CommitPlan) -> bool:
-        ends = [
-            (self._catalog.get(t.id).log.end().offset, t.range.end)
-            for t in plan.topics
-            if self._catalog.has(t.id)
-        ]
-        if any(there > planned for there, planned in ends):
-            return True
-        gone = any(stage not in self._stages for stage in plan.stages)
-        complete = len(ends) == len(plan.topics)
-        return gone and complete and all(there == end for there, end in ends)
-
-    def _set_back(self, planned: TopicPlan) -> None:
-        if planned.created:
-            if self._catalog.has(planned.id):
-                self._catalog.remove(planned.id)
-        elif self._catalog.has(planned.id):
-            self._context.segments.drop_topic(planned.id)
-            directory = self._catalog.directory(planned.id)
-            reset_files(self._context, directory, planned.end)
-            self._catalog.reopen(planned.id)
+        if outcome is Outcome.AGAIN:
+            self._show(plan, self._carry_out(plan))
+        else:
+            self._remember(plan)
+        for stage in self._job(plan.job):
+            self._drop(stage)
+        self._context.findings.note(JOURNAL, text)
 
     # Stages.
 

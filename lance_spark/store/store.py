@@ -99,35 +99,36 @@ class Store:
             self._syncer = Syncer(self.config.sync_interval_s)
 
     def _load(self, context: Context) -> None:
-        identity, new_store = self._load_identity()
-        self._catalog = Catalog(context, self.path, identity)
-        self._catalog.load(self._clock_ns() // 1_000_000_000)
-        self._staging = Staging(context, self.path, identity, self._catalog)
-        self._staging.load(new_store=new_store, now_ns=self._clock_ns())
-        self._consumers = self._load_consumers()
-
-    def _load_identity(self) -> tuple[Identity, bool]:
         path = self.path / IDENTITY
         identity = Identity.read(self._files, path)
-        if identity is not None:
-            return identity, False
+        is_new = identity is None and not self._files.list(self.path / "segments")
+        if identity is None:
+            identity = self._make_identity(path, is_new=is_new)
+        self._catalog = Catalog(context, self.path, identity)
+        self._staging = Staging(context, self.path, identity, self._catalog)
+        self._staging.open_journal(is_new=is_new, now_ns=self._clock_ns())
+        # A store is one from here on: its journal is there, and will be missed.
+        identity.write()
+        self._staging.settle()
+        self._catalog.load(self._clock_ns() // 1_000_000_000)
+        self._staging.load()
+        self._consumers = self._load_consumers()
+
+    def _make_identity(self, path: Path, *, is_new: bool) -> Identity:
         topics = self._files.list(self.path / "segments")
         highest = max([0, *(int(e.name) for e in topics if e.name.isdecimal())])
-        new_store = not topics
-        jump = 0 if new_store else _LOST_ID_JUMP
-        if not new_store:
+        jump = 0 if is_new else _LOST_ID_JUMP
+        if not is_new:
             text = "missing; ids go on far above those that can be seen"
             self._findings.damage(IDENTITY, text)
         stages = self._files.list(self.path / "stages")
         ids = [int(e.name) for e in stages if e.name.isdecimal()]
-        identity = Identity(
+        return Identity(
             self._files,
             path,
             next_topic=highest + 1 + jump,
             next_stage=max([FIRST_STAGE_ID, *ids]) + jump,
         )
-        identity.write()
-        return identity, new_store
 
     def _load_consumers(self) -> Consumers:
         path = self.path / CONSUMERS

@@ -1,0 +1,79 @@
+"""What becomes of a commit that a crash has interrupted.
+
+Decided from the files alone, before any topic is opened: a topic in the middle of a
+commit may look damaged, and is only to be set back.
+
+- Somebody has written behind the commit, or its stages are gone and all of its bytes
+  are there: it was carried out, only the entry that says so is missing.
+- Its stages are all there: its topics are set back, and it is carried out again.
+- Otherwise nobody can carry it out any more: its topics are set back.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+from lance_spark.errors import StoreError
+from lance_spark.store.commit import CommitPlan, TopicPlan
+from lance_spark.store.context import Context
+from lance_spark.store.files import remove_tree
+from lance_spark.store.recovery import list_segments, reset_files
+from lance_spark.store.stage import read_metadata as read_stage
+from lance_spark.store.topic import read_metadata as read_topic
+
+
+class Outcome(str, Enum):
+    """What is to be done about the commit once topics and stages are open."""
+
+    DONE = "was carried out"
+    AGAIN = "was finished"
+    UNDONE = "is undone: its stages are missing"
+
+
+def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
+    """Decide about an interrupted commit and set its topics back if need be."""
+    added = [_added_bytes(context, root, topic) for topic in plan.topics]
+    planned = [topic.bytes for topic in plan.topics]
+    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
+    if any(there > bytes_ for there, bytes_ in zip(added, planned, strict=True)):
+        return Outcome.DONE
+    if not whole and added == planned:
+        return Outcome.DONE
+    for topic in plan.topics:
+        _set_back(context, root, topic)
+    return Outcome.AGAIN if whole else Outcome.UNDONE
+
+
+def _topic_directory(root: Path, topic: TopicPlan) -> Path:
+    return root / "segments" / str(topic.id)
+
+
+def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
+    """Count the bytes that a topic has gained since the plan was made."""
+    directory = _topic_directory(root, topic)
+    try:
+        metadata = read_topic(context, directory)
+    except StoreError:
+        metadata = None  # Reported when the topic is opened.
+    if metadata is not None and metadata.start.offset > topic.end.offset:
+        # Only a later retention can have moved the start there.
+        return topic.bytes + 1
+    found = list_segments(context.files, directory)
+    sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
+    return sum(sizes) - topic.end.size
+
+
+def _has_stage(context: Context, root: Path, stage: int) -> bool:
+    try:
+        return read_stage(context, root / "stages" / str(stage)) is not None
+    except StoreError:
+        return False
+
+
+def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
+    directory = _topic_directory(root, topic)
+    if topic.created:
+        remove_tree(context.files, directory)
+    else:
+        reset_files(context, directory, topic.end)
