@@ -60,6 +60,7 @@ class TopicPlan:
         name: its name.
         created: the commit creates it.
         overwrite: its old content goes.
+        start: where its log started before.
         end: where it ended before.
         stages: the stages that are added, in order.
         bytes: how much they hold together.
@@ -69,6 +70,7 @@ class TopicPlan:
     name: str
     created: bool
     overwrite: bool
+    start: LogStart
     end: LogEnd
     stages: tuple[int, ...]
     bytes: int
@@ -120,7 +122,14 @@ def encode_begin(plan: CommitPlan) -> Entry:
 def decode_begin(entry: Entry) -> CommitPlan:
     """Read the journal entry of a plan."""
     topics = [
-        TopicPlan(**{**t, "end": LogEnd(**t["end"]), "stages": tuple(t["stages"])})
+        TopicPlan(
+            **{
+                **t,
+                "start": LogStart(*t["start"]),
+                "end": LogEnd(**t["end"]),
+                "stages": tuple(t["stages"]),
+            }
+        )
         for t in entry["topics"]
     ]
     job = Job(entry["writer"], entry["sequence"])

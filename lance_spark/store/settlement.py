@@ -11,6 +11,7 @@ commit may look damaged, and is only to be set back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lance_spark.store.files import remove_tree
 from lance_spark.store.recovery import list_segments, reset_files
 from lance_spark.store.stage import read_metadata as read_stage
 from lance_spark.store.topic import read_metadata as read_topic
+from lance_spark.store.topic import write_metadata
 
 
 class Outcome(str, Enum):
@@ -75,5 +77,9 @@ def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
     directory = _topic_directory(root, topic)
     if topic.created:
         remove_tree(context.files, directory)
-    else:
-        reset_files(context, directory, topic.end)
+        return
+    metadata = read_topic(context, directory)
+    if metadata is not None and metadata.start != topic.start:
+        # Else opening the topic would drop what is overwritten before its time.
+        write_metadata(context, directory, replace(metadata, start=topic.start))
+    reset_files(context, directory, topic.end)

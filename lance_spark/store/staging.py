@@ -36,7 +36,7 @@ from lance_spark.store.context import Context
 from lance_spark.store.files import read_file
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, parse_journal
-from lance_spark.store.log import LogEnd
+from lance_spark.store.log import LogEnd, LogStart
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import Segment
 from lance_spark.store.settlement import Outcome, settle
@@ -313,7 +313,7 @@ class Staging:
                 locks.enter_context(stage.log.exclusive())
                 stage.log.sync()
             plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
-            saved = {t.metadata.id: (t.metadata, t.log.segments()) for t in topics}
+            saved = {topic.metadata.id: topic.log.segments() for topic in topics}
             with self._writing("begin a commit"):
                 self._append_journal(encode_begin(plan))
             try:
@@ -342,15 +342,17 @@ class Staging:
             if topic is None:
                 with self._writing("reserve a topic's id"):
                     topic_id = self._identity.new_topic()
-                end = LogEnd(0, 0, -1, 0, 0, 0)
+                start, end = LogStart(), LogEnd(0, 0, -1, 0, 0, 0)
             else:
-                topic_id, end = topic.metadata.id, topic.log.end()
+                topic_id = topic.metadata.id
+                start, end = topic.metadata.start, topic.log.end()
             planned.append(
                 TopicPlan(
                     topic_id,
                     name,
                     created=topic is None,
                     overwrite=name in overwrite,
+                    start=start,
                     end=end,
                     stages=tuple(stage.metadata.id for stage in own),
                     bytes=sum(stage.size for stage in own),
@@ -384,7 +386,7 @@ class Staging:
     def _undo(
         self,
         plan: CommitPlan,
-        saved: dict[int, tuple[TopicMetadata, list[Segment]]],
+        saved: dict[int, list[Segment]],
         cause: Exception,
     ) -> None:
         """Leave nothing of a commit that could not be carried out."""
@@ -398,12 +400,11 @@ class Staging:
                 log = self._catalog.get(planned.id).log
                 if log.failure is not None:
                     raise StoreError(log.failure)
-                metadata, segments = saved[planned.id]
                 self._context.segments.drop_topic(planned.id)
                 reset_files(self._context, log.directory, planned.end)
-                log.restore(segments)
+                log.restore(saved[planned.id])
                 if planned.overwrite:
-                    self._catalog.get(planned.id).update(start=metadata.start)
+                    self._catalog.get(planned.id).update(start=planned.start)
             self._append_journal({"kind": "undone"})
         except (LanceError, OSError) as error:
             # Whether the commit counts is decided by the next opening, which sets

@@ -89,6 +89,13 @@ class Disk:
             apply_change(self.durable, change)
             self.pending.remove(change)
 
+    def image(self) -> tuple[object, ...]:
+        """All that is on the disk, to tell one disk from another."""
+        contents = {n: bytes(inode.seen) for n, inode in self.inodes.items()}
+        return tuple(
+            (name, contents.get(number)) for name, number in sorted(self.seen.items())
+        )
+
     # What is left.
 
     def killed(self) -> Disk:
@@ -283,11 +290,11 @@ class DiskFiles:
     def list(self, path: Path) -> list[Entry]:
         self.reading("list", str(path))
         entries = []
+        prefix = f"{path}/"
         for name, number in self.disk.seen.items():
-            if name != "/" and os.path.dirname(name) == str(path):
+            if name.startswith(prefix) and "/" not in name[len(prefix) :]:
                 size = 0 if number == DIRECTORY else len(self.disk.inodes[number].seen)
-                entry = Entry(os.path.basename(name), number == DIRECTORY, size)
-                entries.append(entry)
+                entries.append(Entry(name[len(prefix) :], number == DIRECTORY, size))
         return sorted(entries, key=lambda entry: entry.name)
 
     def sync_dir(self, path: Path) -> None:
