@@ -81,6 +81,8 @@ class Staging:
         self._journal: Journal | None = None
         # A commit that the last process did not end, and what to do about it.
         self._unsettled: tuple[CommitPlan, Outcome] | None = None
+        # Why the journal is left alone until the next opening, which acts on it.
+        self._failure: str | None = None
 
     # Opening.
 
@@ -206,6 +208,7 @@ class Staging:
     def abort(self, writer: str, sequence: int) -> int:
         """Drop all stages of a job; tell how many there were."""
         with self._committing:
+            self._check_writable()
             stages = self._job(Job(writer, sequence))
             for stage in stages:
                 self._drop(stage)
@@ -215,6 +218,7 @@ class Staging:
         """Drop the stages of jobs that nobody has touched for too long."""
         oldest_ns = now_ns - self._context.config.stage_ttl_s * 1_000_000_000
         with self._committing:
+            self._check_writable()
             jobs: dict[Job, list[Stage]] = {}
             for stage in self.all():
                 jobs.setdefault(stage.metadata.job, []).append(stage)
@@ -259,6 +263,7 @@ class Staging:
             check_name(name)
         job, replaced = Job(writer, sequence), frozenset(overwrite)
         with self._committing:
+            self._check_writable()
             last = self._writers.last(writer)
             if last is not None and sequence <= last.job.sequence:
                 return self._repeat(job, named, replaced)
@@ -410,11 +415,21 @@ class Staging:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
             reason = f"a commit failed ({cause}) and could not be undone ({error})"
-            for topic in self._catalog:
-                topic.log.fail(reason)
+            self._fail(reason)
             raise StoreReadOnly(
                 f"{reason}; reopen the store, which finishes or undoes it"
             ) from error
+
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        for topic in self._catalog:
+            topic.log.fail(reason)
+
+    def _check_writable(self) -> None:
+        if self._failure is not None:
+            raise StoreReadOnly(
+                f"no commits since {self._failure}; mend the disk and reopen the store"
+            )
 
     # Keeping the journal short.
 
@@ -422,6 +437,7 @@ class Staging:
         """Forget old writers, and rewrite the journal when it has grown."""
         config = self._context.config
         with self._committing, self._writing("compact the journal"):
+            self._check_writable()
             assert self._journal is not None
             self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
             if self._journal.size > config.journal_bytes_max:
@@ -451,8 +467,7 @@ class Staging:
             if self._journal is not None and self._journal.failed:
                 # An entry may or may not be there, and the next opening acts on it.
                 reason = f"the journal could not be written ({error})"
-                for topic in self._catalog:
-                    topic.log.fail(reason)
+                self._fail(reason)
                 raise StoreReadOnly(f"{reason}; reopen the store") from error
             raise StoreWriteFailed(f"could not {doing}: {error}") from error
 
