@@ -10,7 +10,7 @@ from typing import Any
 from lance_spark.errors import StoreError, TopicExists, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
-from lance_spark.store.files import remove_tree
+from lance_spark.store.files import make_directories, remove_tree
 from lance_spark.store.identity import Identity
 from lance_spark.store.log import Log
 from lance_spark.store.recovery import list_segments, open_log
@@ -44,8 +44,8 @@ class Catalog:
     def load(self, now_s: int) -> None:
         """Open all topics, and make the default topic if there is none."""
         files = self._context.files
-        files.mkdir(self._segments)
-        files.mkdir(self._trash)
+        make_directories(files, self._segments)
+        make_directories(files, self._trash)
         for entry in files.list(self._trash):
             remove_tree(files, self._trash / entry.name)
         entries = files.list(self._segments)

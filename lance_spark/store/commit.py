@@ -93,6 +93,7 @@ class CommitPlan:
 
     job: Job
     at_ns: int
+    next_stage: int
     topics: tuple[TopicPlan, ...]
 
     @property
@@ -105,7 +106,9 @@ class CommitPlan:
         """What is remembered of it."""
         overwritten = frozenset(t.name for t in self.topics if t.overwrite)
         ranges = tuple(topic.range for topic in self.topics)
-        return Commit(self.job, self.at_ns, ranges, self.stages, overwritten)
+        return Commit(
+            self.job, self.at_ns, ranges, self.stages, self.next_stage, overwritten
+        )
 
 
 def encode_begin(plan: CommitPlan) -> Entry:
@@ -115,6 +118,7 @@ def encode_begin(plan: CommitPlan) -> Entry:
         "writer": plan.job.writer,
         "sequence": plan.job.sequence,
         "at_ns": plan.at_ns,
+        "next_stage": plan.next_stage,
         "topics": [asdict(topic) for topic in plan.topics],
     }
 
@@ -133,7 +137,7 @@ def decode_begin(entry: Entry) -> CommitPlan:
         for t in entry["topics"]
     ]
     job = Job(entry["writer"], entry["sequence"])
-    return CommitPlan(job, entry["at_ns"], tuple(topics))
+    return CommitPlan(job, entry["at_ns"], entry["next_stage"], tuple(topics))
 
 
 def is_same_commit(

@@ -77,8 +77,11 @@ class Files(Protocol):
     def unlink(self, path: Path) -> None:
         """Remove a file."""
 
+    def exists(self, path: Path) -> bool:
+        """Tell whether there is a file or directory of that name."""
+
     def mkdir(self, path: Path) -> None:
-        """Make a directory if it is not there."""
+        """Make a directory if it is not there, in one that is."""
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
@@ -157,8 +160,12 @@ class OsFiles:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
     def mkdir(self, path: Path) -> None:
-        os.makedirs(path, exist_ok=True)
+        if not os.path.isdir(path):
+            os.mkdir(path)
 
     def rmdir(self, path: Path) -> None:
         os.rmdir(path)
@@ -234,6 +241,14 @@ def _created(files: Files, path: Path) -> Iterator[File]:
         yield file
     finally:
         file.close()
+
+
+def make_directories(files: Files, path: Path) -> None:
+    """Make a directory and those above it that are not there, durably."""
+    if not files.exists(path):
+        make_directories(files, path.parent)
+        files.mkdir(path)
+        files.sync_dir(path.parent)
 
 
 def remove_if_there(files: Files, path: Path) -> None:

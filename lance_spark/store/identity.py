@@ -69,6 +69,11 @@ class Identity:
         """The lowest id that no topic has had."""
         return self._next_topic
 
+    @property
+    def next_stage(self) -> int:
+        """The lowest id that no stage has had."""
+        return self._next_stage
+
     def new_topic(self) -> int:
         """Give out a topic's id."""
         with self._lock:

@@ -196,7 +196,10 @@ class _Recovery:
             return None
         data_bytes = found.data_bytes or 0
         if following:
-            mark = Mark(max(segment.size, data_bytes), _row_count(found))
+            mark = Mark(
+                max(segment.size, data_bytes, mark.position),
+                max(_row_count(found), mark.rows),
+            )
         if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
             return segment
         return self._recover(segment, found, mark)

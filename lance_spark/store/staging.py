@@ -33,7 +33,7 @@ from lance_spark.store.commit import (
     show,
 )
 from lance_spark.store.context import Context
-from lance_spark.store.files import read_file
+from lance_spark.store.files import make_directories, read_file
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, parse_journal
 from lance_spark.store.log import LogEnd, LogStart
@@ -89,7 +89,7 @@ class Staging:
     def load(self) -> None:
         """Open all stages, and end a commit that was begun."""
         files = self._context.files
-        files.mkdir(self._directory)
+        make_directories(files, self._directory)
         for entry in files.list(self._directory):
             if entry.is_dir and entry.name.isdecimal():
                 self._load_stage(self._directory / entry.name)
@@ -124,7 +124,7 @@ class Staging:
             metadata = read_metadata(self._context, directory)
             # A stage that a crash left over behind its commit is not even opened: its
             # files may be a topic's by now, and are not to be mended as a stage's.
-            if metadata is None or self._is_over(metadata.job):
+            if metadata is None or self._is_over(metadata):
                 remove_stage(self._context, directory)
                 return
             stage = Stage.open(self._context, directory, metadata)
@@ -134,9 +134,11 @@ class Staging:
             return
         self._stages[stage.metadata.id] = stage
 
-    def _is_over(self, job: Job) -> bool:
-        last = self._writers.last(job.writer)
-        return last is not None and job.sequence <= last.job.sequence
+    def _is_over(self, stage: StageMetadata) -> bool:
+        last = self._writers.last(stage.job.writer)
+        if last is None or stage.job.sequence > last.job.sequence:
+            return False
+        return stage.job.sequence < last.job.sequence or stage.id < last.next_stage
 
     def settle(self) -> None:
         """Decide about a commit that a crash has interrupted, before topics open."""
@@ -363,7 +365,7 @@ class Staging:
                     bytes=sum(stage.size for stage in own),
                 )
             )
-        return CommitPlan(job, now_ns, tuple(planned))
+        return CommitPlan(job, now_ns, self._identity.next_stage, tuple(planned))
 
     def _carry_out(self, plan: CommitPlan) -> list[Topic]:
         """Carry out a plan that is in the journal; give the topics that are new."""

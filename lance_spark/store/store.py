@@ -25,7 +25,7 @@ from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import Consumers, parse_consumers
 from lance_spark.store.context import Context
-from lance_spark.store.files import File, Files, OsFiles, read_file
+from lance_spark.store.files import File, Files, OsFiles, make_directories, read_file
 from lance_spark.store.finding import Finding, Findings
 from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
@@ -86,7 +86,7 @@ class Store:
             self._files, self.config, framing, self._segments, self._findings
         )
         with self._disk("open", StoreError):
-            self._files.mkdir(self.path)
+            make_directories(self._files, self.path)
             self._lock: File = self._files.lock(self.path / LOCK)
         try:
             with self._disk("open", StoreError):

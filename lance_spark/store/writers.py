@@ -35,6 +35,8 @@ class Commit:
         at_ns: when.
         ranges: what it added, by topic.
         stages: the stages it named.
+        next_stage: the lowest stage id that was not given out then. Stages of the job
+            with lower ids are over; with higher ones it has been staged once more.
         overwritten: names of the topics whose content it replaced.
     """
 
@@ -42,6 +44,7 @@ class Commit:
     at_ns: int
     ranges: tuple[CommittedRange, ...]
     stages: frozenset[int]
+    next_stage: int
     overwritten: frozenset[str]
 
     @property
@@ -59,6 +62,7 @@ def encode_done(commit: Commit) -> Entry:
         "at_ns": commit.at_ns,
         "ranges": [[r.topic, r.name, r.start, r.end] for r in commit.ranges],
         "stages": sorted(commit.stages),
+        "next_stage": commit.next_stage,
         "overwritten": sorted(commit.overwritten),
     }
 
@@ -70,6 +74,7 @@ def decode_done(entry: Entry) -> Commit:
         entry["at_ns"],
         tuple(CommittedRange(*r) for r in entry["ranges"]),
         frozenset(entry["stages"]),
+        entry["next_stage"],
         frozenset(entry["overwritten"]),
     )
 

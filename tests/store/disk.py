@@ -274,11 +274,14 @@ class DiskFiles:
         self.changing("unlink", str(path))
         self.disk.change((str(path), None))
 
+    def exists(self, path: Path) -> bool:
+        return str(path) in self.disk.seen
+
     def mkdir(self, path: Path) -> None:
-        for directory in [*reversed(path.parents), path]:
-            if str(directory) not in self.disk.seen:
-                self.changing("mkdir", str(directory))
-                self.disk.change((str(directory), DIRECTORY))
+        if str(path) not in self.disk.seen:
+            self.changing("mkdir", str(path))
+            self._number(path.parent)
+            self.disk.change((str(path), DIRECTORY))
 
     def rmdir(self, path: Path) -> None:
         self._number(path)

@@ -20,7 +20,6 @@ from lance_spark.model import Retention
 from lance_spark.store import Fsync, NamedStage, Store, StoreConfig
 from tests.store.disk import Disk, DiskFiles
 from tests.store.kit import (
-    ROOT,
     SMALL,
     Seen,
     batch,
@@ -169,8 +168,6 @@ def record(fsync: Fsync) -> list[Picture]:
     disk = Disk()
     files = DiskFiles(disk)
     recorder = Recorder(disk)
-    files.mkdir(ROOT)
-    disk.sync_dir("/")
     files.before = recorder
     store = open_store(files=files, config=config)
     nothing = look(open_store(files=DiskFiles(disk.clone()), config=config))
