@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from lance_spark.store.topic import (
     read_metadata,
     write_metadata,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class Catalog:
@@ -176,6 +179,7 @@ class Catalog:
         Raises:
             UnknownTopic: there is none.
             StoreError: it is the default topic.
+            OSError: it may be there again after the loss of power, if it is gone.
         """
         if topic == DEFAULT_TOPIC:
             raise StoreError("the default topic can't be deleted")
@@ -186,14 +190,23 @@ class Catalog:
                 grave = self._trash / str(topic)
                 remove_tree(files, grave)
                 files.replace(self.directory(topic), grave)
-                files.sync_dir(self._segments)
+                # The files are gone from their place: whatever happens from here on,
+                # nothing more may be written to them.
                 found.log.retire("the topic was deleted")
-            name = found.metadata.name
-            self._names = {n: t for n, t in self._names.items() if n != name}
-            self._topics = {t: o for t, o in self._topics.items() if t != topic}
-            self.version += 1
+                self._forget(topic)
+            files.sync_dir(self._segments)
         self._context.segments.drop_topic(topic)
-        remove_tree(files, grave)
+        try:
+            remove_tree(files, grave)
+        except OSError as error:
+            # The topic is gone all the same; the next opening empties the trash.
+            logger.warning("trash/%d: could not remove: %s", topic, error)
+
+    def _forget(self, topic: int) -> None:
+        name = self._topics[topic].metadata.name
+        self._names = {n: t for n, t in self._names.items() if n != name}
+        self._topics = {t: o for t, o in self._topics.items() if t != topic}
+        self.version += 1
 
     def _add(self, topic: Topic) -> None:
         topic_id = topic.metadata.id

@@ -102,14 +102,21 @@ class _Checker:
 
     def check(self) -> Iterator[Finding]:
         yield from self._identity()
-        yield from self._journal()
-        yield from self._consumers()
+        yield from self._whole(JOURNAL, self._journal)
+        yield from self._whole(CONSUMERS, self._consumers)
         for entry in self.files.list(self.root / "segments"):
             if entry.is_dir and entry.name.isdecimal():
                 yield from self._topic(f"segments/{entry.name}", int(entry.name))
         for entry in self.files.list(self.root / "stages"):
             if entry.is_dir and entry.name.isdecimal():
                 yield from self._stage(f"stages/{entry.name}", int(entry.name))
+
+    @staticmethod
+    def _whole(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+        try:
+            yield from check()
+        except StoreError as error:
+            yield _damage(name, str(error))
 
     def _identity(self) -> Iterator[Finding]:
         try:

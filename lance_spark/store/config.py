@@ -26,8 +26,9 @@ class StoreConfig:
 
     Args:
         fsync: when an append is durable, and so acknowledged and readable.
-        sync_interval_s: the shortest time between two shared syncs; appends that come
-            in between wait for the next one together.
+        sync_interval_s: the shortest time between two shared syncs. Appends that come
+            during a sync share the next one; a longer time lets more of them share
+            it, and each of them wait longer.
         segment_bytes: a segment is closed before it grows past this.
         segment_age_s: a segment is closed when its first batch is older than this, so
             that retention by age can drop it; 0 turns it off.
@@ -49,7 +50,7 @@ class StoreConfig:
     """
 
     fsync: Fsync = Fsync.BATCH
-    sync_interval_s: float = 0.002
+    sync_interval_s: float = 0.0
     segment_bytes: int = 64 * MIB
     segment_age_s: int = DAY_S
     index_bytes_max: int = 16 * MIB

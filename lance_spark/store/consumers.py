@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from lance_spark.errors import StoreWriteFailed
+from lance_spark.errors import StoreError, StoreWriteFailed
 from lance_spark.store.files import File, Files, remove_if_there
 
 MAGIC = b"LSCONSU0"
@@ -58,12 +58,16 @@ def _checksum(key: ConsumerKey, offset: int) -> int:
 
 
 def parse_consumers(data: bytes) -> Parsed:
-    """Find the offsets in a file."""
+    """Find the offsets in a file.
+
+    Raises:
+        StoreError: it was written by another version, and is not to be touched.
+    """
     if len(data) < _FILE_HEADER.size or not data.startswith(MAGIC):
         return Parsed({}, 0, 0, "not a file of consumer offsets")
     version = _FILE_HEADER.unpack_from(data)[1]
     if version != VERSION:
-        return Parsed({}, 0, 0, f"version {version} is not supported")
+        raise StoreError(f"the offsets have version {version}, which is not supported")
     offsets: dict[ConsumerKey, int] = {}
     damaged = 0
     entries = (len(data) - _FILE_HEADER.size) // _ENTRY.size

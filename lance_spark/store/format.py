@@ -229,6 +229,8 @@ def make_batch_rows(
         return encode_batch_row(
             position, record, append_ns, length, len(starts), data_crc
         )
+    # The number of inner rows is a u16.
+    stride = max(stride, length // 2**15)
     wanted = np.searchsorted(starts, np.arange(stride, length, stride))
     inner = np.unique(wanted[wanted < len(starts)])
     rows = np.zeros(1 + len(inner), ROW)

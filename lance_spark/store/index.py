@@ -90,7 +90,6 @@ class IndexTable:
     def extend(self, rows: Rows) -> None:
         """Take in further rows, in the order of the file."""
         batches = rows[rows["kind"] != Kind.INNER]
-        self._position.extend(batches["position"])
         self._record.extend(batches["record"])
         self._append_ns.extend(batches["append_ns"])
         self._length.extend(batches["length"])
@@ -98,8 +97,11 @@ class IndexTable:
         self._data_crc.extend(batches["data_crc"])
         self._lost.extend(batches["kind"] == Kind.LOST)
         self._verified.extend(np.zeros(len(batches), np.bool_))
-        self._boundary_position.extend(rows["position"])
         self._boundary_record.extend(rows["record"])
+        # Last, because they are what is searched: whoever finds a row, while others
+        # are added, finds all of it.
+        self._position.extend(batches["position"])
+        self._boundary_position.extend(rows["position"])
         self.rows += len(rows)
 
     @property

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+from lance_spark.errors import StoreError
 from lance_spark.store.files import File, Files, remove_if_there
 
 MAGIC = b"LSJOURN0"
@@ -72,14 +73,18 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def parse_journal(data: bytes) -> Parsed:
-    """Find the entries of a journal."""
+    """Find the entries of a journal.
+
+    Raises:
+        StoreError: it was written by another version, and is not to be touched.
+    """
     if len(data) < _FILE_HEADER.size:
         return Parsed([], 0, [], f"{len(data)} bytes are no journal")
     magic, version, _ = _FILE_HEADER.unpack_from(data)
     if magic != MAGIC:
         return Parsed([], 0, [], "not a journal file")
     if version != VERSION:
-        return Parsed([], 0, [], f"version {version} is not supported")
+        raise StoreError(f"the journal has version {version}, which is not supported")
     entries: list[Entry] = []
     damaged: list[tuple[int, int]] = []
     end = at = _FILE_HEADER.size
@@ -122,15 +127,9 @@ class Journal:
     @classmethod
     def create(cls, files: Files, path: Path, entries: Iterable[Entry]) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
-        temporary = path.with_name(path.name + ".tmp")
-        remove_if_there(files, temporary)
-        data = encode_file_header() + b"".join(map(encode_entry, entries))
-        file = files.open(temporary, create=True)
-        file.pwrite(data, 0)
-        file.sync()
-        files.replace(temporary, path)
-        files.sync_dir(path.parent)
-        return cls(files, path, file, len(data))
+        file, size = _write_beside(files, path, entries)
+        _put_in_place(files, path)
+        return cls(files, path, file, size)
 
     @classmethod
     def resume(cls, files: Files, path: Path, end: int) -> Journal:
@@ -168,6 +167,22 @@ class Journal:
             raise
         self._end += len(data)
 
+    def rewrite(self, entries: Iterable[Entry]) -> None:
+        """Replace all entries by others that say the same.
+
+        Raises:
+            OSError: see `append`, unless `failed` says that the old one is still good.
+        """
+        file, size = _write_beside(self._files, self._path, entries)
+        try:
+            _put_in_place(self._files, self._path)
+        except OSError as error:
+            # Which of the two is there is not known: neither may be written to.
+            self._failed = error
+            raise
+        self._file.close()
+        self._file, self._end = file, size
+
     def _take_back(self) -> None:
         try:
             self._file.truncate(self._end)
@@ -182,3 +197,23 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _write_beside(
+    files: Files, path: Path, entries: Iterable[Entry]
+) -> tuple[File, int]:
+    remove_if_there(files, _beside(path))
+    data = encode_file_header() + b"".join(map(encode_entry, entries))
+    file = files.open(_beside(path), create=True)
+    file.pwrite(data, 0)
+    file.sync()
+    return file, len(data)
+
+
+def _put_in_place(files: Files, path: Path) -> None:
+    files.replace(_beside(path), path)
+    files.sync_dir(path.parent)

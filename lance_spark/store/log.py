@@ -47,8 +47,14 @@ from lance_spark.store.format import (
     encode_header,
     make_batch_rows,
     seal_rows,
+    valid_rows,
 )
-from lance_spark.store.segment import OpenSegment, Segment, verify_range
+from lance_spark.store.segment import (
+    DamagedIndex,
+    OpenSegment,
+    Segment,
+    verify_range,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +131,8 @@ class Log:
         self._held: Point | None = None
         # Files were added whose names are not yet sure to survive.
         self._new_names = False
+        # Something was written since the last sync.
+        self._changed = False
         self._failure: str | None = None
 
     # What is there.
@@ -248,6 +256,7 @@ class Log:
             segment.rows += len(rows) // ROW_BYTES
             segment.records += records
             segment.last_append_ns = append_ns
+            self._changed = True
             return Appended(start, segment.end, record, records)
 
     def _take_back(self, opened: OpenSegment, segment: Segment, cause: OSError) -> None:
@@ -306,7 +315,11 @@ class Log:
             self.sync()
         last = self.end()
         name = SegmentName(last.next_segment, now_ns)
-        segment = Segment(name, last.offset, last.record)
+        # Times never go back, also not while the segment is empty.
+        floor_ns = self.last_append_ns
+        segment = Segment(
+            name, last.offset, last.record, floor_ns, last_append_ns=floor_ns
+        )
         try:
             self._create_files(segment)
         except OSError as error:
@@ -360,7 +373,10 @@ class Log:
         is removed; the index is written anew with this log's header.
         """
         with self._write, self._writing("adopt a stage"):
-            last, append_ns = self.end(), max(now_ns, self.last_append_ns)
+            last = self.end()
+            # Not before any of its rows either, should the clock have gone back.
+            newest_ns = max(self.last_append_ns, segment.last_append_ns)
+            append_ns = max(now_ns, newest_ns)
             adopted = replace(
                 segment,
                 name=SegmentName(last.next_segment, segment.name.start_ns),
@@ -375,6 +391,8 @@ class Log:
             self._link_or_copy(source, segment, self.directory / adopted.name.data_file)
             old_index = source.open_segment(segment).index
             rows = old_index.pread(segment.rows * ROW_BYTES, HEADER_BYTES)
+            if not valid_rows(decode_rows(rows)).all():
+                raise DamagedIndex(f"{source.where}: rows of the index are damaged")
             header = encode_header(adopted.header(self.topic), Mark())
             index_path = self.directory / adopted.name.index_file
             index = self.context.files.open(index_path, create=True)
@@ -383,7 +401,7 @@ class Log:
             self.open_segment(adopted).write_mark(segment.size, segment.rows)
             with self._state:
                 self._segments = (*self._segments, adopted)
-                self._new_names = True
+                self._new_names = self._changed = True
 
     def _link_or_copy(self, source: Log, segment: Segment, target: Path) -> None:
         files = self.context.files
@@ -417,11 +435,24 @@ class Log:
             self._held = None
         self._publish(self._end_point())
 
-    def restore(self, segments: list[Segment]) -> None:
-        """Go back to segments that `segments` gave, after `recovery.reset_files`."""
-        with self._write, self._state:
+    @contextmanager
+    def going_back(self, segments: list[Segment]) -> Iterator[None]:
+        """Set the files back inside, and the log behind, to what `segments` gave.
+
+        No sync runs meanwhile: it would mark, and show, an end that is gone.
+        """
+        with self._write, self._syncing:
+            yield
+            self._restore(segments)
+
+    def _restore(self, segments: list[Segment]) -> None:
+        with self._state:
             self.context.segments.drop_topic(self.topic)
-            self._segments = tuple(segments)
+            # The same objects, since views of the log still have them.
+            kept = self._segments[: len(segments)]
+            for segment, old in zip(kept, segments, strict=True):
+                segment.go_back(old)
+            self._segments = kept
             self._held = None
 
     def drop_before(self, start: LogStart) -> None:
@@ -432,6 +463,8 @@ class Log:
         """
         with self._write:
             with self._state:
+                if start <= self._start:
+                    return
                 number = start.segment
                 kept = tuple(s for s in self._segments if s.name.number >= number)
                 gone = self._segments[: len(self._segments) - len(kept)]
@@ -463,8 +496,9 @@ class Log:
                     return
                 segment = replace(self._segments[-1])
                 new_names = self._new_names
-            try:
+            with self._writing("open the last segment to sync it"):
                 opened = self.open_segment(segment)
+            try:
                 opened.sync()
                 if new_names:
                     self.context.files.sync_dir(self.directory)
@@ -476,6 +510,7 @@ class Log:
                 raise StoreReadOnly(self._failure) from error
             with self._state:
                 self._new_names = self._new_names and not new_names
+                self._changed = self._segments[-1].size != segment.size
             self._publish(Point(segment.end, segment.end_record))
 
     def wait(self, end: int, *, timeout_s: float) -> None:
@@ -502,10 +537,14 @@ class Log:
             return self._visible.offset
 
     def close(self) -> None:
-        """Make everything durable, whatever the policy, unless the disk has failed."""
+        """Make the last segment durable, whatever the policy, and refuse all writes."""
         with self._write:
-            if self._failure is None:
-                self.sync()
+            try:
+                if self._failure is None and self._changed:
+                    self.sync()
+            finally:
+                # A writer that is late must not meet the next owner of the files.
+                self.retire("the store is closed")
 
     def _publish(self, end: Point) -> None:
         with self._state:

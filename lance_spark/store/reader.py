@@ -137,7 +137,7 @@ class View:
             number = 0
             if append_ns > segment.time_floor_ns:
                 number = found.table.batch_at_time(append_ns)
-            if number == found.table.batches:
+            if number >= found.table.batches:
                 return self.locate_end()
             batch = found.table.batch(number)
             at = Boundary(batch.position, batch.record)
@@ -200,6 +200,10 @@ class View:
             yield
         except FileNotFoundError as error:
             start, end = segment.base_offset, segment.end
+            if start < self.log.start.offset:
+                # Retention was quicker than this view.
+                log_start = self.log.start.offset
+                raise OutOfRange(start, log_start, self.end.offset) from error
             reason = f"the file {error.filename} is missing"
             raise Corrupt(self.log.where, start, end, reason) from error
         except OSError as error:

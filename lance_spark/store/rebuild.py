@@ -237,6 +237,8 @@ def open_with_table(log: Log, segment: Segment) -> tuple[OpenSegment, IndexTable
 def _mend(log: Log, segment: Segment) -> None:
     context = log.context
     opened = log.open_segment(segment)
+    # The new index says that everything in it is durable.
+    opened.data.sync()
     rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
     if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
         return  # Another thread was here first.
@@ -248,7 +250,13 @@ def _mend(log: Log, segment: Segment) -> None:
         framing=context.framing,
         stride=context.config.index_stride_bytes,
     )
-    write_index(context, log.directory, segment.header(log.topic), rebuilt)
+    try:
+        write_index(context, log.directory, segment.header(log.topic), rebuilt)
+    except OSError as error:
+        # Which of the two indexes is there is not known: none may be written to.
+        log.fail(f"an index could not be rebuilt ({error})")
+        raise
+    finally:
+        context.segments.drop(SegmentKey(log.topic, segment.name.number))
     report_rebuilt(context, log.where, segment.base_offset, rebuilt)
     segment.rows = rebuilt.rows
-    context.segments.drop(SegmentKey(log.topic, segment.name.number))

@@ -16,7 +16,7 @@ The rules, in the order in which they are applied to a directory:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lance_spark.store.context import Context
@@ -100,6 +100,9 @@ def open_log(
             end = Point(segment.base_offset, segment.base_record)
         if segment.base_offset > end.offset:
             recovery.report_gap(end.offset, segment.base_offset)
+        if segments and segments[-1].last_append_ns > segment.last_append_ns:
+            # Only a rebuilt index can say so; searches rely on the order.
+            segment.last_append_ns = segments[-1].last_append_ns
         segments.append(segment)
         end = Point(segment.end, segment.end_record)
     if start is None:
@@ -181,12 +184,11 @@ class _Recovery:
             known: whether `end` can be relied on.
         """
         header, mark = self._read_header(found)
-        if isinstance(header, Header) and known and header.base_offset < end.offset:
-            header = "it belongs to other data"
         if isinstance(header, str):
             return self._without_index(found, following, header, end, known=known)
         base = (header.base_offset, header.base_record, header.time_floor_ns)
         segment = Segment(found.name, *base)
+        segment.last_append_ns = segment.time_floor_ns
         self._take_last_row(segment, found)
         if found.data_bytes is None and not (mark.rows or segment.rows):
             # The crash came between the making of the two files.
@@ -200,6 +202,9 @@ class _Recovery:
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
+            limit = self._end_before(following[0], segment)
+            if limit is not None and limit < mark.position:
+                return self._recover_overlong(segment, found, limit)
         if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
             return segment
         return self._recover(segment, found, mark)
@@ -259,9 +264,9 @@ class _Recovery:
         rebuilt = self._rebuild(
             decode_rows(b""), data, found.data_bytes, segment, cut_tail=not following
         )
+        self._finish(segment, replace(found, index_bytes=None), data, rebuilt)
         text = f"the index can't be used ({reason}); a new one was made"
         self._context.findings.note(self._where, text, base.offset, segment.end)
-        self._finish(segment, found, data, rebuilt)
         return segment
 
     def _base_before(self, found: Found, following: list[Found], end: Point) -> Point:
@@ -273,6 +278,25 @@ class _Recovery:
                 # counted from 0.
                 return Point(header.base_offset - found.data_bytes, 0)
         return end
+
+    def _end_before(self, following: Found, segment: Segment) -> int | None:
+        """Find where a segment has to end, from the one behind it."""
+        header, _ = self._read_header(following)
+        if isinstance(header, str):
+            return None
+        return header.base_offset - segment.base_offset
+
+    def _recover_overlong(self, segment: Segment, found: Found, limit: int) -> Segment:
+        """Leave out what is behind a segment's end: offsets behind it must not move."""
+        data = self._open_data(found)
+        rebuilt = self._rebuild(self._read_rows(found), data, limit, segment)
+        start = segment.base_offset + limit
+        text = f"{found.name.data_file} goes on behind the start of the next segment"
+        self._context.findings.damage(self._where, text, start, start)
+        # As if it had no index: a new one is written, and the data is left alone.
+        shown = replace(found, data_bytes=limit, index_bytes=None)
+        self._finish(segment, shown, data, rebuilt)
+        return segment
 
     def _recover(self, segment: Segment, found: Found, mark: Mark) -> Segment:
         """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
@@ -339,7 +363,7 @@ class _Recovery:
             end = segment.base_offset + data_bytes
             text = "written but never acknowledged; cut off"
             self._context.findings.note(self._where, text, start, end)
-        if rebuilt.made or rebuilt.lost or found.index_bytes is None:
+        if not _is_prefix(rebuilt, found):
             data.sync()
             header = segment.header(self._topic)
             write_index(self._context, self._directory, header, rebuilt)
@@ -350,6 +374,12 @@ class _Recovery:
         opened = OpenSegment(self._context.files, self._directory, found.name)
         _cut(opened, segment.size, segment.rows)
         opened.write_mark(segment.size, segment.rows)
+
+
+def _is_prefix(rebuilt: Rebuilt, found: Found) -> bool:
+    """Tell whether the index only has to be cut, if anything."""
+    kept = not rebuilt.made and not rebuilt.lost and found.index_bytes is not None
+    return kept and rebuilt.rows <= _row_count(found)
 
 
 def _row_count(found: Found) -> int:

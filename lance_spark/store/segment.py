@@ -13,7 +13,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from lance_spark.errors import Corrupt
+from lance_spark.errors import Corrupt, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.files import File, Files
 from lance_spark.store.format import (
@@ -72,6 +72,11 @@ class Segment:
         """Length of the index file."""
         return HEADER_BYTES + self.rows * ROW_BYTES
 
+    def go_back(self, old: Segment) -> None:
+        """Become what a copy was made of earlier."""
+        self.size, self.rows, self.records = old.size, old.rows, old.records
+        self.last_append_ns, self.closed = old.last_append_ns, old.closed
+
     def header(self, topic: int) -> Header:
         """Make the header of this segment's index."""
         return Header(
@@ -79,7 +84,7 @@ class Segment:
         )
 
 
-class DamagedIndex(Exception):
+class DamagedIndex(StoreError):
     """Rows of an index are not as they were written; its log has to rebuild it."""
 
 
@@ -121,7 +126,7 @@ class OpenSegment:
                 position = HEADER_BYTES + table.rows * ROW_BYTES
                 fresh = decode_rows(self.index.pread(missing * ROW_BYTES, position))
                 if len(fresh) < missing or not valid_rows(fresh).all():
-                    raise DamagedIndex
+                    raise DamagedIndex("rows of the index are damaged")
                 table.extend(fresh)
             return table
 
@@ -135,6 +140,7 @@ class OpenSegment:
             self.index.sync()
         except OSError as error:
             self._sync_failure = error
+            self.dirty = True
             raise
 
     def write_mark(self, size: int, rows: int) -> None:

@@ -21,8 +21,8 @@ from lance_spark.store.context import Context
 from lance_spark.store.files import remove_tree
 from lance_spark.store.recovery import list_segments, reset_files
 from lance_spark.store.stage import read_metadata as read_stage
+from lance_spark.store.topic import TopicMetadata, write_metadata
 from lance_spark.store.topic import read_metadata as read_topic
-from lance_spark.store.topic import write_metadata
 
 
 class Outcome(str, Enum):
@@ -54,16 +54,20 @@ def _topic_directory(root: Path, topic: TopicPlan) -> Path:
 def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
     """Count the bytes that a topic has gained since the plan was made."""
     directory = _topic_directory(root, topic)
-    try:
-        metadata = read_topic(context, directory)
-    except StoreError:
-        metadata = None  # Reported when the topic is opened.
+    metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start.offset > topic.end.offset:
         # Only a later retention can have moved the start there.
         return topic.bytes + 1
     found = list_segments(context.files, directory)
     sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
     return sum(sizes) - topic.end.size
+
+
+def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+    try:
+        return read_topic(context, directory)
+    except StoreError:
+        return None  # Reported when the topic is opened.
 
 
 def _has_stage(context: Context, root: Path, stage: int) -> bool:
@@ -78,7 +82,7 @@ def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
     if topic.created:
         remove_tree(context.files, directory)
         return
-    metadata = read_topic(context, directory)
+    metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start != topic.start:
         # Else opening the topic would drop what is overwritten before its time.
         write_metadata(context, directory, replace(metadata, start=topic.start))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +87,8 @@ class Stage:
     def __init__(self, metadata: StageMetadata, log: Log, crcs: array[int]) -> None:
         self.metadata = metadata
         self.log = log
-        self._lock = threading.Lock()
+        # Taken before any lock of the log.
+        self._lock = threading.RLock()
         # One checksum per batch: their number says which one comes next.
         self._crcs = crcs
         self._dropped = False
@@ -156,10 +159,20 @@ class Stage:
             end = self.log.end()
             return Appended(end.offset, end.offset, end.record, 0)
 
-    def drop(self) -> None:
-        """Remove the stage; what can't be removed now goes with the next opening."""
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let nobody append: whoever tries waits, and may find the stage gone."""
+        with self._lock:
+            yield
+
+    def retire(self) -> None:
+        """Refuse every further batch; the files may be a topic's from now on."""
         with self._lock:
             self._dropped = True
+
+    def drop(self) -> None:
+        """Remove the stage; what can't be removed now goes with the next opening."""
+        self.retire()
         remove_stage(self.log.context, self.log.directory)
         self.log.context.segments.drop_topic(self.metadata.id)
 

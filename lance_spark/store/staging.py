@@ -269,10 +269,19 @@ class Staging:
             last = self._writers.last(writer)
             if last is not None and sequence <= last.job.sequence:
                 return self._repeat(job, named, replaced)
-            stages = [self._check_named(job, stage) for stage in named]
-            if len({stage.metadata.id for stage in stages}) < len(stages):
-                raise StageMismatch("the commit names a stage twice")
-            return self._commit(job, stages, overwrite, now_ns)
+            with ExitStack() as locks:
+                for stage_id in sorted({stage.id for stage in named}):
+                    # From here on a stage holds what is compared with its name.
+                    locks.enter_context(self.get(stage_id).frozen())
+                stages = [self._check_named(job, stage) for stage in named]
+                if len({stage.metadata.id for stage in stages}) < len(stages):
+                    raise StageMismatch("the commit names a stage twice")
+                result = self._commit(job, stages, overwrite, now_ns)
+                for stage in stages:
+                    stage.retire()
+            for stage in self._job(job):
+                self._drop(stage)
+            return result
 
     def _repeat(
         self, job: Job, named: Sequence[NamedStage], overwrite: frozenset[str]
@@ -317,7 +326,6 @@ class Staging:
                 locks.enter_context(topic.log.exclusive())
                 topic.log.sync()
             for stage in stages:
-                locks.enter_context(stage.log.exclusive())
                 stage.log.sync()
             plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
             saved = {topic.metadata.id: topic.log.segments() for topic in topics}
@@ -325,14 +333,15 @@ class Staging:
                 self._append_journal(encode_begin(plan))
             try:
                 created = self._carry_out(plan)
-            except (LanceError, OSError) as error:
+            except BaseException as error:
+                # Whatever it is, even a bug: the topics are not left half written.
                 self._undo(plan, saved, error)
-                raise StoreWriteFailed(
-                    f"the commit could not be carried out and was undone: {error}"
-                ) from error
+                if isinstance(error, (LanceError, OSError)):
+                    raise StoreWriteFailed(
+                        f"the commit could not be carried out and was undone: {error}"
+                    ) from error
+                raise
             self._show(plan, created)
-        for stage in self._job(job):
-            self._drop(stage)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
 
     def _plan(
@@ -394,7 +403,7 @@ class Staging:
         self,
         plan: CommitPlan,
         saved: dict[int, list[Segment]],
-        cause: Exception,
+        cause: BaseException,
     ) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:
@@ -407,9 +416,9 @@ class Staging:
                 log = self._catalog.get(planned.id).log
                 if log.failure is not None:
                     raise StoreError(log.failure)
-                self._context.segments.drop_topic(planned.id)
-                reset_files(self._context, log.directory, planned.end)
-                log.restore(saved[planned.id])
+                with log.going_back(saved[planned.id]):
+                    self._context.segments.drop_topic(planned.id)
+                    reset_files(self._context, log.directory, planned.end)
                 if planned.overwrite:
                     self._catalog.get(planned.id).update(start=planned.start)
             self._append_journal({"kind": "undone"})
@@ -443,19 +452,15 @@ class Staging:
             assert self._journal is not None
             self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
             if self._journal.size > config.journal_bytes_max:
-                old = self._journal
-                path = self._root / JOURNAL
-                self._journal = Journal.create(
-                    self._context.files, path, self._writers.entries()
-                )
-                old.close()
+                self._journal.rewrite(self._writers.entries())
 
     def close(self) -> None:
         """Make the stages durable and close the journal."""
-        for stage in self.all():
-            stage.log.close()
-        if self._journal is not None:
-            self._journal.close()
+        with self._committing:
+            for stage in self.all():
+                stage.log.close()
+            if self._journal is not None:
+                self._journal.close()
 
     def _append_journal(self, entry: dict[str, object]) -> None:
         assert self._journal is not None
@@ -475,7 +480,11 @@ class Staging:
 
 
 def _check_job(writer: str, sequence: int) -> None:
-    if not 1 <= len(writer.encode("utf-8", "surrogatepass")) <= WRITER_BYTES_MAX:
+    try:
+        length = len(writer.encode())
+    except UnicodeEncodeError:
+        raise StageError(f"writer id {writer!r} is not valid Unicode") from None
+    if not 1 <= length <= WRITER_BYTES_MAX:
         raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
     if not 0 <= sequence < 2**64:
         raise StageError(f"sequence {sequence} is not a u64")

@@ -374,11 +374,13 @@ class Store:
 
     def _retain(self, topic: Topic, now_ns: int) -> None:
         topic.log.roll_if_aged(now_ns)
-        segments = topic.log.segments()
-        start = plan_retention(segments, topic.metadata.retention, now_ns)
-        if start is not None:
-            with self._disk(f"drop segments of topic {topic.metadata.id}"):
-                topic.drop_before(start)
+        # Nobody may commit meanwhile: an overwrite moves the start as well.
+        with topic.log.exclusive():
+            segments = topic.log.segments()
+            start = plan_retention(segments, topic.metadata.retention, now_ns)
+            if start is not None:
+                with self._disk(f"drop segments of topic {topic.metadata.id}"):
+                    topic.drop_before(start)
 
     def close(self) -> None:
         """Make everything durable and let go of the directory."""

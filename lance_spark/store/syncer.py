@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 
-from lance_spark.errors import LanceError
+from lance_spark.errors import LanceError, StoreWriteFailed
 from lance_spark.store.log import Log
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.01
 
 
 class Syncer:
@@ -50,18 +52,25 @@ class Syncer:
                     return
             started = time.monotonic()
             for log in logs:
-                self._sync(log)
+                if not self._sync(log) and not self._stopped:
+                    self.request(log)
             rest = self._interval_s - (time.monotonic() - started)
             if rest > 0 and not self._stopped:
                 time.sleep(rest)
 
     @staticmethod
-    def _sync(log: Log) -> None:
+    def _sync(log: Log) -> bool:
+        """Sync a log; tell whether that is settled, well or badly."""
         try:
             log.sync()
+        except StoreWriteFailed:
+            # It was not even tried, for want of a file descriptor: once more.
+            time.sleep(_RETRY_S)
+            return False
         except LanceError:
             # The log has noted it and tells everyone who waits.
             logger.debug("%s: sync failed", log.where, exc_info=True)
         except Exception:
             # A bug must not end the thread: every later append would wait in vain.
             logger.exception("%s: sync failed", log.where)
+        return True

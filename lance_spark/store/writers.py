@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lance_spark.store.journal import Entry
@@ -126,7 +126,10 @@ class Writers:
         self._last[commit.job.writer] = commit
 
     def expired(self, expiry: Expiry) -> None:
-        """Remember that a job expired."""
+        """Remember that a job expired, perhaps not for the first time."""
+        before = self._expired.get(expiry.job)
+        if before is not None:
+            expiry = replace(expiry, stages=expiry.stages | before.stages)
         self._expired[expiry.job] = expiry
 
     def is_expired(self, stage: int) -> bool:
