@@ -17,6 +17,7 @@ from crc32c import crc32c
 from lance_spark.errors import RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.consumers import parse_consumers
+from lance_spark.store.extent import LogStart
 from lance_spark.store.files import File, Files, OsFiles, read_file
 from lance_spark.store.finding import Finding, Severity
 from lance_spark.store.format import (
@@ -34,7 +35,6 @@ from lance_spark.store.format import (
 from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import parse_journal
-from lance_spark.store.log import LogStart
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import decode_metadata as decode_stage

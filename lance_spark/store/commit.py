@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from lance_spark.store.extent import LogEnd, LogStart
 from lance_spark.store.journal import Entry
-from lance_spark.store.log import LogEnd, LogStart
 from lance_spark.store.stage import Stage
 from lance_spark.store.topic import Topic
+from lance_spark.store.transfer import adopt_segment, copy_segment
 from lance_spark.store.writers import Commit, CommittedRange, Job
 
 
@@ -182,9 +183,9 @@ def _add_stage(topic: Topic, stage: Stage, now_ns: int) -> None:
         if not segment.size:
             continue
         if adopt:
-            topic.log.adopt_segment(stage.log, segment, now_ns=now_ns)
+            adopt_segment(topic.log, stage.log, segment, now_ns=now_ns)
         else:
-            topic.log.copy_segment(stage.log, segment, now_ns=now_ns)
+            copy_segment(topic.log, stage.log, segment, now_ns=now_ns)
 
 
 def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:

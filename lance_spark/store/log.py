@@ -18,16 +18,14 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.errors import (
-    Corrupt,
     StoreError,
     StoreReadOnly,
     StoreWriteFailed,
@@ -37,72 +35,23 @@ from lance_spark.model import Buffer
 from lance_spark.store.cache import SegmentKey
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
+from lance_spark.store.extent import Appended, LogEnd, LogStart, Point
 from lance_spark.store.files import remove_if_there
 from lance_spark.store.format import (
-    HEADER_BYTES,
     ROW_BYTES,
     Mark,
+    Rows,
     SegmentName,
-    decode_rows,
     encode_header,
     make_batch_rows,
     seal_rows,
-    valid_rows,
 )
 from lance_spark.store.segment import (
-    DamagedIndex,
     OpenSegment,
     Segment,
-    verify_range,
 )
 
 logger = logging.getLogger(__name__)
-
-
-class LogStart(NamedTuple):
-    """Where a log starts: its first offset and record, and in which segment."""
-
-    offset: int = 0
-    record: int = 0
-    segment: int = 0
-
-
-class Point(NamedTuple):
-    """An offset, and the number of the record that starts there."""
-
-    offset: int
-    record: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """The end of a log, as a place that it can be set back to.
-
-    Args:
-        offset: offset of the next byte.
-        record: number of the next record.
-        segment: number of the last segment, -1 if there is none.
-        size: bytes in that segment.
-        rows: index rows of that segment.
-        next_segment: number that a new segment would get.
-    """
-
-    offset: int
-    record: int
-    segment: int
-    size: int
-    rows: int
-    next_segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """A batch that is written, and durable once `Log.wait` says so."""
-
-    start: int
-    end: int
-    record: int
-    records: int
 
 
 class Log:
@@ -310,8 +259,9 @@ class Log:
 
     def _roll(self, now_ns: int) -> Segment:
         # The old segment is made durable first: recovery looks only at the last one
-        # for bytes that may be missing.
-        if self._segments and self.context.config.fsync is not Fsync.NONE:
+        # for bytes that may be missing. A commit is made durable under any policy.
+        lazy = self.context.config.fsync is Fsync.NONE and self._held is None
+        if self._segments and not lazy:
             self.sync()
         last = self.end()
         name = SegmentName(last.next_segment, now_ns)
@@ -350,73 +300,24 @@ class Log:
             # The names would be in the way of the next attempt.
             self.fail(f"a half-made segment could not be removed ({error})")
 
-    # Stages becoming part of a topic.
+    # What commits and retention need.
 
-    def copy_segment(self, source: Log, segment: Segment, *, now_ns: int) -> None:
-        """Append all batches of another log's segment, with the rows that they have."""
-        with self._write, self._writing("copy a stage"):
-            data = _read_sound(source, segment)
-            index = source.open_segment(segment).index
-            rows = decode_rows(index.pread(segment.rows * ROW_BYTES, HEADER_BYTES))
-            rows = rows.copy()
-            target = self._segment_for(segment.size, now_ns)
+    def append_rows(self, data: Buffer, rows: Rows, records: int, now_ns: int) -> None:
+        """Append batches that have rows already, as if they came now."""
+        with self._write:
+            target = self._segment_for(len(data), now_ns)
             append_ns = max(now_ns, self.last_append_ns)
             rows["position"] += target.size
             rows["record"] += target.records
             rows["append_ns"] = append_ns
-            self._write_rows(target, data, seal_rows(rows), segment.records, append_ns)
+            self._write_rows(target, data, seal_rows(rows), records, append_ns)
 
-    def adopt_segment(self, source: Log, segment: Segment, *, now_ns: int) -> None:
-        """Take another log's segment as the next one of this log, without a copy.
-
-        The data file gets a second name here, so that the source stays whole until it
-        is removed; the index is written anew with this log's header.
-        """
-        with self._write, self._writing("adopt a stage"):
-            last = self.end()
-            # Not before any of its rows either, should the clock have gone back.
-            newest_ns = max(self.last_append_ns, segment.last_append_ns)
-            append_ns = max(now_ns, newest_ns)
-            adopted = replace(
-                segment,
-                name=SegmentName(last.next_segment, segment.name.start_ns),
-                base_offset=last.offset,
-                base_record=last.record,
-                time_floor_ns=append_ns,
-                last_append_ns=append_ns,
-                # The file has two names until the stage is surely gone: if it grew,
-                # the stage would seem to hold more than it was given.
-                closed=True,
-            )
-            self._link_or_copy(source, segment, self.directory / adopted.name.data_file)
-            old_index = source.open_segment(segment).index
-            rows = old_index.pread(segment.rows * ROW_BYTES, HEADER_BYTES)
-            if not valid_rows(decode_rows(rows)).all():
-                raise DamagedIndex(f"{source.where}: rows of the index are damaged")
-            header = encode_header(adopted.header(self.topic), Mark())
-            index_path = self.directory / adopted.name.index_file
-            index = self.context.files.open(index_path, create=True)
-            index.pwrite(header + rows, 0)
-            index.sync()
-            self.open_segment(adopted).write_mark(segment.size, segment.rows)
-            with self._state:
-                self._segments = (*self._segments, adopted)
-                self._new_names = self._changed = True
-
-    def _link_or_copy(self, source: Log, segment: Segment, target: Path) -> None:
-        files = self.context.files
-        try:
-            files.link(source.directory / segment.name.data_file, target)
-        except OSError as error:
-            # Not every file system has hard links; real trouble shows in the copy too.
-            logger.info("%s: copying a stage, it can't be linked: %s", target, error)
-            opened = source.open_segment(segment)
-            copy = files.open(target, create=True)
-            step = self.context.config.stage_adopt_bytes
-            for position in range(0, segment.size, step):
-                end = min(position + step, segment.size)
-                copy.pwrite(opened.read(position, end), position)
-            copy.sync()
+    def add_segment(self, segment: Segment) -> None:
+        """Take in a segment whose files are in place, behind the last one."""
+        with self._state:
+            assert segment.base_offset == self.end().offset
+            self._segments = (*self._segments, segment)
+            self._new_names = self._changed = True
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -496,7 +397,7 @@ class Log:
                     return
                 segment = replace(self._segments[-1])
                 new_names = self._new_names
-            with self._writing("open the last segment to sync it"):
+            with self.writing("open the last segment to sync it"):
                 opened = self.open_segment(segment)
             try:
                 opened.sync()
@@ -579,19 +480,9 @@ class Log:
         )
 
     @contextmanager
-    def _writing(self, doing: str) -> Iterator[None]:
+    def writing(self, doing: str) -> Iterator[None]:
+        """Turn what the disk says into an error of the store."""
         try:
             yield
         except OSError as error:
             raise self._write_failed(doing, error) from error
-
-
-def _read_sound(source: Log, segment: Segment) -> bytes:
-    opened = source.open_segment(segment)
-    table = opened.table(segment.rows)
-    base, size = segment.base_offset, segment.size
-    sound = verify_range(source.where, base, opened, table, 0, size)
-    if sound < size:
-        start = base + sound
-        raise Corrupt(source.where, start, segment.end, "the checksum differs")
-    return opened.read(0, size)

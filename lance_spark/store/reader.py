@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from lance_spark.errors import Corrupt, OutOfRange, StoreError
 from lance_spark.model import Location
 from lance_spark.store.boundary import Boundaries
+from lance_spark.store.extent import LogStart, Point
 from lance_spark.store.files import File
 from lance_spark.store.index import Boundary
-from lance_spark.store.log import Log, LogStart, Point
+from lance_spark.store.log import Log
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.segment import Segment, verify_range
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lance_spark.store.context import Context
+from lance_spark.store.extent import LogEnd, LogStart, Point
 from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
@@ -37,7 +38,7 @@ from lance_spark.store.format import (
     valid_rows,
 )
 from lance_spark.store.index import Boundary, IndexTable
-from lance_spark.store.log import Log, LogEnd, LogStart, Point
+from lance_spark.store.log import Log
 from lance_spark.store.rebuild import (
     Rebuilt,
     rebuild,

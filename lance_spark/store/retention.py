@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lance_spark.model import Retention
-from lance_spark.store.log import LogStart
+from lance_spark.store.extent import LogStart
 from lance_spark.store.segment import Segment
 
 

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.context import Context
+from lance_spark.store.extent import Appended, LogStart
 from lance_spark.store.files import (
     read_file,
     remove_if_there,
     remove_tree,
     replace_file,
 )
-from lance_spark.store.log import Appended, Log, LogStart
+from lance_spark.store.log import Log
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.recovery import open_log
 from lance_spark.store.writers import Job

@@ -33,10 +33,10 @@ from lance_spark.store.commit import (
     show,
 )
 from lance_spark.store.context import Context
+from lance_spark.store.extent import LogEnd, LogStart
 from lance_spark.store.files import make_directories, read_file
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, parse_journal
-from lance_spark.store.log import LogEnd, LogStart
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import Segment
 from lance_spark.store.settlement import Outcome, settle

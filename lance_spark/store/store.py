@@ -25,11 +25,12 @@ from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import Consumers, parse_consumers
 from lance_spark.store.context import Context
+from lance_spark.store.extent import Appended
 from lance_spark.store.files import File, Files, OsFiles, make_directories, read_file
 from lance_spark.store.finding import Finding, Findings
 from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
-from lance_spark.store.log import Appended, Log
+from lance_spark.store.log import Log
 from lance_spark.store.reader import Slice, View
 from lance_spark.store.retention import plan_retention
 from lance_spark.store.stage import FIRST_STAGE_ID, Stage

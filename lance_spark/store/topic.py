@@ -15,8 +15,9 @@ from typing import Any
 from lance_spark.errors import InvalidName, StoreError
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
+from lance_spark.store.extent import LogStart
 from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.log import Log, LogStart
+from lance_spark.store.log import Log
 
 METADATA = "metadata.json"
 FORMAT = 1

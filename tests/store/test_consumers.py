@@ -1,0 +1,141 @@
+"""Committed offsets of consumers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from lance_spark.errors import StoreError, StoreWriteFailed
+from lance_spark.store import consumers
+from lance_spark.store.consumers import (
+    ConsumerKey,
+    Consumers,
+    Parsed,
+    encode_entry,
+    parse_consumers,
+)
+from lance_spark.store.files import read_file
+from tests.store.disk import DiskFiles
+from tests.store.jobs import hooked, refusing
+
+HEADER = b"LSCONSU0" + (1).to_bytes(4, "little") + bytes(4)
+PATH = Path("/consumers.log")
+
+
+def opened(files: DiskFiles, *, sync: bool = True) -> Consumers:
+    parsed = parse_consumers(read_file(files, PATH) or b"")
+    return Consumers(files, PATH, parsed, sync=sync)
+
+
+def entry(consumer: int, topic: int, offset: int) -> bytes:
+    return encode_entry(ConsumerKey(consumer, topic), offset)
+
+
+def test_an_entry_on_disk() -> None:
+    consumer, topic = (7).to_bytes(8, "little"), (1).to_bytes(4, "little")
+    offset = (300).to_bytes(8, "little")
+    crc = crc32c(consumer + topic + offset).to_bytes(4, "little")
+    assert entry(7, 1, 300) == consumer + topic + crc + offset
+
+
+def test_the_last_entry_counts() -> None:
+    data = HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30)
+    assert parse_consumers(data) == Parsed({(7, 1): 30, (7, 2): 20}, 3, 0)
+
+
+def test_a_damaged_entry_is_passed_over() -> None:
+    damaged = bytearray(HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30))
+    damaged[16 + 24 + 3] ^= 1
+    assert parse_consumers(bytes(damaged)) == Parsed({(7, 1): 30}, 3, 1)
+
+
+def test_a_torn_entry_is_left_out() -> None:
+    data = HEADER + entry(7, 1, 10) + entry(7, 1, 30)
+    for cut in range(1, 25):
+        assert parse_consumers(data[:-cut]).offsets == {(7, 1): 10}
+
+
+@pytest.mark.parametrize("data", [b"", HEADER[:15], b"X" + HEADER[1:]])
+def test_another_file(data: bytes) -> None:
+    assert parse_consumers(data).fault == "not a file of consumer offsets"
+
+
+def test_another_version_is_not_touched() -> None:
+    with pytest.raises(StoreError, match="version 2, which is not supported"):
+        parse_consumers(b"LSCONSU0" + (2).to_bytes(4, "little") + bytes(4))
+
+
+def test_offsets_survive(files: DiskFiles) -> None:
+    first = opened(files)
+    assert first.committed(7, 1) is None
+    first.commit(7, 1, 10)
+    first.commit(8, 1, 11)
+    first.commit(7, 1, 5)  # A consumer may go back.
+    first.close()
+    again = opened(DiskFiles(files.disk.killed()))
+    assert again.committed(7, 1) == 5
+    assert again.all() == {(7, 1): 5, (8, 1): 11}
+
+
+def test_a_commit_is_synced_if_the_policy_says_so(files: DiskFiles) -> None:
+    operations: list[str] = []
+    for sync in (True, False):
+        place = opened(files, sync=sync)
+        with hooked(files, lambda operation, name: operations.append(operation)):
+            place.commit(7, 1, 10)
+    assert operations == ["pwrite", "sync", "pwrite"]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_a_refused_commit(files: DiskFiles, operation: str) -> None:
+    place = opened(files)
+    place.commit(7, 1, 10)
+    with (
+        refusing(files, operation, "consumers.log"),
+        pytest.raises(StoreWriteFailed, match="could not commit offset 20 of topic 1"),
+    ):
+        place.commit(7, 1, 20)
+    assert place.committed(7, 1) == 10
+    place.commit(8, 1, 30)
+    again = opened(DiskFiles(files.disk.killed()))
+    assert again.all() == {(7, 1): 10, (8, 1): 30}
+
+
+def test_a_deleted_topic_is_forgotten(files: DiskFiles) -> None:
+    place = opened(files)
+    place.commit(7, 1, 10)
+    place.commit(7, 2, 20)
+    place.forget_topic(1)
+    assert place.all() == {(7, 2): 20}
+
+
+def test_the_file_is_rewritten_when_most_of_it_is_old(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_COMPACT_ENTRIES", 8)
+    place = opened(files)
+    sizes = set()
+    for offset in range(50):
+        place.commit(7, 1, offset)
+        place.commit(7, 2, offset)
+        sizes.add(len(read_file(files, PATH) or b""))
+    assert max(sizes) == 16 + 8 * 24
+    assert opened(files).all() == {(7, 1): 49, (7, 2): 49}
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "replace", "sync_dir"])
+def test_a_refused_rewrite_loses_nothing(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setattr(consumers, "_COMPACT_ENTRIES", 4)
+    place = opened(files)
+    for offset in range(4):
+        place.commit(7, 1, offset)
+    with refusing(files, operation, "/"), pytest.raises(StoreWriteFailed):
+        place.commit(7, 1, 100)
+    assert place.committed(7, 1) == 3
+    place.commit(7, 1, 200)
+    again = opened(DiskFiles(files.disk.killed()))
+    assert again.all() == {(7, 1): 200}

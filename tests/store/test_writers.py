@@ -1,0 +1,94 @@
+"""What each writer committed last."""
+
+from __future__ import annotations
+
+from lance_spark.store import CommittedRange
+from lance_spark.store.writers import (
+    Commit,
+    Expiry,
+    Job,
+    Writers,
+    decode_done,
+    encode_done,
+    encode_expired,
+)
+
+
+def commit(writer: str, sequence: int, at_ns: int = 100) -> Commit:
+    ranges = (CommittedRange(1, "one", 0, 10), CommittedRange(2, "two", 5, 5))
+    stages = frozenset({2**31, 2**31 + 1})
+    return Commit(
+        Job(writer, sequence), at_ns, ranges, stages, 2**31 + 5, frozenset({"two"})
+    )
+
+
+def test_a_commit_comes_back_from_its_entry() -> None:
+    done = commit("w", 3)
+    assert decode_done(encode_done(done)) == done
+    assert done.topics == {"one", "two"}
+
+
+def test_the_last_commit_counts() -> None:
+    writers = Writers()
+    writers.replay([encode_done(commit("w", n)) for n in (1, 2)])
+    last = writers.last("w")
+    assert last is not None and last.job == Job("w", 2)
+    assert writers.last("v") is None
+
+
+def test_a_commit_that_was_begun() -> None:
+    begin = {"kind": "begin", "writer": "w", "sequence": 1}
+    for ended_by in ({"kind": "undone"}, encode_done(commit("w", 1))):
+        writers = Writers()
+        writers.replay([begin])
+        assert writers.pending == begin
+        writers.replay([ended_by])
+        assert writers.pending is None
+
+
+def test_expired_stages() -> None:
+    writers = Writers()
+    writers.replay([encode_expired(Expiry(Job("w", 1), 5, frozenset({8, 9})))])
+    assert [writers.is_expired(stage) for stage in (7, 8, 9)] == [False, True, True]
+
+
+def test_a_job_that_expires_twice() -> None:
+    writers = Writers()
+    writers.expired(Expiry(Job("w", 1), 5, frozenset({8})))
+    writers.expired(Expiry(Job("w", 1), 6, frozenset({9})))
+    again = Writers()
+    again.replay(writers.entries())
+    for each in (writers, again):
+        assert each.is_expired(8) and each.is_expired(9)
+
+
+def test_entries_of_another_kind_are_passed_over() -> None:
+    writers = Writers()
+    writers.replay([{"kind": "later invention"}])
+    assert writers.entries() == []
+
+
+def test_the_shortest_journal_that_says_the_same() -> None:
+    writers = Writers()
+    lost = {"kind": "lost", "at_ns": 50}
+    expired = encode_expired(Expiry(Job("v", 1), 60, frozenset({8})))
+    done = [encode_done(commit("w", n)) for n in (1, 2)]
+    writers.replay([lost, *done, expired])
+    assert writers.entries() == [lost, expired, done[1]]
+    again = Writers()
+    again.replay(writers.entries())
+    assert again.entries() == writers.entries()
+    assert again.lost_ns == [50]
+
+
+def test_what_is_old_is_forgotten() -> None:
+    writers = Writers()
+    writers.replay([{"kind": "lost", "at_ns": 50}, {"kind": "lost", "at_ns": 99}])
+    writers.committed(commit("old", 1, at_ns=99))
+    writers.committed(commit("new", 1, at_ns=100))
+    writers.expired(Expiry(Job("old", 2), 99, frozenset({8})))
+    writers.expired(Expiry(Job("new", 2), 100, frozenset({9})))
+    writers.forget_before(100)
+    assert writers.last("old") is None and writers.last("new") is not None
+    assert not writers.is_expired(8) and writers.is_expired(9)
+    assert writers.lost_ns == []
