@@ -263,6 +263,10 @@ def valid_rows(rows: Rows) -> NDArray[np.bool_]:
     return valid
 
 
+# Up to this many rows are quicker one by one than through the tables below.
+_FEW_ROWS = 256
+
+
 @cache
 def _checksum_tables() -> NDArray[np.uint32]:
     # A CRC is linear: the checksum of a row is the exclusive or of what each of its
@@ -278,11 +282,12 @@ def _checksum_tables() -> NDArray[np.uint32]:
 
 
 def _row_checksums(rows: Rows) -> NDArray[np.uint32]:
-    # Few rows are quicker one by one than through the tables.
-    flat = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, ROW_BYTES)
-    if len(rows) <= 16:
-        sums = [crc32c(row[:_ROW_CHECKED_BYTES].tobytes()) for row in flat]
+    if len(rows) <= _FEW_ROWS:
+        data = rows.tobytes()
+        starts = range(0, len(data), ROW_BYTES)
+        sums = [crc32c(data[at : at + _ROW_CHECKED_BYTES]) for at in starts]
         return np.array(sums, np.uint32)
+    flat = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, ROW_BYTES)
     total = np.full(len(rows), crc32c(bytes(_ROW_CHECKED_BYTES)), np.uint32)
     for table, column in zip(_checksum_tables(), flat.T, strict=False):
         total ^= table[column]
