@@ -70,13 +70,16 @@ def check_store(
     path = Path(path)
     files = files or OsFiles()
     try:
-        if not files.list(path):
+        if not (files.exists(path / IDENTITY) or files.exists(path / "segments")):
             raise StoreError(f"{path}: there is no store here")
-        lock = files.lock(path / LOCK)
+        # A store that was never opened where it is now has no lock to take.
+        locked = files.exists(path / LOCK)
+        lock = files.lock(path / LOCK, write=False) if locked else None
         try:
             return list(_Checker(path, files, framing, progress or _silent).check())
         finally:
-            lock.close()
+            if lock is not None:
+                lock.close()
     except OSError as error:
         raise StoreError(f"{path}: could not check: {error}") from error
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from lance_spark.errors import StoreError
 from lance_spark.store.extent import LogEnd, LogStart
 from lance_spark.store.journal import Entry
 from lance_spark.store.stage import Stage
@@ -125,7 +126,18 @@ def encode_begin(plan: CommitPlan) -> Entry:
 
 
 def decode_begin(entry: Entry) -> CommitPlan:
-    """Read the journal entry of a plan."""
+    """Read the journal entry of a plan.
+
+    Raises:
+        StoreError: it is not one that this version writes.
+    """
+    try:
+        return _decode_begin(entry)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"a commit of another version is begun: {error!r}") from error
+
+
+def _decode_begin(entry: Entry) -> CommitPlan:
     topics = [
         TopicPlan(
             **{

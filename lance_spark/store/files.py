@@ -92,8 +92,15 @@ class Files(Protocol):
     def sync_dir(self, path: Path) -> None:
         """Make the directory's names survive the loss of power."""
 
-    def lock(self, path: Path) -> File:
-        """Take the exclusive lock at `path`, held until the file is closed."""
+    def lock(self, path: Path, *, write: bool = True) -> File:
+        """Take the lock at `path`, held until the file is closed.
+
+        Without `write` others may have it too, as long as none of them writes; the
+        file has to be there then, and is not changed.
+
+        Raises:
+            StoreLocked: somebody has it.
+        """
 
 
 class OsFile:
@@ -191,10 +198,12 @@ class OsFiles:
         finally:
             os.close(descriptor)
 
-    def lock(self, path: Path) -> File:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def lock(self, path: Path, *, write: bool = True) -> File:
+        flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        kind = fcntl.LOCK_EX if write else fcntl.LOCK_SH
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
@@ -206,8 +215,9 @@ class OsFiles:
             os.close(descriptor)
             raise
         file = OsFile(descriptor)
-        file.truncate(0)
-        file.pwrite(f"{os.getpid()}\n".encode(), 0)
+        if write:
+            file.truncate(0)
+            file.pwrite(f"{os.getpid()}\n".encode(), 0)
         return file
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from lance_spark.errors import StoreError
 from lance_spark.store.journal import Entry
 
 
@@ -100,22 +101,35 @@ class Writers:
         self.pending: Entry | None = None
 
     def replay(self, entries: Iterable[Entry]) -> None:
-        """Take in the entries of a journal, in order."""
+        """Take in the entries of a journal, in order.
+
+        Raises:
+            StoreError: an entry is whole, but not one that this version writes.
+        """
         for entry in entries:
-            kind = entry["kind"]
-            if kind == "begin":
-                self.pending = entry
-            elif kind == "undone":
-                self.pending = None
-            elif kind == "done":
-                self.pending = None
-                self.committed(decode_done(entry))
-            elif kind == "expired":
-                job = Job(entry["writer"], entry["sequence"])
-                stages = frozenset(entry["stages"])
-                self.expired(Expiry(job, entry["at_ns"], stages))
-            elif kind == "lost":
-                self._lost_ns.append(entry["at_ns"])
+            try:
+                self._replay(entry)
+            except (KeyError, TypeError, ValueError) as error:
+                raise StoreError(
+                    f"a journal entry of another version: {error!r} in "
+                    f"{str(entry)[:200]}"
+                ) from error
+
+    def _replay(self, entry: Entry) -> None:
+        kind = entry["kind"]
+        if kind == "begin":
+            self.pending = entry
+        elif kind == "undone":
+            self.pending = None
+        elif kind == "done":
+            self.pending = None
+            self.committed(decode_done(entry))
+        elif kind == "expired":
+            job = Job(entry["writer"], entry["sequence"])
+            stages = frozenset(entry["stages"])
+            self.expired(Expiry(job, entry["at_ns"], stages))
+        elif kind == "lost":
+            self._lost_ns.append(entry["at_ns"])
 
     def last(self, writer: str) -> Commit | None:
         """Give a writer's last commit."""

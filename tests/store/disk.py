@@ -304,7 +304,7 @@ class DiskFiles:
         self.changing("sync_dir", str(path))
         self.disk.sync_dir(str(path))
 
-    def lock(self, path: Path) -> DiskFile:
+    def lock(self, path: Path, *, write: bool = True) -> DiskFile:
         if str(path) not in self.disk.seen:
             self.open(path, create=True)
         assert str(path) not in self.locks, "the store is opened twice"

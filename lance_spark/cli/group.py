@@ -1,0 +1,83 @@
+"""The table of commands, and the click group that loads one when it is called.
+
+A new command is a module with a click command called `command`, and a line in
+`COMMANDS`. `--help` is written from the table, so that it imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from lance_spark import __version__
+
+
+class Entry(NamedTuple):
+    """Where a command is, and one line of help."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "check": Entry(
+        "lance_spark.cli.check", "Verify a data directory and report damage."
+    ),
+    "demo": Entry(
+        "lance_spark.cli.demo", "Write records, crash on purpose, recover, read back."
+    ),
+    "inspect": Entry(
+        "lance_spark.cli.inspect", "Show what is inside a file of a store or a capture."
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group of commands that are imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the names of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if there is no such one."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = import_module(entry.module).command
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the list of commands from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+@click.group(
+    "lance-spark",
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, message="lance-spark %(version)s")
+def group() -> None:
+    """LANCE log topics: stores, files and wire captures."""
+
+
+def run_group(arguments: list[str]) -> int:
+    """Run a command and return its exit code; errors that are not click's pass."""
+    try:
+        with group.make_context("lance-spark", arguments) as context:
+            result = group.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,96 @@
+"""`lance-spark inspect`: find out what a file is, and show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from lance_spark.cli.show.document import (
+    show_consumers,
+    show_document,
+    show_journal,
+)
+from lance_spark.cli.show.frame import show_frames
+from lance_spark.cli.show.index import show_index
+from lance_spark.cli.show.segment import is_record, show_segment
+from lance_spark.cli.show.source import Selection, Source, open_source
+from lance_spark.cli.text import Preview
+from lance_spark.store import consumers, format, journal
+
+Show = Callable[[Source, Selection], None]
+
+
+# What a file starts with. No record can start like this, as what stands in the place of
+# its length is far over the limit: a segment is never mistaken for anything else.
+STARTS: dict[bytes, Show] = {
+    format.MAGIC: show_index,
+    journal.MAGIC: show_journal,
+    consumers.MAGIC: show_consumers,
+    b"LANC\x01": show_frames,
+    b'{"': show_document,
+    b"{\n": show_document,
+    b"{ ": show_document,
+}
+
+# How its name ends, where the start says nothing: damaged, empty, or a segment.
+ENDS: dict[str, Show] = {
+    ".lnc": show_segment,
+    ".idx": show_index,
+    "journal.log": show_journal,
+    "consumers.log": show_consumers,
+    ".json": show_document,
+}
+
+_HEAD_BYTES = 4096
+
+
+@click.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="How many records, rows, entries or frames to show.",
+)
+@click.option(
+    "--skip", type=click.IntRange(min=0), default=0, help="How many to pass over first."
+)
+@click.option("--full", is_flag=True, help="Show whole keys and values.")
+@click.option("--hex", "as_hex", is_flag=True, help="Show keys and values as hex.")
+def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None:
+    """Show what is inside FILE: a segment, an index, the journal, consumer offsets,
+    metadata, or captured LWP frames.
+
+    A file is recognised by its content, then by its name. What is damaged or cut off
+    is shown as far as it can be read; the exit code is 1 then.
+    """
+    selection = Selection(skip, limit, Preview(full=full, as_hex=as_hex))
+    with open_source(file) as source:
+        recognise(source)(source, selection)
+
+
+def recognise(source: Source) -> Show:
+    """Find what can show a file.
+
+    Raises:
+        LanceError: nothing can.
+    """
+    head = source.read(0, _HEAD_BYTES)
+    for start, show in STARTS.items():
+        if head.startswith(start):
+            return show
+    for end, show in ENDS.items():
+        if source.path.name.endswith(end):
+            return show
+    if not head:
+        raise source.error("the file is empty")
+    if head.startswith(b"LANC"):
+        return show_frames  # Of another version, or cut off.
+    if is_record(head):
+        return show_segment
+    raise source.error(
+        "not a segment, index, journal, metadata or capture of LWP frames (byte 0)"
+    )

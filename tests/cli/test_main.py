@@ -1,0 +1,209 @@
+"""How the command line starts and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lance_spark import __version__
+from lance_spark.cli import main as main_module
+from lance_spark.cli.group import COMMANDS
+from lance_spark.errors import LanceError
+from tests.cli.conftest import Run
+
+PYTHON = [sys.executable, "-m", "lance_spark"]
+# With its output buffered, as a user has it.
+BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+
+_WITHOUT_CLICK = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "click":
+            raise ModuleNotFoundError("No module named 'click'", name="click")
+sys.meta_path.insert(0, Blocker())
+from lance_spark.cli.main import main
+sys.exit(main(["check", "nowhere"]))
+"""
+
+
+def test_click_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_CLICK], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "lance-spark: the command line needs click: pip install 'lance-spark[cli]'\n",
+    )
+
+
+def test_what_click_itself_lacks_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "click":
+                raise ModuleNotFoundError("No module named 'colours'", name="colours")
+
+    monkeypatch.delitem(sys.modules, "click", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match="colours"):
+        main_module.main(["--help"])
+
+
+def test_warnings_are_left_to_commands() -> None:
+    script = (
+        "import logging\n"
+        "from lance_spark.cli.main import main\n"
+        "main(['--version'])\n"
+        "logging.getLogger('lance_spark.store').warning('found something')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from lance_spark.cli.main import main\n"
+        "assert main(['--help']) == 0\n"
+        "print(sorted({'numpy', 'pyarrow', 'crc32c', 'lz4'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name, entry in COMMANDS.items():
+        assert f"{name}  " in done.stdout
+        assert entry.help in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(run: Run, name: str) -> None:
+    done = run(name, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"Usage: lance-spark {name} ")
+    assert len(COMMANDS[name].help) <= 60
+    # One module per command; the layer test can't see a name that is in a table.
+    assert COMMANDS[name].module == f"lance_spark.cli.{name}"
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"lance-spark {__version__}\n"
+
+
+def test_module_runs() -> None:
+    done = subprocess.run([*PYTHON, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"lance-spark {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["check"], ["inspect", "x", "--limit", "-1"]]
+)
+def test_wrong_usage(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Usage: lance-spark" in done.err
+
+
+def test_nothing_asked(run: Run) -> None:
+    # The exit code is 0 or 2, by the version of click.
+    done = run()
+    assert "Commands:" in done.out + done.err
+
+
+def _make_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lance_spark.cli.check.check_store", fail)
+
+
+@pytest.mark.parametrize("kind", [LanceError, OSError])
+def test_errors_are_one_line(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    store_path: Path,
+    kind: type[Exception],
+) -> None:
+    _make_failing(monkeypatch, kind("it is\n  broken"))
+    assert run("check", store_path) == (1, "", "lance-spark: it is broken\n")
+
+
+def test_our_mistakes_keep_their_traceback(
+    run: Run, monkeypatch: pytest.MonkeyPatch, store_path: Path
+) -> None:
+    _make_failing(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        run("check", store_path)
+
+
+def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, store_path: Path) -> None:
+    _make_failing(monkeypatch, KeyboardInterrupt())
+    assert run("check", store_path) == (130, "", "\n")
+
+
+def test_interrupt_of_a_process(tmp_path: Path) -> None:
+    # More records than anybody waits for; the child it started must go, too.
+    process = subprocess.Popen(
+        [*PYTHON, "demo", "--records", "100000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**BUFFERED, "TMPDIR": str(tmp_path)},
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("100,000,000 records")
+        process.send_signal(signal.SIGINT)
+        # The end of the pipe comes when the last process that has it is gone.
+        assert process.stderr.read() == "\n"
+        assert process.wait(30) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reader_goes_away(segment: Path) -> None:
+    with segment.open("r+b") as file:
+        content = file.read()
+        for _ in range(500):
+            file.write(content)
+    process = subprocess.Popen(
+        [*PYTHON, "inspect", str(segment), "--limit", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=BUFFERED,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(30) == 141
+
+
+def test_reader_was_never_there() -> None:
+    # So little is written that it is met by the last flush only.
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*PYTHON, "--version"], stdout=writer, stderr=subprocess.PIPE, env=BUFFERED
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_output_that_the_terminal_cannot_show(segment: Path) -> None:
+    done = subprocess.run(
+        [*PYTHON, "inspect", str(segment), "--limit", "1"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0
+    assert b"\\u2026 more records follow" in done.stdout

@@ -1,0 +1,109 @@
+"""Numbers, times, bytes and tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lance_spark.cli.text import (
+    Preview,
+    count,
+    format_bytes,
+    format_json,
+    format_time,
+    print_table,
+)
+
+
+def test_count() -> None:
+    assert count(1, "topic") == "1 topic"
+    assert count(0, "topic") == "0 topics"
+    assert count(12345, "entry") == "12,345 entries"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (1_500_000, "1.5 MB"),
+        (2 * 10**9, "2.0 GB"),
+        (5 * 10**15, "5000.0 TB"),
+    ],
+)
+def test_format_bytes(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_format_time() -> None:
+    assert format_time(0) == "1970-01-01T00:00:00.000000000Z"
+    assert format_time(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456789Z"
+    assert format_time(2**64 - 1) == "2554-07-21T23:34:33.709551615Z"
+
+
+def test_format_json_disarms_controls() -> None:
+    assert format_json({"a": "é"}) == '{"a": "é"}'
+    assert format_json({"a": "\u202ex"}) == '{"a": "\\u202ex"}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"", "''"),
+        (b"text", "'text'"),
+        (b'{"a": 1}', "'{\"a\": 1}'"),
+        ("né\n\t".encode(), "'né\\n\\t'"),
+        (b"\x00\x01", "0001"),
+        (b"\x1b[2J", "1b5b324a"),
+        ("\u202e".encode(), "e280ae"),
+        # The value ends inside a character: that is no text.
+        ("né".encode()[:-1], "6ec3"),
+        (memoryview(b"view"), "'view'"),
+    ],
+)
+def test_show_bytes(value: bytes, text: str) -> None:
+    assert Preview().show_bytes(value) == text
+    assert Preview(full=True).show_bytes(value) == text
+
+
+def test_show_bytes_cuts() -> None:
+    limit = Preview.CHARACTERS
+    exact = b"x" * (limit - 2)
+    assert Preview().show_bytes(exact) == f"'{exact.decode()}'"
+    assert Preview().show_bytes(exact + b"x") == "'" + "x" * (limit - 2) + "…"
+    assert Preview().show_bytes(b"\x00" * 10**6) == "0" * (limit - 1) + "…"
+    assert Preview(full=True).show_bytes(b"x" * 500) == f"'{'x' * 500}'"
+    assert Preview(as_hex=True).show_bytes(b"text") == "74657874"
+
+
+def test_show_bytes_cuts_inside_a_character() -> None:
+    # The head that is looked at ends in the middle of the last character.
+    value = b"x" + "é".encode() * 1000
+    assert Preview().show_bytes(value) == "'x" + "é" * (Preview.CHARACTERS - 3) + "…"
+
+
+def test_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("1", "a", "x"), ("1000", "bb", "y" * 50)]
+    assert print_table(("n", "name", "rest"), rows, right=("n",)) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "   n  name  rest",
+        "   1  a     x",
+        "1000  bb    " + "y" * 50,
+    ]
+
+
+def test_table_shows_what_came_before_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rows() -> Iterator[tuple[str]]:
+        for number in range(450):
+            yield (str(number),)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        print_table(("n",), rows())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["n", *map(str, range(450))]

@@ -1,0 +1,249 @@
+"""The layer rule of the design: who may import whom.
+
+    errors, model <- wire, net, store, columnar <- client | broker <- spark | cli
+
+The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
+imports inside functions count, those under `TYPE_CHECKING` do not: they are never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "lance_spark"
+
+# Each layer may import itself and these.
+_VALUES = {"errors", "model"}
+_BASE = {*_VALUES, "wire", "net", "store", "columnar"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "wire": _VALUES,
+    "net": _VALUES,
+    "store": _VALUES,
+    "columnar": _VALUES,
+    "client": {*_BASE, "__init__"},
+    "broker": {*_BASE, "__init__"},
+    "spark": {*_VALUES, "columnar", "client", "__init__"},
+    "cli": {*_BASE, "client", "broker", "__init__"},
+    "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
+    "__main__": {"cli"},
+    "pyspark_lance": {"spark"},
+}
+
+# The packages of these are strangers to each other: one per protocol.
+SEPARATE = ("wire",)
+
+# Foreign packages that only some layers may know.
+RESERVED: dict[str, set[str]] = {
+    "pyspark": {"spark", "pyspark_lance"},
+    "click": {"cli"},
+    "socket": {"net"},
+    "ssl": {"net"},
+    "socketserver": {"net"},
+    "asyncio": {"net"},
+}
+
+
+def find_faults(module: str, source: str) -> list[str]:
+    """Say which imports of a module break the rule.
+
+    Args:
+        module: its dotted name; that of a package ends in `.__init__`.
+        source: its text.
+    """
+    layer = _layer(module)
+    if layer not in ALLOWED:
+        return [f"{module}: layer {layer!r} is not in the table"]
+    faults = []
+    for line, target in _imports(module, ast.parse(source)):
+        problem = _judge(module, layer, target)
+        if problem:
+            faults.append(f"{module}:{line}: imports {target}: {problem}")
+    return faults
+
+
+def _judge(module: str, layer: str, target: str) -> str | None:
+    top = target.split(".")[0]
+    if top not in (PACKAGE, "pyspark_lance"):
+        if layer in RESERVED.get(top, {layer}):
+            return None
+        return f"only {', '.join(sorted(RESERVED[top]))} may"
+    other = _layer(target)
+    if other != layer and other not in ALLOWED[layer]:
+        return f"{layer} may not import {other}"
+    mine, theirs = module.split(".")[2:3], target.split(".")[2:3]
+    if layer == other and layer in SEPARATE and mine != theirs:
+        return "protocols do not know each other"
+    return None
+
+
+def _layer(module: str) -> str:
+    top, _, rest = module.partition(".")
+    return top if top != PACKAGE else rest.split(".")[0] or "__init__"
+
+
+def _imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Give the line and the absolute name of everything that is imported.
+
+    `from a import b` gives `a.b`: whether b is a module or a name inside of a, its
+    layer is the same, except that names of the top package itself are its version only.
+    """
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                is_name = base == PACKAGE and alias.name.startswith("__")
+                yield node.lineno, base if is_name else whole
+        elif isinstance(node, ast.Call) and _is_import_call(node):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parents = module.split(".")[: -node.level]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def _is_import_call(node: ast.Call) -> bool:
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    return name in ("import_module", "__import__")
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk the nodes, leaving out what only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            for other in node.orelse:
+                yield other
+                yield from _running(other)
+            continue
+        yield node
+        yield from _running(node)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
+
+
+def _modules() -> dict[str, Path]:
+    files = [
+        f for top in (PACKAGE, "pyspark_lance") for f in (ROOT / top).rglob("*.py")
+    ]
+    files += ROOT.glob("pyspark_lance.py")
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files
+    }
+
+
+@pytest.mark.parametrize("module", sorted(_modules()))
+def test_layers(module: str) -> None:
+    source = _modules()[module].read_text(encoding="utf-8")
+    assert find_faults(module, source) == []
+
+
+def test_the_walk_finds_the_package() -> None:
+    modules = _modules()
+    assert {"lance_spark.errors", "lance_spark.__init__"} <= set(modules)
+    assert {_layer(m) for m in modules} >= {"wire", "store", "columnar", "cli"}
+
+
+# The walk has to see real imports, or it would pass anything.
+def test_the_walk_sees_real_imports() -> None:
+    file = _modules()["lance_spark.cli.check"]
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = {target for _, target in _imports("lance_spark.cli.check", tree)}
+    assert {"click", "lance_spark.store.check_store"} <= found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("errors", "from lance_spark.model import Scan"),
+        ("errors", "import lance_spark.model"),
+        ("errors", "from lance_spark import __version__"),
+        ("wire.lwp.frame", "import lance_spark"),
+        ("cli.check", "from lance_spark import *"),
+        ("model", "from lance_spark.wire import lwp"),
+        ("wire.lwp.frame", "from lance_spark.store import Store"),
+        ("wire.lwp.frame", "from lance_spark.net import stream"),
+        ("wire.lwp.frame", "from lance_spark.wire.tank import frame"),
+        ("wire.lwp.frame", "from lance_spark.wire import tank"),
+        ("wire.lwp.frame", "from ..tank import frame"),
+        ("wire.lwp.__init__", "from ..tank import frame"),
+        ("wire.lwp.frame", "import socket"),
+        ("wire.lwp.frame", "import asyncio.streams"),
+        ("store.store", "from lance_spark.columnar.scan import scan"),
+        ("store.store", "from lance_spark import columnar"),
+        ("store.store", "def f():\n    from lance_spark.wire import lwp"),
+        ("store.store", "import ssl"),
+        ("columnar.scan", "import lance_spark.store.store as s"),
+        ("columnar.scan", "import pyspark.sql"),
+        ("net.stream", "from lance_spark.wire.lwp import FrameParser"),
+        ("client.producer", "from lance_spark.broker import EmbeddedBroker"),
+        ("client.producer", "import socket"),
+        ("broker.server", "from lance_spark.client import LanceClient"),
+        ("broker.server", "from socketserver import TCPServer"),
+        ("spark.reader", "from lance_spark.store import Store"),
+        ("spark.reader", "from lance_spark.wire.lwp import Fetch"),
+        ("spark.reader", "from lance_spark.broker import EmbeddedBroker"),
+        ("cli.check", "from lance_spark.spark import source"),
+        ("cli.check", "def f():\n    import lance_spark.spark"),
+        ("cli.check", 'import_module("lance_spark.spark")'),
+        ("cli.check", "import pyspark"),
+        ("broker.server", "import click"),
+        ("__init__", "from lance_spark.store import Store"),
+        ("__init__", "import pyspark"),
+        ("__main__", "from lance_spark.store import Store"),
+        ("utils", "import os"),
+        ("store.store", "if TYPE_CHECKING:\n    pass\nelse:\n    import ssl"),
+        ("store.store", "try:\n    import ssl\nexcept ImportError:\n    pass"),
+    ],
+)
+def test_violation_is_found(module: str, source: str) -> None:
+    assert len(find_faults(f"lance_spark.{module}", source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("model", "from lance_spark.errors import RecordError"),
+        ("wire.lwp.frame", "from lance_spark.wire.lwp.field import U8"),
+        ("wire.lwp.frame", "from .field import U8"),
+        ("wire.lwp.frame", "import os, struct\nfrom lance_spark import errors"),
+        ("store.store", "from lance_spark.store.log import Log\nimport numpy"),
+        ("net.stream", "import socket, ssl"),
+        ("client.producer", "from lance_spark.wire.lwp import FrameParser"),
+        ("broker.server", "from lance_spark.store import Store"),
+        ("spark.reader", "import pyspark\nfrom lance_spark.client import LanceClient"),
+        ("cli.check", "import click\nfrom lance_spark.broker import EmbeddedBroker"),
+        ("cli.group", "from lance_spark import __version__"),
+        ("__init__", "def register():\n    from lance_spark.spark import source"),
+        ("__main__", "from lance_spark.cli.main import main"),
+        (
+            "store.store",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from lance_spark.broker import server",
+        ),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert find_faults(f"lance_spark.{module}", source) == []
+
+
+def test_shim_sees_spark_alone() -> None:
+    assert (
+        find_faults("pyspark_lance", "from lance_spark.spark import LanceSource") == []
+    )
+    assert find_faults("pyspark_lance", "from lance_spark.store import Store") != []
