@@ -76,12 +76,13 @@ def refusing(  # type: ignore[no-untyped-def]
     code: int = errno.EIO,
 ):
     """Refuse an operation on files whose name has a certain part."""
-    left = [times]
+    left, outer = [times], files.before
 
     def refuse(tried: str, path: str) -> None:
         if tried == operation and name in path and left[0]:
             left[0] -= 1
             raise OSError(code, os.strerror(code), path)
+        outer(tried, path)
 
     with hooked(files, refuse):
         yield

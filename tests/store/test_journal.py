@@ -125,26 +125,13 @@ def test_a_write_that_can_not_be_taken_back_is_the_last(files: DiskFiles) -> Non
     journal = Journal.create(files, PATH, [])
     with (
         refusing(files, "truncate", "journal.log"),
-        refusing_pwrite(files),
+        refusing(files, "pwrite", "journal.log"),
         pytest.raises(OSError),
     ):
         journal.append(ONE)
     assert journal.failed
     with pytest.raises(OSError):
         journal.append(TWO)
-
-
-def refusing_pwrite(files: DiskFiles):  # type: ignore[no-untyped-def]
-    from tests.store.jobs import hooked
-
-    outer = files.before
-
-    def refuse(operation: str, name: str) -> None:
-        if operation == "pwrite":
-            raise OSError("no")
-        outer(operation, name)
-
-    return hooked(files, refuse)
 
 
 def test_a_failed_sync_is_the_last(files: DiskFiles) -> None:
