@@ -62,11 +62,9 @@ class SegmentCache:
             for key in [k for k in self._open if k.topic == topic]:
                 del self._open[key]
 
-    def close(self) -> None:
-        """Forget and close everything."""
+    def clear(self) -> None:
+        """Forget everything; a file closes when the last slice of it is gone."""
         with self._lock:
-            for opened in self._open.values():
-                opened.close()
             self._open.clear()
 
     @property

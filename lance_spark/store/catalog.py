@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lance_spark.errors import StoreError, TopicExists, UnknownTopic
+from lance_spark.errors import StoreClosed, StoreError, TopicExists, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.files import make_directories, remove_tree
@@ -17,6 +17,7 @@ from lance_spark.store.log import Log
 from lance_spark.store.recovery import list_segments, open_log
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
+    METADATA,
     Topic,
     TopicMetadata,
     check_name,
@@ -41,6 +42,7 @@ class Catalog:
         self._topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
         self.version = 0
+        self._closed = False
 
     # Opening.
 
@@ -51,6 +53,9 @@ class Catalog:
         make_directories(files, self._trash)
         for entry in files.list(self._trash):
             remove_tree(files, self._trash / entry.name)
+        # A process that was killed may have left names that only the kernel knows. What
+        # is written from here on relies on them.
+        files.sync_dir(self._segments)
         entries = files.list(self._segments)
         ids = sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
         topics = [topic for topic in map(self._load_topic, ids) if topic is not None]
@@ -70,7 +75,10 @@ class Catalog:
             metadata = read_metadata(self._context, directory)
         except StoreError as error:
             metadata = None
-            self._context.findings.damage(where, str(error))
+            damaged = directory / METADATA
+            kept = damaged.with_name(damaged.name + ".damaged")
+            self._context.files.replace(damaged, kept)
+            self._context.findings.damage(where, f"{error}; kept as .damaged")
         if metadata is None:
             if not list_segments(self._context.files, directory):
                 # The crash came before the topic was reported as created.
@@ -137,6 +145,7 @@ class Catalog:
         """
         check_name(name)
         with self.lock:
+            self._check_open()
             if name in self._names:
                 raise TopicExists(f"topic {name!r} exists already")
             topic = self._identity.new_topic()
@@ -167,6 +176,8 @@ class Catalog:
         """Remove the files of a topic that nobody has seen, as far as possible."""
         self._context.segments.drop_topic(topic)
         remove_tree(self._context.files, self.directory(topic))
+        # It must not come back once the journal says that it is gone.
+        self._context.files.sync_dir(self._segments)
 
     def add(self, topic: Topic) -> None:
         """Let everybody see a topic that was prepared."""
@@ -185,6 +196,7 @@ class Catalog:
             raise StoreError("the default topic can't be deleted")
         files = self._context.files
         with self.lock:
+            self._check_open()
             found = self.get(topic)
             with found.log.exclusive():
                 grave = self._trash / str(topic)
@@ -201,6 +213,24 @@ class Catalog:
         except OSError as error:
             # The topic is gone all the same; the next opening empties the trash.
             logger.warning("trash/%d: could not remove: %s", topic, error)
+
+    def close(self) -> None:
+        """Close all topics; raise what the last one that failed has raised."""
+        failure: StoreError | None = None
+        with self.lock:
+            self._closed = True
+            for topic in self:
+                try:
+                    topic.log.close()
+                except StoreError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    def _check_open(self) -> None:
+        # Asked under the lock: whoever waited for it may come too late.
+        if self._closed:
+            raise StoreClosed("the store is closed")
 
     def _forget(self, topic: int) -> None:
         name = self._topics[topic].metadata.name

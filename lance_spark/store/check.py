@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from lance_spark.errors import RecordError, StoreError
 from lance_spark.model import Framing
+from lance_spark.store.commit import decode_begin
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.extent import LogStart
 from lance_spark.store.files import File, Files, OsFiles, read_file
@@ -107,9 +108,11 @@ class _Checker:
         yield from self._identity()
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
+        pending = self._pending_ends()
         for entry in self.files.list(self.root / "segments"):
             if entry.is_dir and entry.name.isdecimal():
-                yield from self._topic(f"segments/{entry.name}", int(entry.name))
+                topic, where = int(entry.name), f"segments/{entry.name}"
+                yield from self._topic(where, topic, pending.get(topic))
         for entry in self.files.list(self.root / "stages"):
             if entry.is_dir and entry.name.isdecimal():
                 yield from self._stage(f"stages/{entry.name}", int(entry.name))
@@ -161,7 +164,25 @@ class _Checker:
         if parsed.damaged:
             yield _damage(CONSUMERS, f"{parsed.damaged} entries are damaged")
 
-    def _topic(self, where: str, topic: int) -> Iterator[Finding]:
+    def _pending_ends(self) -> dict[int, int]:
+        """Find the topics that a commit is at work on, and their last segments.
+
+        What is behind those is set back by the next opening.
+        """
+        data = read_file(self.files, self.root / JOURNAL)
+        writers = Writers()
+        try:
+            writers.replay(parse_journal(data or b"").entries)
+            if writers.pending is None:
+                return {}
+            plan = decode_begin(writers.pending)
+        except StoreError:
+            return {}  # Reported with the journal.
+        return {topic.id: topic.end.segment for topic in plan.topics}
+
+    def _topic(
+        self, where: str, topic: int, last_segment: int | None
+    ) -> Iterator[Finding]:
         data = read_file(self.files, self.root / where / TOPIC_METADATA)
         start: LogStart | None = None
         if data is None:
@@ -177,7 +198,7 @@ class _Checker:
                     yield _damage(where, f"the metadata is of topic {metadata.id}")
             except StoreError as error:
                 yield _damage(where, str(error))
-        yield from self._log(where, topic, start)
+        yield from self._log(where, topic, start, last_segment)
 
     def _stage(self, where: str, stage: int) -> Iterator[Finding]:
         data = read_file(self.files, self.root / where / STAGE_METADATA)
@@ -191,8 +212,16 @@ class _Checker:
             yield _damage(where, str(error))
         yield from self._log(where, stage, LogStart())
 
-    def _log(self, where: str, topic: int, start: LogStart | None) -> Iterator[Finding]:
+    def _log(
+        self,
+        where: str,
+        topic: int,
+        start: LogStart | None,
+        last_segment: int | None = None,
+    ) -> Iterator[Finding]:
         found = list_segments(self.files, self.root / where)
+        if last_segment is not None:
+            found = [s for s in found if s.name.number <= last_segment]
         if start is not None:
             old = [s for s in found if s.name.number < start.segment]
             if old:
@@ -233,7 +262,10 @@ class _SegmentChecker:
         head = index.pread(HEADER_BYTES, 0)
         header = decode_header(head)
         if isinstance(header, str):
-            yield _damage(name, header)
+            if last and not found.data_bytes and found.index_bytes < HEADER_BYTES:
+                yield _note(name, "half-made segment; the next opening mends it")
+            else:
+                yield _damage(name, header)
             return
         if (header.topic, header.name) != (self._topic, found.name):
             yield _damage(name, "the index belongs to other data")
@@ -337,8 +369,12 @@ class _SegmentChecker:
         if not (inner["kind"] == Kind.INNER).all() or len(inner) != group[0]["inner"]:
             return "inner rows are missing"
         numbers = (inner["record"] - record).astype(np.int64)
-        if (numbers >= len(scan.starts)).any() or (
-            scan.starts[numbers] != (inner["position"] - position).astype(np.int64)
-        ).any():
+        outside = (numbers < 0) | (numbers >= len(scan.starts))
+        if (
+            outside.any()
+            or (
+                scan.starts[numbers] != (inner["position"] - position).astype(np.int64)
+            ).any()
+        ):
             return "an inner row is not at a record's start"
         return None

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from lance_spark.errors import StoreError
+from lance_spark.errors import StageMismatch, StoreError
 from lance_spark.store.extent import LogEnd, LogStart
 from lance_spark.store.journal import Entry
 from lance_spark.store.stage import Stage
@@ -108,9 +108,7 @@ class CommitPlan:
         """What is remembered of it."""
         overwritten = frozenset(t.name for t in self.topics if t.overwrite)
         ranges = tuple(topic.range for topic in self.topics)
-        return Commit(
-            self.job, self.at_ns, ranges, self.stages, self.next_stage, overwritten
-        )
+        return Commit(self.job, self.at_ns, ranges, self.next_stage, overwritten)
 
 
 def encode_begin(plan: CommitPlan) -> Entry:
@@ -183,8 +181,12 @@ def carry_out(
         for stage in planned.stages:
             _add_stage(topic, stages[stage], plan.at_ns)
         topic.log.sync()
-        end = topic.log.end().offset
-        assert end == planned.range.end, (planned, end)
+        added = topic.log.end().offset - planned.end.offset
+        if added != planned.bytes:
+            raise StageMismatch(
+                f"the stages for topic {planned.name!r} hold {added} bytes, not "
+                f"{planned.bytes} as when the commit was planned"
+            )
         if planned.overwrite:
             topic.update(start=planned.new_start)
 
@@ -202,8 +204,8 @@ def _add_stage(topic: Topic, stage: Stage, now_ns: int) -> None:
 
 def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:
     """Let everybody see what was carried out."""
-    for planned in plan.topics:
-        log = topics[planned.id].log
-        log.release()
-        if planned.overwrite:
-            log.drop_before(planned.new_start)
+    logs = [topics[planned.id].log for planned in plan.topics]
+    for log, planned in zip(logs, plan.topics, strict=True):
+        log.release(planned.new_start if planned.overwrite else None)
+    for log in logs:
+        log.remove_dropped()

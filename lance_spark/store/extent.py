@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lance_spark.store.segment import Segment
+
 
 class LogStart(NamedTuple):
     """Where a log starts: its first offset and record, and in which segment."""
@@ -40,6 +42,13 @@ class LogEnd:
     size: int
     rows: int
     next_segment: int
+
+
+class LogState(NamedTuple):
+    """How many segments a log had, and a copy of the last one, to go back to."""
+
+    segments: int
+    last: Segment | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,9 @@ class Journal:
         file = files.open(path)
         if file.size() > end:
             file.truncate(end)
-            file.sync()
+        # What a killed process wrote is acted on from now on: it has to stay.
+        file.sync()
+        files.sync_dir(path.parent)
         return cls(files, path, file, end)
 
     @property
@@ -155,6 +157,11 @@ class Journal:
         if self._failed is not None:
             raise self._failed
         data = encode_entry(entry)
+        if len(data) > ENTRY_BYTES_MAX:
+            raise StoreError(
+                f"a journal entry of {len(data)} bytes, {ENTRY_BYTES_MAX} are the "
+                "most: commit fewer stages at once"
+            )
         try:
             self._file.pwrite(data, self._end)
         except OSError:

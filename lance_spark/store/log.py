@@ -35,20 +35,19 @@ from lance_spark.model import Buffer
 from lance_spark.store.cache import SegmentKey
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
-from lance_spark.store.extent import Appended, LogEnd, LogStart, Point
+from lance_spark.store.extent import Appended, LogEnd, LogStart, LogState, Point
 from lance_spark.store.files import remove_if_there
 from lance_spark.store.format import (
     ROW_BYTES,
-    Mark,
     Rows,
     SegmentName,
-    encode_header,
     make_batch_rows,
     seal_rows,
 )
 from lance_spark.store.segment import (
     OpenSegment,
     Segment,
+    create_files,
 )
 
 logger = logging.getLogger(__name__)
@@ -75,13 +74,15 @@ class Log:
         self._start = start
         # Replaced rather than changed, so that a snapshot costs nothing.
         self._segments = tuple(segments)
+        self._dropped: tuple[Segment, ...] = ()
         self._visible = self._end_point()
         # Set by a commit whose bytes must not be seen yet.
         self._held: Point | None = None
-        # Files were added whose names are not yet sure to survive.
-        self._new_names = False
-        # Something was written since the last sync.
-        self._changed = False
+        # How often something was written, and how much of that a sync has covered.
+        self._writes = self._writes_synced = 0
+        # The same for names of files. After an opening some may be known to the kernel
+        # only, if the process before was killed.
+        self._names, self._names_synced = 1, 0
         self._failure: str | None = None
 
     # What is there.
@@ -112,6 +113,12 @@ class Log:
         """Copy the list of segments."""
         with self._state:
             return [replace(segment) for segment in self._segments]
+
+    def state(self) -> LogState:
+        """Note where the log is, for `going_back`."""
+        with self._state:
+            last = replace(self._segments[-1]) if self._segments else None
+            return LogState(len(self._segments), last)
 
     def snapshot(self) -> tuple[LogStart, Point, tuple[Segment, ...]]:
         """Give start, visible end and segments as they are at one moment."""
@@ -205,7 +212,7 @@ class Log:
             segment.rows += len(rows) // ROW_BYTES
             segment.records += records
             segment.last_append_ns = append_ns
-            self._changed = True
+            self._writes += 1
             return Appended(start, segment.end, record, records)
 
     def _take_back(self, opened: OpenSegment, segment: Segment, cause: OSError) -> None:
@@ -238,7 +245,7 @@ class Log:
                 self._segments[-1].closed = True
 
     def _segment_for(self, length: int, now_ns: int) -> Segment:
-        self._check_writable()
+        self.check_writable()
         last = self._segments[-1] if self._segments else None
         if last is None or self._is_full(last, length, now_ns):
             return self._roll(now_ns)
@@ -271,26 +278,13 @@ class Log:
             name, last.offset, last.record, floor_ns, last_append_ns=floor_ns
         )
         try:
-            self._create_files(segment)
+            create_files(self.context.files, self.directory, segment.header(self.topic))
         except OSError as error:
+            self._remove_files(name)
             raise self._write_failed("start a segment", error) from error
         with self._state:
             self._segments = (*self._segments, segment)
         return segment
-
-    def _create_files(self, segment: Segment) -> None:
-        files, name = self.context.files, segment.name
-        try:
-            index = files.open(self.directory / name.index_file, create=True)
-            index.pwrite(encode_header(segment.header(self.topic), Mark()), 0)
-            # The header has to be there when a later sync makes rows durable.
-            index.sync()
-            index.close()
-            files.open(self.directory / name.data_file, create=True).close()
-            files.sync_dir(self.directory)
-        except OSError:
-            self._remove_files(name)
-            raise
 
     def _remove_files(self, name: SegmentName) -> None:
         try:
@@ -317,7 +311,8 @@ class Log:
         with self._state:
             assert segment.base_offset == self.end().offset
             self._segments = (*self._segments, segment)
-            self._new_names = self._changed = True
+            self._writes += 1
+            self._names += 1
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -330,31 +325,29 @@ class Log:
         with self._state:
             self._held = self._visible
 
-    def release(self) -> None:
-        """Show what was held back."""
+    def release(self, start: LogStart | None = None) -> None:
+        """Show what was held back, and hide what is before a new start, at once."""
         with self._state:
             self._held = None
-        self._publish(self._end_point())
+            if start is not None:
+                self._move_start(start)
+            self._publish(self._end_point())
 
     @contextmanager
-    def going_back(self, segments: list[Segment]) -> Iterator[None]:
-        """Set the files back inside, and the log behind, to what `segments` gave.
+    def going_back(self, state: LogState) -> Iterator[None]:
+        """Set the files back inside, and the log behind, to where it was.
 
         No sync runs meanwhile: it would mark, and show, an end that is gone.
         """
         with self._write, self._syncing:
             yield
-            self._restore(segments)
-
-    def _restore(self, segments: list[Segment]) -> None:
-        with self._state:
-            self.context.segments.drop_topic(self.topic)
-            # The same objects, since views of the log still have them.
-            kept = self._segments[: len(segments)]
-            for segment, old in zip(kept, segments, strict=True):
-                segment.go_back(old)
-            self._segments = kept
-            self._held = None
+            with self._state:
+                self.context.segments.drop_topic(self.topic)
+                self._segments = self._segments[: state.segments]
+                if state.last is not None:
+                    # The same object, since views of the log still have it.
+                    self._segments[-1].go_back(state.last)
+                self._held = None
 
     def drop_before(self, start: LogStart) -> None:
         """Drop all segments before the one that `start` names.
@@ -364,22 +357,29 @@ class Log:
         """
         with self._write:
             with self._state:
-                if start <= self._start:
-                    return
-                number = start.segment
-                kept = tuple(s for s in self._segments if s.name.number >= number)
-                gone = self._segments[: len(self._segments) - len(kept)]
-                self._segments = kept
-                self._start = start
-                self._visible = max(self._visible, Point(start.offset, start.record))
-            for segment in gone:
-                self.context.segments.drop(SegmentKey(self.topic, segment.name.number))
-                try:
-                    for name in (segment.name.data_file, segment.name.index_file):
-                        remove_if_there(self.context.files, self.directory / name)
-                except OSError as error:
-                    # The next opening removes what lies before the start.
-                    logger.warning("%s: could not remove: %s", self.where, error)
+                self._move_start(start)
+            self.remove_dropped()
+
+    def _move_start(self, start: LogStart) -> None:
+        if start > self._start:
+            kept = [s for s in self._segments if s.name.number >= start.segment]
+            self._dropped += self._segments[: len(self._segments) - len(kept)]
+            self._segments = tuple(kept)
+            self._start = start
+            self._visible = max(self._visible, Point(start.offset, start.record))
+
+    def remove_dropped(self) -> None:
+        """Remove the files of segments that are before the start."""
+        with self._state:
+            gone, self._dropped = self._dropped, ()
+        for segment in gone:
+            self.context.segments.drop(SegmentKey(self.topic, segment.name.number))
+            try:
+                for name in (segment.name.data_file, segment.name.index_file):
+                    remove_if_there(self.context.files, self.directory / name)
+            except OSError as error:
+                # The next opening removes what lies before the start.
+                logger.warning("%s: could not remove: %s", self.where, error)
 
     # Durability.
 
@@ -392,16 +392,21 @@ class Log:
         """
         with self._syncing:
             with self._state:
-                self._check_writable()
+                self.check_writable()
                 if not self._segments:
                     return
                 segment = replace(self._segments[-1])
-                new_names = self._new_names
-            with self.writing("open the last segment to sync it"):
+                writes, names = self._writes, self._names
+            try:
                 opened = self.open_segment(segment)
+            except OSError as error:
+                # Too many open files, perhaps: it can be tried again.
+                raise StoreError(
+                    f"{self.where}: what is written could not be synced: {error}"
+                ) from error
             try:
                 opened.sync()
-                if new_names:
+                if names > self._names_synced:
                     self.context.files.sync_dir(self.directory)
                 opened.write_mark(segment.size, segment.rows)
             except OSError as error:
@@ -410,9 +415,16 @@ class Log:
                 self.fail(f"a sync failed ({error})")
                 raise StoreReadOnly(self._failure) from error
             with self._state:
-                self._new_names = self._new_names and not new_names
-                self._changed = self._segments[-1].size != segment.size
+                # Only what was there when the sync began: more may have come.
+                self._writes_synced, self._names_synced = writes, names
             self._publish(Point(segment.end, segment.end_record))
+
+    def sync_segments(self) -> None:
+        """Make all segments durable; under `none` the earlier ones may not be."""
+        with self.writing("sync"):
+            for segment in self.segments()[:-1]:
+                self.open_segment(segment).sync()
+        self.sync()
 
     def wait(self, end: int, *, timeout_s: float) -> None:
         """Wait until the log is durable up to an offset.
@@ -428,7 +440,7 @@ class Log:
             )
             if self._visible.offset >= end:
                 return
-        self._check_writable()
+        self.check_writable()
         raise Timeout(f"{self.where}: not durable after {timeout_s} s")
 
     def wait_beyond(self, offset: int, *, timeout_s: float) -> int:
@@ -441,7 +453,7 @@ class Log:
         """Make the last segment durable, whatever the policy, and refuse all writes."""
         with self._write:
             try:
-                if self._failure is None and self._changed:
+                if self._failure is None and self._writes > self._writes_synced:
                     self.sync()
             finally:
                 # A writer that is late must not meet the next owner of the files.
@@ -470,7 +482,8 @@ class Log:
             self._failure = self._failure or f"{self.where}: {reason}"
             self._state.notify_all()
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
+        """Raise StoreReadOnly if nothing can be written any more."""
         if self._failure is not None:
             raise StoreReadOnly(self._failure)
 

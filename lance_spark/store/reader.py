@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lance_spark.errors import Corrupt, OutOfRange, StoreError
+from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Location
 from lance_spark.store.boundary import Boundaries
 from lance_spark.store.extent import LogStart, Point
@@ -94,7 +94,6 @@ class View:
                 end = found.at_or_after(start + 1)
                 self._verify(found, start, end.position)
             records = max(0, end.record - found.at_or_after(start).record)
-        self.log.context.segments.trim_tables()
         return Slice(
             offset,
             segment.base_offset + end.position,
@@ -201,6 +200,8 @@ class View:
             yield
         except FileNotFoundError as error:
             start, end = segment.base_offset, segment.end
+            if not self.log.context.files.exists(self.log.directory):
+                raise UnknownTopic(self.log.topic, deleted=True) from error
             if start < self.log.start.offset:
                 # Retention was quicker than this view.
                 log_start = self.log.start.offset

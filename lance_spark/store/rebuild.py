@@ -156,33 +156,41 @@ def rebuild(
         cut_tail: see `Rebuilt.make`.
     """
     result = Rebuilt(last_append_ns=start_ns)
-    number = sound_rows(rows, 0, end)
-    result.keep(rows[:number])
+    valid = valid_rows(rows)
+    heads = valid & (rows["kind"] != Kind.INNER)
+    number = 0
     while number < len(rows):
-        # Behind damaged rows: go on with the next batch whose rows are sound.
+        if not heads[number]:
+            # Behind damaged rows: go on with the next batch whose row is sound.
+            behind = np.flatnonzero(heads[number:])
+            number = number + int(behind[0]) if len(behind) else len(rows)
+            continue
         row = rows[number]
-        position, size = int(row["position"]), 1 + int(row["inner"])
-        behind = result.end.position <= position < end
-        if behind and sound_rows(rows[number : number + size], position, end) == size:
-            if position > result.end.position:
-                result.make(data, position, framing, stride, cut_tail=False)
-                # The kept row knows better how many records there were before it.
-                result.end = Boundary(position, int(row["record"]))
-            result.keep(rows[number : number + size])
-            number += size
-        else:
-            number += 1
+        position = int(row["position"])
+        size = 0
+        if position >= result.end.position:
+            size = sound_rows(rows[number:], position, end, valid[number:])
+        if size and position > result.end.position:
+            result.make(data, position, framing, stride, cut_tail=False)
+            # The kept row knows better how many records there were before it.
+            result.end = Boundary(position, int(row["record"]))
+        result.keep(rows[number : number + size])
+        number += max(size, 1)
     result.make(data, end, framing, stride, cut_tail=cut_tail)
     return result
 
 
-def sound_rows(rows: Rows, start: int, end: int) -> int:
+def sound_rows(
+    rows: Rows, start: int, end: int, valid: NDArray[np.bool_] | None = None
+) -> int:
     """Count the first rows that are whole batches, in line within [start, end).
 
-    All rows are looked at together: an index may have hundreds of thousands.
+    All rows are looked at together: an index may have hundreds of thousands. `valid`
+    is what `valid_rows` says of them, where that is known.
     """
-    sound = valid_rows(rows)
-    rows = rows[: len(rows) if sound.all() else int(np.argmin(sound))]
+    if valid is None:
+        valid = valid_rows(rows)
+    rows = rows[: len(rows) if valid.all() else int(np.argmin(valid))]
     heads = np.flatnonzero(rows["kind"] != Kind.INNER)
     batches = rows[heads]
     next_head = heads + 1 + batches["inner"]
@@ -226,12 +234,14 @@ def open_with_table(log: Log, segment: Segment) -> tuple[OpenSegment, IndexTable
     """Open a segment with its index, rebuilding rows that have become damaged."""
     opened = log.open_segment(segment)
     try:
-        return opened, opened.table(segment.rows)
+        table = opened.table(segment.rows)
     except DamagedIndex:
         with log.exclusive():
             _mend(log, segment)
         opened = log.open_segment(segment)
-        return opened, opened.table(segment.rows)
+        table = opened.table(segment.rows)
+    log.context.segments.trim_tables()
+    return opened, table
 
 
 def _mend(log: Log, segment: Segment) -> None:

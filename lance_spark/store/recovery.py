@@ -48,6 +48,8 @@ from lance_spark.store.rebuild import (
 )
 from lance_spark.store.segment import OpenSegment, Segment, check_batch
 
+_NO_ROWS = decode_rows(b"")
+
 
 @dataclass(slots=True)
 class Found:
@@ -93,7 +95,7 @@ def open_log(
     end = Point(start.offset, start.record) if start else Point(0, 0)
     segments: list[Segment] = []
     for number, files in enumerate(found):
-        following = found[number + 1 :]
+        following = found[number + 1] if number + 1 < len(found) else None
         segment = recovery.load(files, following, end, known=bool(start or segments))
         if segment is None:
             continue
@@ -152,6 +154,9 @@ def _remove_temporary(files: Files, directory: Path) -> None:
 def _remove_before(
     files: Files, directory: Path, found: list[Found], start: LogStart
 ) -> list[Found]:
+    if any(segment.name.number < start.segment for segment in found):
+        # The start may be known to the kernel only, if the process before was killed.
+        files.sync_dir(directory)
     for segment in found:
         if segment.name.number < start.segment:
             remove_if_there(files, directory / segment.name.data_file)
@@ -167,6 +172,7 @@ class _Recovery:
         self._topic = topic
         self._directory = directory
         self._where = f"{directory.parent.name}/{directory.name}"
+        self._indexes: dict[SegmentName, tuple[Header | str, Mark, Rows]] = {}
 
     def report_gap(self, start: int, end: int) -> None:
         """Say that a segment between two others is gone."""
@@ -174,23 +180,23 @@ class _Recovery:
         self._context.findings.damage(self._where, text, start, end)
 
     def load(
-        self, found: Found, following: list[Found], end: Point, *, known: bool
+        self, found: Found, following: Found | None, end: Point, *, known: bool
     ) -> Segment | None:
         """Load a segment; None if there was nothing to keep of it.
 
         Args:
             found: its files.
-            following: the files of the segments behind it.
+            following: the files of the segment behind it, if there is one.
             end: where the segment before it ends.
             known: whether `end` can be relied on.
         """
-        header, mark = self._read_header(found)
+        header, mark, row = self._read_index(found)
         if isinstance(header, str):
             return self._without_index(found, following, header, end, known=known)
         base = (header.base_offset, header.base_record, header.time_floor_ns)
         segment = Segment(found.name, *base)
         segment.last_append_ns = segment.time_floor_ns
-        self._take_last_row(segment, found)
+        _take_row(segment, row, _row_count(found))
         if found.data_bytes is None and not (mark.rows or segment.rows):
             # The crash came between the making of the two files.
             remove_if_there(
@@ -203,51 +209,49 @@ class _Recovery:
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
-            limit = self._end_before(following[0], segment)
+            limit = self._end_before(following, segment)
             if limit is not None and limit < mark.position:
                 return self._recover_overlong(segment, found, limit)
         if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
             return segment
         return self._recover(segment, found, mark)
 
-    def _read_header(self, found: Found) -> tuple[Header | str, Mark]:
+    def _read_index(self, found: Found) -> tuple[Header | str, Mark, Rows]:
+        """Read header, mark and last row of an index, once."""
+        if found.name not in self._indexes:
+            self._indexes[found.name] = self._read_index_file(found)
+        return self._indexes[found.name]
+
+    def _read_index_file(self, found: Found) -> tuple[Header | str, Mark, Rows]:
         if found.index_bytes is None:
-            return "it is missing", Mark()
+            return "it is missing", Mark(), _NO_ROWS
         path = self._directory / found.name.index_file
         file = self._context.files.open(path, write=False)
         data = file.pread(HEADER_BYTES, 0)
+        at = HEADER_BYTES + (_row_count(found) - 1) * ROW_BYTES
+        row = file.pread(ROW_BYTES, at) if at >= HEADER_BYTES else b""
         file.close()
         header = decode_header(data)
         if isinstance(header, str):
-            return header, Mark()
+            return header, Mark(), _NO_ROWS
         if (header.topic, header.name) != (self._topic, found.name):
-            return "it belongs to other data", Mark()
-        return header, decode_mark(data)
+            return "it belongs to other data", Mark(), _NO_ROWS
+        return header, decode_mark(data), decode_rows(row)
 
-    def _read_rows(self, found: Found, first: int = 0) -> Rows:
-        count = _row_count(found) - first
-        if count <= 0:
-            return decode_rows(b"")
+    def _read_rows(self, found: Found) -> Rows:
+        count = _row_count(found)
+        if not count:
+            return _NO_ROWS
         path = self._directory / found.name.index_file
         file = self._context.files.open(path, write=False)
-        rows = file.pread(count * ROW_BYTES, HEADER_BYTES + first * ROW_BYTES)
+        rows = file.pread(count * ROW_BYTES, HEADER_BYTES)
         file.close()
         return decode_rows(rows)
-
-    def _take_last_row(self, segment: Segment, found: Found) -> None:
-        """Set a segment's end from the last row of its index, if that is sound."""
-        row = self._read_rows(found, max(0, _row_count(found) - 1))
-        if len(row) and valid_rows(row).all():
-            # Whatever its kind: a row reaches to the end of its batch.
-            end = int(row[0]["position"] + row[0]["length"])
-            records = int(row[0]["record"] + row[0]["records"])
-            append_ns = int(row[0]["append_ns"])
-            _set_end(segment, Boundary(end, records), _row_count(found), append_ns)
 
     def _without_index(
         self,
         found: Found,
-        following: list[Found],
+        following: Found | None,
         reason: str,
         end: Point,
         *,
@@ -259,30 +263,29 @@ class _Recovery:
                 self._context.files, self._directory / found.name.index_file
             )
             return None
-        base = end if known else self._base_before(found, following, end)
-        segment = Segment(found.name, base.offset, base.record)
+        segment = Segment(found.name, end.offset, end.record)
         data = self._open_data(found)
         rebuilt = self._rebuild(
-            decode_rows(b""), data, found.data_bytes, segment, cut_tail=not following
+            _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following
         )
+        if not known and following:
+            self._place_before(segment, following, rebuilt.end)
         self._finish(segment, replace(found, index_bytes=None), data, rebuilt)
         text = f"the index can't be used ({reason}); a new one was made"
-        self._context.findings.note(self._where, text, base.offset, segment.end)
+        base = segment.base_offset
+        self._context.findings.note(self._where, text, base, segment.end)
         return segment
 
-    def _base_before(self, found: Found, following: list[Found], end: Point) -> Point:
-        """Find a segment's first offset from the segment behind it."""
-        if following and found.data_bytes is not None:
-            header, _ = self._read_header(following[0])
-            if isinstance(header, Header):
-                # How many records it has is not known before it is framed; they are
-                # counted from 0.
-                return Point(header.base_offset - found.data_bytes, 0)
-        return end
+    def _place_before(self, segment: Segment, following: Found, end: Boundary) -> None:
+        """Find a segment's first offset and record from the segment behind it."""
+        header, _, _ = self._read_index(following)
+        if isinstance(header, Header):
+            segment.base_offset = header.base_offset - end.position
+            segment.base_record = header.base_record - end.record
 
     def _end_before(self, following: Found, segment: Segment) -> int | None:
         """Find where a segment has to end, from the one behind it."""
-        header, _ = self._read_header(following)
+        header, _, _ = self._read_index(following)
         if isinstance(header, str):
             return None
         return header.base_offset - segment.base_offset
@@ -385,6 +388,15 @@ def _is_prefix(rebuilt: Rebuilt, found: Found) -> bool:
 
 def _row_count(found: Found) -> int:
     return max(0, ((found.index_bytes or 0) - HEADER_BYTES) // ROW_BYTES)
+
+
+def _take_row(segment: Segment, row: Rows, count: int) -> None:
+    """Set a segment's end from the last row of its index, if that is sound."""
+    if len(row) and valid_rows(row).all():
+        # Whatever its kind: a row reaches to the end of its batch.
+        end = int(row[0]["position"] + row[0]["length"])
+        records = int(row[0]["record"] + row[0]["records"])
+        _set_end(segment, Boundary(end, records), count, int(row[0]["append_ns"]))
 
 
 def _set_end(segment: Segment, end: Boundary, rows: int, append_ns: int) -> None:

@@ -24,6 +24,7 @@ from lance_spark.store.format import (
     SegmentName,
     decode_mark,
     decode_rows,
+    encode_header,
     encode_mark,
     mark_position,
     valid_rows,
@@ -160,6 +161,17 @@ class OpenSegment:
         """Close both files."""
         self.data.close()
         self.index.close()
+
+
+def create_files(files: Files, directory: Path, header: Header) -> None:
+    """Make the two files of a new segment, durably."""
+    index = files.open(directory / header.name.index_file, create=True)
+    index.pwrite(encode_header(header, Mark()), 0)
+    # The header has to be there when a later sync makes rows durable.
+    index.sync()
+    index.close()
+    files.open(directory / header.name.data_file, create=True).close()
+    files.sync_dir(directory)
 
 
 def check_batch(batch: Batch, data: Buffer) -> str | None:

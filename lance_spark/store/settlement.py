@@ -35,12 +35,12 @@ class Outcome(str, Enum):
 
 def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
     """Decide about an interrupted commit and set its topics back if need be."""
-    added = [_added_bytes(context, root, topic) for topic in plan.topics]
-    planned = [topic.bytes for topic in plan.topics]
-    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
-    if any(there > bytes_ for there, bytes_ in zip(added, planned, strict=True)):
+    if any(_is_behind(context, root, topic) for topic in plan.topics):
         return Outcome.DONE
-    if not whole and added == planned:
+    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
+    if not whole and all(
+        _added_bytes(context, root, topic) == topic.bytes for topic in plan.topics
+    ):
         return Outcome.DONE
     for topic in plan.topics:
         _set_back(context, root, topic)
@@ -51,16 +51,29 @@ def _topic_directory(root: Path, topic: TopicPlan) -> Path:
     return root / "segments" / str(topic.id)
 
 
+def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a topic shows what only happens once a commit is done."""
+    directory = _topic_directory(root, topic)
+    if not context.files.exists(directory):
+        return not topic.created  # Somebody has deleted it.
+    metadata = _read_topic(context, directory)
+    if metadata is not None and metadata.start.offset > topic.end.offset:
+        return True  # Retention has moved the start.
+    if topic.overwrite and topic.end.segment >= topic.start.segment:
+        numbers = {s.name.number for s in list_segments(context.files, directory)}
+        if topic.end.segment not in numbers:
+            return True  # What is overwritten is removed at the very end.
+    return _added_bytes(context, root, topic) > topic.bytes
+
+
 def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
     """Count the bytes that a topic has gained since the plan was made."""
     directory = _topic_directory(root, topic)
-    metadata = _read_topic(context, directory)
-    if metadata is not None and metadata.start.offset > topic.end.offset:
-        # Only a later retention can have moved the start there.
-        return topic.bytes + 1
-    found = list_segments(context.files, directory)
-    sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
-    return sum(sizes) - topic.end.size
+    found = {s.name.number: s for s in list_segments(context.files, directory)}
+    last = topic.end.segment
+    sizes = [s.data_bytes or 0 for n, s in found.items() if n >= last]
+    # An overwrite that was carried out has removed the segment that was the last one.
+    return sum(sizes) - (topic.end.size if last in found else 0)
 
 
 def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
@@ -81,6 +94,7 @@ def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
     directory = _topic_directory(root, topic)
     if topic.created:
         remove_tree(context.files, directory)
+        context.files.sync_dir(directory.parent)
         return
     metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start != topic.start:

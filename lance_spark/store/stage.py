@@ -142,11 +142,15 @@ class Stage:
                 raise StageUnknown(f"stage {self.metadata.id} was dropped")
             self.active_ns = now_ns
             if batch == len(self._crcs) + 1:
-                appended = self.log.append(
-                    data, starts, now_ns=now_ns, data_crc=data_crc
-                )
-                self._crcs.append(data_crc)
-                return appended
+                size = self.size
+                try:
+                    return self.log.append(
+                        data, starts, now_ns=now_ns, data_crc=data_crc
+                    )
+                finally:
+                    # Also if only its sync failed: it is there, and has its number.
+                    if self.size > size:
+                        self._crcs.append(data_crc)
             if not 1 <= batch <= len(self._crcs):
                 raise BatchGap(
                     f"stage {self.metadata.id}: batch {batch} came where "
@@ -170,6 +174,7 @@ class Stage:
         """Refuse every further batch; the files may be a topic's from now on."""
         with self._lock:
             self._dropped = True
+            self.log.retire("the stage was dropped")
 
     def drop(self) -> None:
         """Remove the stage; what can't be removed now goes with the next opening."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
+    Corrupt,
     LanceError,
     StageError,
     StageExpired,
@@ -33,12 +34,12 @@ from lance_spark.store.commit import (
     show,
 )
 from lance_spark.store.context import Context
-from lance_spark.store.extent import LogEnd, LogStart
+from lance_spark.store.extent import LogEnd, LogStart, LogState
 from lance_spark.store.files import make_directories, read_file
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, parse_journal
 from lance_spark.store.recovery import reset_files
-from lance_spark.store.segment import Segment
+from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.settlement import Outcome, settle
 from lance_spark.store.stage import (
     Stage,
@@ -51,6 +52,7 @@ from lance_spark.store.writers import (
     Expiry,
     Job,
     Writers,
+    check_job,
     encode_done,
     encode_expired,
 )
@@ -58,8 +60,6 @@ from lance_spark.store.writers import (
 logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.log"
-# A writer's name is kept for days: it has a limit.
-WRITER_BYTES_MAX = 1024
 
 
 class Staging:
@@ -78,11 +78,13 @@ class Staging:
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
         self._writers = Writers()
-        self._journal: Journal | None = None
+        self._journal: Journal  # Made by `open_journal`, before anything else.
         # A commit that the last process did not end, and what to do about it.
         self._unsettled: tuple[CommitPlan, Outcome] | None = None
         # Why the journal is left alone until the next opening, which acts on it.
         self._failure: str | None = None
+        # A journal that can't be made much shorter is not rewritten again and again.
+        self._worth_bytes = 0
 
     # Opening.
 
@@ -90,6 +92,7 @@ class Staging:
         """Open all stages, and end a commit that was begun."""
         files = self._context.files
         make_directories(files, self._directory)
+        files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
         for entry in files.list(self._directory):
             if entry.is_dir and entry.name.isdecimal():
                 self._load_stage(self._directory / entry.name)
@@ -114,6 +117,8 @@ class Staging:
             return
         if not is_new:
             reason = "it is missing" if data is None else parsed.fault
+            if data is not None:
+                files.replace(path, path.with_name(path.name + ".damaged"))
             text = f"the journal is lost ({reason}): earlier commits are forgotten"
             self._context.findings.damage(JOURNAL, text)
             self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
@@ -147,25 +152,42 @@ class Staging:
             self._unsettled = plan, settle(self._context, self._root, plan)
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        text = f"commit {plan.job.sequence} of {plan.job.writer!r} {outcome.value}"
+        who = f"commit {plan.job.sequence} of {plan.job.writer!r}"
         if outcome is Outcome.UNDONE:
-            self._append_journal({"kind": "undone"})
-            self._context.findings.damage(JOURNAL, text)
+            self._journal.append({"kind": "undone"})
+            self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
-            self._show(plan, self._carry_out(plan))
+            saved = self._save(plan)
+            try:
+                created = self._carry_out(plan)
+            except (Corrupt, DamagedIndex, StageError) as error:
+                # Its stages are kept, for a person to look at. If it is only that the
+                # disk refuses, the store does not open and nothing is given up.
+                self._undo(plan, saved, error)
+                self._context.findings.damage(JOURNAL, f"{who} is undone: {error}")
+                return
+            self._show(plan, created)
         else:
             self._remember(plan)
         for stage in self._job(plan.job):
             self._drop(stage)
-        self._context.findings.note(JOURNAL, text)
+        self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
+
+    def _save(self, plan: CommitPlan) -> dict[int, LogState]:
+        """Copy what `_undo` goes back to."""
+        return {
+            planned.id: self._catalog.get(planned.id).log.state()
+            for planned in plan.topics
+            if not planned.created
+        }
 
     # Stages.
 
     def open(self, topic: str, writer: str, sequence: int, *, now_ns: int) -> Stage:
         """Open a stage for a topic, which need not exist yet."""
         check_name(topic)
-        _check_job(writer, sequence)
+        check_job(writer, sequence)
         with self._stages_lock:
             if len(self._stages) >= self._context.config.stages_max:
                 raise StageError(
@@ -214,6 +236,8 @@ class Staging:
             stages = self._job(Job(writer, sequence))
             for stage in stages:
                 self._drop(stage)
+            with self._writing("forget stages for good"):
+                self._context.files.sync_dir(self._directory)
             return len(stages)
 
     def expire(self, now_ns: int) -> None:
@@ -230,11 +254,13 @@ class Staging:
                 ids = frozenset(stage.metadata.id for stage in stages)
                 expiry = Expiry(job, now_ns, ids)
                 with self._writing("note an expiry"):
-                    self._append_journal(encode_expired(expiry))
+                    self._journal.append(encode_expired(expiry))
                 self._writers.expired(expiry)
                 for stage in stages:
                     self._drop(stage)
                 logger.info("%d stages of %s expired", len(stages), job)
+            with self._writing("forget stages for good"):
+                self._context.files.sync_dir(self._directory)
 
     def _job(self, job: Job) -> list[Stage]:
         return [stage for stage in self.all() if stage.metadata.job == job]
@@ -260,7 +286,7 @@ class Staging:
         now_ns: int,
     ) -> CommitResult:
         """Commit stages, all or nothing; see `Store.commit_stages`."""
-        _check_job(writer, sequence)
+        check_job(writer, sequence)
         for name in overwrite:
             check_name(name)
         job, replaced = Job(writer, sequence), frozenset(overwrite)
@@ -326,11 +352,11 @@ class Staging:
                 locks.enter_context(topic.log.exclusive())
                 topic.log.sync()
             for stage in stages:
-                stage.log.sync()
+                stage.log.sync_segments()
             plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
-            saved = {topic.metadata.id: topic.log.segments() for topic in topics}
+            saved = self._save(plan)
             with self._writing("begin a commit"):
-                self._append_journal(encode_begin(plan))
+                self._journal.append(encode_begin(plan))
             try:
                 created = self._carry_out(plan)
             except BaseException as error:
@@ -396,18 +422,18 @@ class Staging:
         show(plan, self._catalog.by_id())
 
     def _remember(self, plan: CommitPlan) -> None:
-        self._append_journal(encode_done(plan.commit))
+        self._journal.append(encode_done(plan.commit))
         self._writers.committed(plan.commit)
 
     def _undo(
         self,
         plan: CommitPlan,
-        saved: dict[int, list[Segment]],
+        saved: dict[int, LogState],
         cause: BaseException,
     ) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:
-            if self._journal is None or self._journal.failed:
+            if self._journal.failed:
                 raise StoreError("the journal can't be written")
             for planned in plan.topics:
                 if planned.created:
@@ -421,7 +447,7 @@ class Staging:
                     reset_files(self._context, log.directory, planned.end)
                 if planned.overwrite:
                     self._catalog.get(planned.id).update(start=planned.start)
-            self._append_journal({"kind": "undone"})
+            self._journal.append({"kind": "undone"})
         except (LanceError, OSError) as error:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
@@ -449,42 +475,29 @@ class Staging:
         config = self._context.config
         with self._committing, self._writing("compact the journal"):
             self._check_writable()
-            assert self._journal is not None
             self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
-            if self._journal.size > config.journal_bytes_max:
+            if self._journal.size > max(config.journal_bytes_max, self._worth_bytes):
                 self._journal.rewrite(self._writers.entries())
+                self._worth_bytes = 2 * self._journal.size
 
     def close(self) -> None:
         """Make the stages durable and close the journal."""
         with self._committing:
-            for stage in self.all():
-                stage.log.close()
-            if self._journal is not None:
+            self._failure = self._failure or "the store was closed"
+            try:
+                for stage in self.all():
+                    stage.log.close()
+            finally:
                 self._journal.close()
-
-    def _append_journal(self, entry: dict[str, object]) -> None:
-        assert self._journal is not None
-        self._journal.append(entry)
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if self._journal is not None and self._journal.failed:
+            if self._journal.failed:
                 # An entry may or may not be there, and the next opening acts on it.
                 reason = f"the journal could not be written ({error})"
                 self._fail(reason)
                 raise StoreReadOnly(f"{reason}; reopen the store") from error
             raise StoreWriteFailed(f"could not {doing}: {error}") from error
-
-
-def _check_job(writer: str, sequence: int) -> None:
-    try:
-        length = len(writer.encode())
-    except UnicodeEncodeError:
-        raise StageError(f"writer id {writer!r} is not valid Unicode") from None
-    if not 1 <= length <= WRITER_BYTES_MAX:
-        raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
-    if not 0 <= sequence < 2**64:
-        raise StageError(f"sequence {sequence} is not a u64")

@@ -17,7 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.errors import StoreClosed, StoreError, StoreWriteFailed
+from lance_spark.errors import (
+    StoreClosed,
+    StoreError,
+    StoreReadOnly,
+    StoreWriteFailed,
+)
 from lance_spark.model import Buffer, Framing, Location, Retention
 from lance_spark.store.cache import SegmentCache
 from lance_spark.store.catalog import Catalog
@@ -128,7 +133,7 @@ class Store:
             self._files,
             path,
             next_topic=highest + 1 + jump,
-            next_stage=max([FIRST_STAGE_ID, *ids]) + jump,
+            next_stage=max([FIRST_STAGE_ID - 1, *ids]) + 1 + jump,
         )
 
     def _load_consumers(self) -> Consumers:
@@ -136,7 +141,8 @@ class Store:
         data = read_file(self._files, path)
         parsed = parse_consumers(data or b"")
         if data is not None and parsed.fault:
-            self._findings.damage(CONSUMERS, parsed.fault)
+            self._files.replace(path, path.with_name(path.name + ".damaged"))
+            self._findings.damage(CONSUMERS, f"{parsed.fault}; kept as .damaged")
         elif parsed.damaged:
             text = f"{parsed.damaged} offsets are damaged and forgotten"
             self._findings.damage(CONSUMERS, text)
@@ -306,7 +312,11 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = found.append(batch, data, framed, now_ns=now_ns)
-        return self._appended(found.log, appended, wait=wait)
+        try:
+            return self._appended(found.log, appended, wait=wait)
+        except StoreReadOnly:
+            self._staging.get(stage)  # Was it dropped while this waited?
+            raise
 
     def commit_stages(
         self,
@@ -390,20 +400,15 @@ class Store:
         self._closed = True
         if self._syncer is not None:
             self._syncer.stop(self.config.wait_timeout_s)
-        failure: StoreError | None = None
-        for topic in self._catalog:
-            try:
-                topic.log.close()
-            except StoreError as error:
-                failure = error
         try:
-            self._staging.close()
+            self._catalog.close()
         finally:
-            self._consumers.close()
-            self._segments.close()
-            self._lock.close()
-        if failure is not None:
-            raise failure
+            try:
+                self._staging.close()
+            finally:
+                self._consumers.close()
+                self._segments.clear()
+                self._lock.close()
 
     def __enter__(self) -> Store:
         return self

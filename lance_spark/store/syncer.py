@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from lance_spark.errors import LanceError, StoreWriteFailed
+from lance_spark.errors import StoreError, StoreReadOnly
 from lance_spark.store.log import Log
 
 logger = logging.getLogger(__name__)
@@ -63,13 +63,13 @@ class Syncer:
         """Sync a log; tell whether that is settled, well or badly."""
         try:
             log.sync()
-        except StoreWriteFailed:
+        except StoreReadOnly:
+            # The log has noted it and tells everyone who waits.
+            logger.debug("%s: sync failed", log.where, exc_info=True)
+        except StoreError:
             # It was not even tried, for want of a file descriptor: once more.
             time.sleep(_RETRY_S)
             return False
-        except LanceError:
-            # The log has noted it and tells everyone who waits.
-            logger.debug("%s: sync failed", log.where, exc_info=True)
         except Exception:
             # A bug must not end the thread: every later append would wait in vain.
             logger.exception("%s: sync failed", log.where)

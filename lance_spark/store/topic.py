@@ -150,8 +150,13 @@ class Topic:
         auth: Mapping[str, Any] | None = None,
         start: LogStart | None = None,
     ) -> None:
-        """Change metadata, on disk first."""
+        """Change metadata, on disk first.
+
+        Raises:
+            StoreReadOnly: the topic is deleted, or the store closed.
+        """
         with self.log.exclusive():
+            self.log.check_writable()
             changed = replace(
                 self._metadata,
                 retention=retention or self._metadata.retention,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lance_spark.errors import StoreError
+from lance_spark.errors import StageError, StoreError
 from lance_spark.store.journal import Entry
 
 
@@ -15,6 +15,26 @@ class Job(NamedTuple):
 
     writer: str
     sequence: int
+
+
+# A writer's name is kept for days: it has a limit.
+WRITER_BYTES_MAX = 1024
+
+
+def check_job(writer: str, sequence: int) -> None:
+    """Refuse what can't be a job.
+
+    Raises:
+        StageError: with the reason.
+    """
+    try:
+        length = len(writer.encode())
+    except UnicodeEncodeError:
+        raise StageError(f"writer id {writer!r} is not valid Unicode") from None
+    if not 1 <= length <= WRITER_BYTES_MAX:
+        raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
+    if not 0 <= sequence < 2**64:
+        raise StageError(f"sequence {sequence} is not a u64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +55,6 @@ class Commit:
         job: whose it was.
         at_ns: when.
         ranges: what it added, by topic.
-        stages: the stages it named.
         next_stage: the lowest stage id that was not given out then. Stages of the job
             with lower ids are over; with higher ones it has been staged once more.
         overwritten: names of the topics whose content it replaced.
@@ -44,7 +63,6 @@ class Commit:
     job: Job
     at_ns: int
     ranges: tuple[CommittedRange, ...]
-    stages: frozenset[int]
     next_stage: int
     overwritten: frozenset[str]
 
@@ -62,7 +80,6 @@ def encode_done(commit: Commit) -> Entry:
         "sequence": commit.job.sequence,
         "at_ns": commit.at_ns,
         "ranges": [[r.topic, r.name, r.start, r.end] for r in commit.ranges],
-        "stages": sorted(commit.stages),
         "next_stage": commit.next_stage,
         "overwritten": sorted(commit.overwritten),
     }
@@ -74,7 +91,6 @@ def decode_done(entry: Entry) -> Commit:
         Job(entry["writer"], entry["sequence"]),
         entry["at_ns"],
         tuple(CommittedRange(*r) for r in entry["ranges"]),
-        frozenset(entry["stages"]),
         entry["next_stage"],
         frozenset(entry["overwritten"]),
     )

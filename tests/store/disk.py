@@ -99,8 +99,11 @@ class Disk:
     # What is left.
 
     def killed(self) -> Disk:
-        """The process is gone, the machine is not: everything written is there."""
-        return self._left(dict(self.seen), lambda inode: bytes(inode.seen))
+        """The process is gone, the machine is not: everything written is there.
+
+        What was not synced is still not: a later loss of power can take it.
+        """
+        return self.clone()
 
     def without_power(self, how: str, rng: random.Random) -> Disk:
         """The machine is gone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -72,15 +73,16 @@ def refusing(  # type: ignore[no-untyped-def]
     operation: str,
     name: str,
     *,
+    skip: int = 0,
     times: int = 1_000,
     code: int = errno.EIO,
 ):
     """Refuse an operation on files whose name has a certain part."""
-    left, outer = [times], files.before
+    numbers, outer = itertools.count(), files.before
 
     def refuse(tried: str, path: str) -> None:
-        if tried == operation and name in path and left[0]:
-            left[0] -= 1
+        hit = tried == operation and name in path
+        if hit and skip <= next(numbers) < skip + times:
             raise OSError(code, os.strerror(code), path)
         outer(tried, path)
 

@@ -144,6 +144,11 @@ def test_a_larger_batch_has_a_row_behind_each_stride() -> None:
     assert valid_rows(rows).all()
 
 
+def test_a_record_that_starts_on_a_stride_has_a_row() -> None:
+    rows = rows_of([0, 64, 100, 128], 190)
+    assert rows["position"].tolist() == [1_000, 1_064, 1_128]
+
+
 def test_a_record_over_several_strides_has_no_row_inside() -> None:
     rows = rows_of([0, 10, 1_000], 1_010)
     assert rows["position"].tolist() == [1_000, 2_000]

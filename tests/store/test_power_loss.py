@@ -205,8 +205,16 @@ class Reopener:
             seen = look(store)
             for topic in store.topics():
                 store.append(topic.metadata.id, batch("after"))
+            self._lose_power(operation, left, look(store))
         check_clean(files=files)
         return seen
+
+    def _lose_power(self, operation: str, left: Disk, promised: Seen) -> None:
+        """What a recovered store acknowledges is durable, whatever it was left with."""
+        files = DiskFiles(left.without_power("drop", random.Random(0)))
+        with open_store(files=files, config=self._config) as store:
+            assert damage(store.findings) == [], operation
+            assert look(store) == promised, operation
 
 
 # The other ways are part of the long run.

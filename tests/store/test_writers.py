@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from lance_spark.errors import StoreError
 from lance_spark.store import CommittedRange
 from lance_spark.store.writers import (
     Commit,
@@ -16,10 +19,7 @@ from lance_spark.store.writers import (
 
 def commit(writer: str, sequence: int, at_ns: int = 100) -> Commit:
     ranges = (CommittedRange(1, "one", 0, 10), CommittedRange(2, "two", 5, 5))
-    stages = frozenset({2**31, 2**31 + 1})
-    return Commit(
-        Job(writer, sequence), at_ns, ranges, stages, 2**31 + 5, frozenset({"two"})
-    )
+    return Commit(Job(writer, sequence), at_ns, ranges, 2**31 + 5, frozenset({"two"}))
 
 
 def test_a_commit_comes_back_from_its_entry() -> None:
@@ -66,6 +66,14 @@ def test_entries_of_another_kind_are_passed_over() -> None:
     writers = Writers()
     writers.replay([{"kind": "later invention"}])
     assert writers.entries() == []
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"kind": "done"}, {"kind": "expired", "writer": 1}, {"kind": "lost"}]
+)
+def test_an_entry_of_another_version(entry: dict[str, object]) -> None:
+    with pytest.raises(StoreError, match="a journal entry of another version"):
+        Writers().replay([entry])
 
 
 def test_the_shortest_journal_that_says_the_same() -> None:

@@ -1,0 +1,316 @@
+"""Reading and locating, compared with the plainest way to do it."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lance_spark.errors import Corrupt, OutOfRange, StoreError
+from lance_spark.model import Location
+from lance_spark.store import LogStart, Store, StoreConfig, View
+from tests.store.disk import Disk, DiskFiles
+from tests.store.jobs import Clock, reopen
+from tests.store.kit import SMALL, batch, check_clean, open_store, record
+
+PROPERTY = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+# Many tiny ones, empty values, and now and then one over several strides.
+VALUE_SIZES = st.one_of(st.integers(0, 12), st.just(0), st.sampled_from([70, 300, 900]))
+BATCHES = st.lists(st.lists(VALUE_SIZES, min_size=1, max_size=12), max_size=8)
+
+
+@dataclass
+class Plain:
+    """A topic as one string, and where its records start."""
+
+    data: bytes = b""
+    starts: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    # Where readers have to stop, as a slice never spans two segments.
+    segments: list[int] = field(default_factory=list)
+    first: int = 0  # The first record that retention has left.
+
+    def append(self, sizes: list[int], now_ns: int) -> bytes:
+        added = b""
+        for size in sizes:
+            self.starts.append(len(self.data) + len(added))
+            self.times.append(now_ns)
+            added += record(bytes([65 + len(self.starts) % 26]) * size)
+        self.data += added
+        return added
+
+    @property
+    def start(self) -> int:
+        return [*self.starts, len(self.data)][self.first]
+
+    def boundary(self, number: int) -> Location:
+        if number >= len(self.starts):
+            return Location(len(self.data), len(self.starts), 0)
+        return Location(self.starts[number], number, self.times[number])
+
+    def locate_offset(self, offset: int) -> Location:
+        return self.boundary(max(self.first, bisect_left(self.starts, offset)))
+
+    def locate_record(self, number: int) -> Location:
+        return self.boundary(max(self.first, number))
+
+    def locate_time(self, now_ns: int) -> Location:
+        return self.boundary(max(self.first, bisect_left(self.times, now_ns)))
+
+    def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Whole records up to a size, at least one; nothing of the next segment."""
+        ends = [*self.starts[1:], len(self.data)]
+        stop = next((end for end in self.segments if end > offset), len(self.data))
+        fit = [end for end in ends if offset < end <= min(offset + max_bytes, stop)]
+        end = fit[-1] if fit else next(end for end in ends if end > offset)
+        return self.data[offset:end], sum(offset <= s < end for s in self.starts)
+
+
+def fill(store: Store, clock: Clock, batches: list[list[int]]) -> Plain:
+    plain = Plain()
+    topic = store.create_topic("one")
+    for sizes in batches:
+        clock.ns += 10
+        store.append(topic.metadata.id, plain.append(sizes, clock()))
+    plain.segments = [segment.end for segment in topic.log.segments()]
+    return plain
+
+
+def compare(view: View, plain: Plain) -> None:
+    """Compare every place of a log, or all that matter in a long one."""
+    offsets = set(range(plain.start, len(plain.data) + 2))
+    if len(offsets) > 1_000:
+        near = {start + n for start in plain.starts for n in (-1, 0, 1)}
+        offsets &= near | set(range(0, len(plain.data) + 2, 50)) | {len(plain.data) + 1}
+    for offset in sorted(offsets):
+        assert view.locate_offset(offset) == plain.locate_offset(offset)
+    for number in range(plain.first, len(plain.starts) + 2):
+        assert view.locate_record(number) == plain.locate_record(number)
+    for now_ns in {0, *plain.times, *(time + 1 for time in plain.times)}:
+        assert view.locate_time(now_ns) == plain.locate_time(now_ns)
+    assert view.locate_start() == plain.boundary(plain.first)
+    assert view.locate_end() == plain.boundary(len(plain.starts))
+
+
+def open_plain(files: DiskFiles, clock: Clock) -> Store:
+    return open_store(files=files, clock_ns=clock)
+
+
+@PROPERTY
+@given(batches=BATCHES, data=st.data())
+def test_reading_gives_whole_records(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    clock = Clock()
+    with open_plain(DiskFiles(Disk()), clock) as store:
+        plain = fill(store, clock, batches)
+        view = store.view(1)
+        for _ in range(20):
+            offset = data.draw(st.integers(0, len(plain.data)))
+            max_bytes = data.draw(
+                st.one_of(st.integers(0, 80), st.integers(0, len(plain.data) + 9))
+            )
+            piece = view.read(offset, max_bytes)
+            assert (piece.start, piece.end - piece.start) == (offset, len(piece))
+            if offset == len(plain.data):
+                assert (piece.read(), piece.records) == (b"", 0)
+            else:
+                assert (piece.read(), piece.records) == plain.read(offset, max_bytes)
+
+
+@PROPERTY
+@given(batches=BATCHES, max_bytes=st.integers(1, 2_000))
+def test_reads_one_after_another_give_the_stream(
+    batches: list[list[int]], max_bytes: int
+) -> None:
+    clock = Clock()
+    with open_plain(DiskFiles(Disk()), clock) as store:
+        plain = fill(store, clock, batches)
+        view = store.view(1)
+        parts, records, offset = [], 0, 0
+        while offset < len(plain.data):
+            piece = view.read(offset, max_bytes)
+            assert len(piece) <= max_bytes or piece.records == 1
+            assert piece.records >= 1
+            parts.append(piece.read())
+            offset, records = piece.end, records + piece.records
+        assert b"".join(parts) == plain.data
+        assert records == len(plain.starts)
+
+
+@PROPERTY
+@given(batches=BATCHES)
+def test_every_place_of_a_log(batches: list[list[int]]) -> None:
+    clock = Clock()
+    files = DiskFiles(Disk())
+    store = open_plain(files, clock)
+    plain = fill(store, clock, batches)
+    compare(store.view(1), plain)
+    with reopen(store) as again:
+        compare(again.view(1), plain)
+    check_clean(files=files)
+
+
+@PROPERTY
+@given(batches=BATCHES.filter(bool), data=st.data())
+def test_every_place_after_retention(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    clock = Clock()
+    files = DiskFiles(Disk())
+    store = open_plain(files, clock)
+    plain = fill(store, clock, batches)
+    topic = store.topic(1)
+    segment = data.draw(st.sampled_from(topic.log.segments()))
+    number = segment.name.number
+    topic.drop_before(LogStart(segment.base_offset, segment.base_record, number))
+    plain.first = segment.base_record
+    compare(store.view(1), plain)
+    with reopen(store) as again:
+        view = again.view(1)
+        compare(view, plain)
+        for offset in {0, plain.start // 2, plain.start - 1} - {-1, plain.start}:
+            with pytest.raises(OutOfRange):
+                view.read(offset, 100)
+            assert view.locate_offset(offset) == view.locate_start()
+        piece = view.read(plain.start, 100)
+        assert (piece.read(), piece.records) == plain.read(plain.start, 100)
+    check_clean(files=files)
+
+
+@PROPERTY
+@given(durable=BATCHES, waiting=BATCHES)
+def test_what_is_not_durable_is_not_there(
+    durable: list[list[int]], waiting: list[list[int]]
+) -> None:
+    clock = Clock()
+    config = StoreConfig(**{**SMALL, "segment_bytes": 10**6})  # type: ignore[arg-type]
+    with open_store(files=DiskFiles(Disk()), config=config, clock_ns=clock) as store:
+        plain = fill(store, clock, durable)
+        later = Plain(plain.data, [*plain.starts], [*plain.times])
+        for sizes in waiting:
+            clock.ns += 10
+            store.append(1, later.append(sizes, clock()), wait=False)
+        view = store.view(1)
+        assert view.end == (len(plain.data), len(plain.starts))
+        compare(view, plain)
+        with pytest.raises(OutOfRange):
+            view.read(len(plain.data) + 1, 100)
+        for offset in plain.starts:
+            piece = view.read(offset, 10**6)
+            assert (piece.read(), piece.records) == plain.read(offset, 10**6)
+        store.topic(1).log.sync()
+        compare(store.view(1), later)
+
+
+def test_a_record_larger_than_asked_for(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, record(b"x" * 5_000))
+    for max_bytes in (-1, 0, 1, 4_999):
+        piece = store.read(1, 0, max_bytes)
+        assert (len(piece), piece.records) == (5_005, 1)
+
+
+def test_an_offset_inside_a_record_is_served_from_that_byte(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a", 2))
+    piece = store.read(1, 10, 40)
+    assert (piece.start, piece.end, piece.records) == (10, 45, 0)
+    assert piece.read() == batch("a", 2)[10:45]
+    piece = store.read(1, 10, 90)
+    assert (piece.start, piece.end, piece.records) == (10, 90, 1)
+
+
+@pytest.mark.parametrize("offset", [-1, 136, 10**9])
+def test_offsets_outside_the_log(store: Store, offset: int) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    with pytest.raises(OutOfRange, match=rf"offset {offset} is outside the log \[0,"):
+        store.read(1, offset, 100)
+
+
+def test_an_empty_log(store: Store) -> None:
+    store.create_topic("one")
+    view = store.view(1)
+    nothing = Location(0, 0, 0)
+    assert view.read(0, 100).read() == b""
+    assert view.locate_offset(0) == view.locate_record(0) == nothing
+    assert view.locate_time(0) == view.locate_start() == view.locate_end() == nothing
+
+
+def test_a_slice_can_be_sent_by_the_kernel(store: Store) -> None:
+    store.create_topic("one")
+    for tag in "ab":
+        store.append(1, batch(tag))
+    piece = store.read(1, 135, 1000)
+    assert piece.file is not None
+    sent = os.pread(piece.file.fileno(), len(piece), piece.position)
+    assert sent == piece.read() == batch("b")
+
+
+def test_a_slice_keeps_its_file(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    piece = store.read(1, 0, 1000)
+    store.delete_topic(1)
+    assert piece.read() == batch("a")
+
+
+def test_a_view_stays_as_it_was(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    view = store.view(1)
+    store.append(1, batch("b"))
+    assert view.end == (135, 3)
+    assert view.read(0, 10**6).read() == batch("a")
+    assert view.read(135, 100).read() == b""
+
+
+def test_a_file_that_became_shorter(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    piece = store.read(1, 0, 1000)
+    assert piece.file is not None
+    piece.file.truncate(100)
+    with pytest.raises(Corrupt, match=r"\[100, 135\): the file is too short"):
+        piece.read()
+
+
+def test_a_disk_that_can_not_be_read(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        store.append(1, batch("a"))
+        piece = store.read(1, 0, 1000)
+        view = store.view(1)
+
+        def refuse(operation: str, name: str) -> None:
+            raise OSError(5, "Input/output error", name)
+
+        files.before_read = refuse
+        with pytest.raises(StoreError, match="could not read 135 bytes"):
+            piece.read()
+        store._segments._open.clear()
+        with pytest.raises(StoreError, match="segments/1: could not read"):
+            view.read(0, 100)
+        files.before_read = lambda operation, name: None
+
+
+def test_a_file_that_is_missing(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    log = store.create_topic("one").log
+    store.append(1, batch("a"))
+    store._segments.drop_topic(1)
+    [segment] = log.segments()
+    files.unlink(log.directory / segment.name.data_file)
+    with pytest.raises(Corrupt, match=r"\[0, 135\): the file .*\.lnc is missing"):
+        store.read(1, 0, 100)

@@ -1,0 +1,180 @@
+"""What becomes of a commit that a crash has interrupted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lance_spark.model import Retention
+from lance_spark.store import CommitStatus, NamedStage, Severity, Store
+from lance_spark.store.files import remove_tree
+from tests.store.disk import DiskFiles
+from tests.store.jobs import content, hooked, kill, stage
+from tests.store.kit import ROOT, batch, check_clean, damage, open_store
+
+COMMITTED, REPEATED, _ = CommitStatus
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def crash(
+    files: DiskFiles, operation: str, part: str, count: int = 1
+) -> tuple[DiskFiles, list[NamedStage]]:
+    """Run a commit to two topics up to an operation; give the disk that is left."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("0"))
+    named = [
+        stage(store, "one", "w", 1, batch("a")),
+        stage(store, "two", "w", 1, batch("b", 30)),
+    ]
+    left: list[DiskFiles] = []
+    seen = 0
+
+    def hook(tried: str, name: str) -> None:
+        nonlocal seen
+        if tried == operation and part in name:
+            seen += 1
+            if seen == count and not left:
+                left.append(DiskFiles(files.disk.killed()))
+
+    with hooked(files, hook):
+        store.commit_stages("w", 1, named, ["one"])
+    return left[0], named
+
+
+def notes(store: Store) -> list[str]:
+    return [f.text for f in store.findings if f.severity is Severity.NOTE]
+
+
+def assert_done(left: DiskFiles, named: list[NamedStage], text: str) -> None:
+    with open_store(files=left) as store:
+        assert damage(store.findings) == []
+        assert any(text in note for note in notes(store)), notes(store)
+        assert store.commit_stages("w", 1, named, ["one"]).status is REPEATED
+        assert content(store, "one") == batch("a")
+        assert content(store, "two") == batch("b", 30)
+        assert store.stages() == []
+    check_clean(files=left)
+
+
+def test_before_the_plan_nothing_has_happened(files: DiskFiles) -> None:
+    left, named = crash(files, "pwrite", "journal")
+    with open_store(files=left) as store:
+        assert store.findings == []
+        assert content(store, "one") == batch("0")
+        assert store.find_topic("two") is None
+        assert store.commit_stages("w", 1, named, ["one"]).status is COMMITTED
+    check_clean(files=left)
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [
+        ("sync", "journal"),
+        ("mkdir", "segments/2"),
+        ("pwrite", "segments/1/"),
+        ("create", "segments/1/1_"),
+        ("link", "segments/2/"),
+        ("replace", "segments/1/"),
+        ("sync_dir", "segments/2"),
+    ],
+)
+def test_behind_the_plan_it_is_finished(
+    files: DiskFiles, operation: str, part: str
+) -> None:
+    left, named = crash(files, operation, part)
+    assert_done(left, named, "commit 1 of 'w' was finished")
+
+
+def test_before_done_is_written_it_is_finished(files: DiskFiles) -> None:
+    left, named = crash(files, "pwrite", "journal", count=2)
+    assert_done(left, named, "commit 1 of 'w' was finished")
+
+
+def without_done(files: DiskFiles) -> None:
+    """Lose the journal's entry that says that the commit is done."""
+    number = files.disk.seen["/data/journal.log"]
+    journal = files.disk.inodes[number].seen
+    at = journal.rindex(b"LSJE")
+    assert b'"done"' in journal[at:]
+    files.disk.inodes[number].truncate(at)
+
+
+def test_its_stages_are_gone_and_its_bytes_are_there(files: DiskFiles) -> None:
+    left, named = crash(files, "rmdir", "stages", count=2)
+    for one in named:
+        remove_tree(left, ROOT / "stages" / str(one.id))
+    without_done(left)
+    assert_done(left, named, "commit 1 of 'w' was carried out")
+
+
+def test_somebody_has_written_behind_it(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    named = stage(store, "one", "w", 1, batch("a"))
+    store.commit_stages("w", 1, [named])
+    without_done(files)
+    store.append(1, batch("z"))
+    with kill(store) as again:
+        assert damage(again.findings) == []
+        assert content(again, "one") == batch("a") + batch("z")
+        assert again.commit_stages("w", 1, []).status is REPEATED
+    check_clean(files=again._files)
+
+
+def test_retention_has_dropped_what_it_wrote(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    store.create_topic("one", retention=Retention(max_bytes=1))
+    store.append(1, batch("0"))
+    store.commit_stages("w", 1, [stage(store, "one", "w", 1, batch("a", 30))])
+    without_done(files)
+    for tag in "xyz":
+        store.append(1, batch(tag, 30))
+    store.maintain()
+    with kill(store) as again:
+        assert damage(again.findings) == []
+        assert content(again, "one") == batch("z", 30)
+        assert again.commit_stages("w", 1, []).status is REPEATED
+    check_clean(files=again._files)
+
+
+@pytest.mark.parametrize("lost", ["removed", "unreadable"])
+def test_a_stage_is_missing(files: DiskFiles, lost: str) -> None:
+    """Nobody can carry it out any more: nothing of it stays, and that is said."""
+    left, named = crash(files, "link", "segments/2/")
+    directory = ROOT / "stages" / str(named[1].id)
+    if lost == "removed":
+        remove_tree(left, directory)
+    else:
+        left.open(directory / "stage.json").truncate(0)
+    with open_store(files=left) as store:
+        [first, *_] = damage(store.findings)
+        assert "commit 1 of 'w' is undone: its stages are missing" in {
+            finding.text for finding in damage(store.findings)
+        }
+        assert first.where in ("journal.log", f"stages/{named[1].id}")
+        assert content(store, "one") == batch("0")
+        assert store.find_topic("two") is None
+        store.append(1, batch("z"))
+    with open_store(files=left) as store:
+        assert content(store, "one") == batch("0") + batch("z")
+
+
+def test_the_metadata_of_a_target_is_damaged_as_well(files: DiskFiles) -> None:
+    left, _ = crash(files, "link", "segments/2/")
+    left.open(ROOT / "segments/1/metadata.json").truncate(0)
+    with open_store(files=left) as store:
+        assert damage(store.findings) != []
+        assert content(store, "two") == batch("b", 30)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stage_of_it_is_damaged_as_well(files: DiskFiles, number: int) -> None:
+    """The store opens all the same; what can't be kept is said."""
+    left, named = crash(files, "link", "segments/2/")
+    for name, inode in left.disk.seen.items():
+        if f"stages/{named[number].id}/" in name and name.endswith(".lnc"):
+            left.disk.inodes[inode].seen[20] ^= 1
+    with open_store(files=left) as store:
+        assert len(store.topics()) in (1, 2)

@@ -1,0 +1,106 @@
+"""A topic's name and metadata."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lance_spark.errors import InvalidName, StoreError
+from lance_spark.model import Retention
+from lance_spark.store import LogStart, Store, TopicMetadata
+from lance_spark.store.topic import check_name, decode_metadata, encode_metadata
+from tests.store.jobs import reopen
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "events.v2", "a b", "Ωμέγα", "...", "x" * 255, "é" * 127, "\U0001f600"],
+)
+def test_names_that_are_allowed(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "has 0 bytes; 1 to 255 are allowed"),
+        ("x" * 256, "has 256 bytes"),
+        ("é" * 128, "has 256 bytes"),
+        (".", "is a name of directories"),
+        ("..", "is a name of directories"),
+        ("../x", "has a slash"),
+        ("a\\b", "has a slash"),
+        ("a\0b", "a control character"),
+        ("a\nb", "a control character"),
+        ("a\x7fb", "a control character"),
+        ("a\x9fb", "a control character"),
+        ("a\ud800", "is not valid Unicode"),
+    ],
+)
+def test_names_that_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(InvalidName, match=reason):
+        check_name(name)
+
+
+METADATA = TopicMetadata(
+    7,
+    "Ωμέγα",
+    1_700,
+    retention=Retention(60, 1_000),
+    auth={"cn": ["a", "b"]},
+    start=LogStart(100, 10, 2),
+)
+
+
+def test_metadata_comes_back() -> None:
+    assert decode_metadata(encode_metadata(METADATA)) == METADATA
+    plain = TopicMetadata(0, "", 0)
+    assert decode_metadata(encode_metadata(plain)) == plain
+
+
+def test_metadata_has_the_fields_of_the_specification() -> None:
+    fields = json.loads(encode_metadata(METADATA))
+    assert fields == {
+        "format": 1,
+        "id": 7,
+        "name": "Ωμέγα",
+        "created_at": 1_700,
+        "topic_epoch": 1,
+        "auth": {"cn": ["a", "b"]},
+        "retention": {"max_age_secs": 60, "max_bytes": 1_000},
+        "log_start": {"offset": 100, "record": 10, "segment": 2},
+    }
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"{}", b"\xff", b"null"])
+def test_what_is_no_metadata(data: bytes) -> None:
+    with pytest.raises(StoreError, match="metadata can't be read"):
+        decode_metadata(data)
+
+
+def test_every_field_is_needed() -> None:
+    fields = json.loads(encode_metadata(METADATA))
+    for name in fields:
+        less = {key: value for key, value in fields.items() if key != name}
+        with pytest.raises(StoreError, match="metadata can't be read"):
+            decode_metadata(json.dumps(less).encode())
+
+
+def test_another_format() -> None:
+    with pytest.raises(StoreError, match="metadata format 2 is not supported"):
+        decode_metadata(b'{"format": 2}')
+
+
+def test_changes_survive(store: Store) -> None:
+    topic = store.create_topic("one", auth={"cn": ["a"]}).metadata.id
+    store.set_retention(topic, Retention(60, 1_000))
+    store.set_auth(topic, {"cn": ["b"]})
+    with reopen(store) as again:
+        metadata = again.topic(topic).metadata
+        assert metadata.retention == Retention(60, 1_000)
+        assert metadata.auth == {"cn": ["b"]}
+        again.set_auth(topic, {})
+        again.set_retention(topic, Retention())
+        assert again.topic(topic).metadata.auth is None
+        assert again.topic(topic).metadata.retention == Retention()
