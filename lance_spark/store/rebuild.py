@@ -172,8 +172,8 @@ def rebuild(
             size = sound_rows(rows[number:], position, end, valid[number:])
         if size and position > result.end.position:
             result.make(data, position, framing, stride, cut_tail=False)
-            # The kept row knows better how many records there were before it.
-            result.end = Boundary(position, int(row["record"]))
+        # A kept row knows how many records there were before it, also if some of the
+        # bytes between could not be framed.
         result.keep(rows[number : number + size])
         number += max(size, 1)
     result.make(data, end, framing, stride, cut_tail=cut_tail)

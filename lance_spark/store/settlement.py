@@ -69,11 +69,9 @@ def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
 def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
     """Count the bytes that a topic has gained since the plan was made."""
     directory = _topic_directory(root, topic)
-    found = {s.name.number: s for s in list_segments(context.files, directory)}
-    last = topic.end.segment
-    sizes = [s.data_bytes or 0 for n, s in found.items() if n >= last]
-    # An overwrite that was carried out has removed the segment that was the last one.
-    return sum(sizes) - (topic.end.size if last in found else 0)
+    found = list_segments(context.files, directory)
+    sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
+    return sum(sizes) - topic.end.size
 
 
 def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:

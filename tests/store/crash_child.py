@@ -16,17 +16,22 @@ from lance_spark.columnar.scan import scan
 from lance_spark.store import Fsync, NamedStage, Store, StoreConfig
 from tests.store.kit import record
 
+BATCHES_MAX = 400
+
 
 def say(*words: object) -> None:
     # One write of a short line to a pipe is atomic: lines of threads don't mix.
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def append_for_ever(store: Store, topic: int, writer: str) -> None:
-    """Append batches of one to five records, and say each that is durable."""
+def append_many(store: Store, topic: int, writer: str) -> None:
+    """Append batches of one to five records, and say each that is durable.
+
+    Not for ever after all: without syncs this would be all that the test reads.
+    """
     number = 0
-    while True:
-        count = 1 + number % 5
+    for batch in range(BATCHES_MAX):
+        count = 1 + batch % 5
         records = [f"{writer} {number + n}".encode() for n in range(count)]
         store.append(topic, b"".join(map(record, records)))
         number += count
@@ -74,7 +79,7 @@ def main(path: str, fsync: str, round_: str) -> None:
     for number, topic in enumerate([topics[0], topics[0], topics[1]]):
         writer = f"a{number}-{round_}"
         args = (store, topic, writer)
-        threading.Thread(target=append_for_ever, args=args, daemon=True).start()
+        threading.Thread(target=append_many, args=args, daemon=True).start()
     commit_for_ever(store, f"c-{round_}")
 
 

@@ -154,6 +154,13 @@ def test_a_commit_that_is_begun(path: Path) -> None:
     ]
 
 
+def test_an_entry_of_another_version(path: Path) -> None:
+    with (path / "journal.log").open("ab") as file:
+        file.write(encode_entry({"kind": "done"}))
+    [found] = check(path)
+    assert found.startswith("damage: journal.log: a journal entry of another version")
+
+
 def test_a_journal_that_was_lost_once(path: Path) -> None:
     with (path / "journal.log").open("ab") as file:
         file.write(encode_entry({"kind": "lost", "at_ns": 5}))
@@ -249,6 +256,10 @@ def test_a_missing_index(path: Path) -> None:
 def test_a_half_made_segment(path: Path) -> None:
     data = path / "segments" / "1" / "3_5.lnc"
     data.write_bytes(b"")
+    assert check(path) == [
+        "note: segments/1/3_5.idx: half-made segment; the next opening mends it"
+    ]
+    data.with_suffix(".idx").write_bytes(b"LSIND")
     assert check(path) == [
         "note: segments/1/3_5.idx: half-made segment; the next opening mends it"
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,16 @@ def test_create_append_resume(files: DiskFiles) -> None:
     assert parsed(files).entries == [ONE, TWO, THREE]
 
 
+def test_what_a_killed_process_wrote_is_durable_once_it_was_read(
+    files: DiskFiles,
+) -> None:
+    data = HEADER + encode_entry(ONE)
+    files.open(PATH, create=True).pwrite(data, 0)
+    Journal.resume(files, PATH, len(data))
+    left = DiskFiles(files.disk.without_power("drop", random.Random(0)))
+    assert parsed(left).entries == [ONE]
+
+
 def test_resume_cuts_off_what_is_not_whole(files: DiskFiles) -> None:
     journal = Journal.create(files, PATH, [ONE])
     files.open(PATH).pwrite(b"LSJE torn", journal.size)
@@ -109,6 +120,17 @@ def test_resume_cuts_off_what_is_not_whole(files: DiskFiles) -> None:
     assert parsed(files) == Parsed(
         [ONE, TWO], journal.size + len(encode_entry(TWO)), []
     )
+
+
+def test_an_entry_over_the_limit_is_refused(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lance_spark.store.journal.ENTRY_BYTES_MAX", 100)
+    journal = Journal.create(files, PATH, [])
+    with pytest.raises(StoreError, match="commit fewer stages at once"):
+        journal.append({"kind": "begin", "stages": list(range(100))})
+    journal.append(ONE)
+    assert parsed(files).entries == [ONE]
 
 
 def test_a_refused_write_is_taken_back(files: DiskFiles) -> None:

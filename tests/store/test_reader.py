@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lance_spark.errors import Corrupt, OutOfRange, StoreError
+from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Location
 from lance_spark.store import LogStart, Store, StoreConfig, View
 from tests.store.disk import Disk, DiskFiles
@@ -263,6 +263,15 @@ def test_a_slice_keeps_its_file(store: Store) -> None:
     piece = store.read(1, 0, 1000)
     store.delete_topic(1)
     assert piece.read() == batch("a")
+
+
+def test_a_view_of_a_topic_that_was_deleted(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    view = store.view(1)
+    store.delete_topic(1)
+    with pytest.raises(UnknownTopic, match="topic 1 was deleted"):
+        view.read(0, 100)
 
 
 def test_a_view_stays_as_it_was(store: Store) -> None:

@@ -200,6 +200,14 @@ def test_a_kept_row_knows_how_many_records_were_lost(files: DiskFiles) -> None:
     assert heads["record"].tolist() == [0, 3, 6, 9]
 
 
+def test_a_batch_that_comes_twice_counts_once(files: DiskFiles) -> None:
+    file, rows = sample(files)
+    twice = np.concatenate([rows[:4], rows[2:]])  # type: ignore[index]
+    rebuilt = run(twice, file)
+    assert b"".join(rebuilt.parts) == rows.tobytes()  # type: ignore[attr-defined]
+    assert rebuilt.made == []
+
+
 def test_rows_at_the_end_are_made(files: DiskFiles) -> None:
     file, rows = sample(files)
     rebuilt = run(rows[:4], file)  # type: ignore[index]

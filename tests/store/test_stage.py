@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
+from lance_spark.errors import (
+    BatchGap,
+    StageMismatch,
+    StageUnknown,
+    StoreError,
+    StoreReadOnly,
+)
 from lance_spark.store import NamedStage, Store
 from lance_spark.store.stage import (
     FIRST_STAGE_ID,
@@ -16,7 +22,7 @@ from lance_spark.store.stage import (
 )
 from lance_spark.store.writers import Job
 from tests.store.disk import DiskFiles
-from tests.store.jobs import commit, content, kill, reopen, stage
+from tests.store.jobs import commit, content, kill, refusing, reopen, stage
 from tests.store.kit import batch, open_store, read_all
 
 METADATA = StageMetadata(FIRST_STAGE_ID, "Ωμέγα", Job("w", 2**63), 1_700)
@@ -124,6 +130,31 @@ def test_a_batch_for_a_stage_that_was_dropped(store: Store) -> None:
         store.append_stage(stage_id, 1, batch("1"))
     with pytest.raises(StageUnknown, match=f"stage {stage_id} was dropped"):
         found.append(1, batch("1"), [0], now_ns=0)  # type: ignore[arg-type]
+
+
+def test_a_stage_that_is_dropped_while_its_batch_waits(store: Store) -> None:
+    stage_id = store.open_stage("one", "w", 1)
+    [found] = store.stages()
+    append = found.append
+
+    def append_and_drop(*args, **options):  # type: ignore[no-untyped-def]
+        appended = append(*args, **options)
+        store.abort_stages("w", 1)
+        return appended
+
+    found.append = append_and_drop  # type: ignore[method-assign]
+    with pytest.raises(StageUnknown, match=f"stage {stage_id} is not open"):
+        store.append_stage(stage_id, 1, batch("1"))
+
+
+def test_a_batch_that_is_not_durable(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    named = stage(store, "one", "w", 1, batch("1"))
+    with (
+        refusing(files, "sync", "stages"),
+        pytest.raises(StoreReadOnly, match="a sync failed"),
+    ):
+        store.append_stage(named.id, 2, batch("2"))
 
 
 def test_a_batch_for_a_stage_that_was_committed(store: Store) -> None:

@@ -601,6 +601,21 @@ def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(
     check_clean(files=files)
 
 
+def test_a_commit_that_fails_leaves_an_empty_topic_empty(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        named = stage(store, "one", "w", 1, batch("a", 30), batch("b", 30))
+        with (
+            refusing(files, "create", ".idx", skip=1),
+            pytest.raises(StoreWriteFailed, match="could not adopt a stage"),
+        ):
+            store.commit_stages("w", 1, [named])
+        assert content(store, "one") == b""
+        assert store.topic(1).log.segments() == []
+        assert store.commit_stages("w", 1, [named]).status is COMMITTED
+    check_clean(files=files)
+
+
 def test_a_bug_in_the_middle_of_a_commit_leaves_nothing_either(
     files: DiskFiles,
 ) -> None:

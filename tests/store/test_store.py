@@ -213,6 +213,16 @@ def test_a_closed_store_refuses_everything(store: Store) -> None:
             call()
 
 
+def test_a_topic_that_is_made_or_deleted_too_late(store: Store) -> None:
+    """Whoever waited for the catalogue while the store was closed."""
+    store.create_topic("one")
+    store.close()
+    with pytest.raises(StoreClosed):
+        store._catalog.remove(1)
+    with pytest.raises(StoreClosed):
+        store._catalog.create("two", retention=Retention(), auth=None, now_s=0)
+
+
 def test_closing_makes_everything_durable(files: DiskFiles) -> None:
     store = open_store(files=files)
     store.create_topic("one")
