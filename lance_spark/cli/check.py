@@ -58,7 +58,7 @@ class Tally:
 
 
 def _check_is_store(path: Path) -> None:
-    """Refuse what is no store, before a lock file is left in it."""
+    """Say more exactly than the checker why a path is no store."""
     if not path.exists():
         raise StoreError(f"{path}: no such directory")
     if not path.is_dir():

@@ -157,11 +157,6 @@ class OpenSegment:
         """Read the data in [start, end); fewer bytes only if the file was cut."""
         return self.data.pread(end - start, start)
 
-    def close(self) -> None:
-        """Close both files."""
-        self.data.close()
-        self.index.close()
-
 
 def create_files(files: Files, directory: Path, header: Header) -> None:
     """Make the two files of a new segment, durably."""

@@ -157,8 +157,3 @@ def test_damage_at_the_start(opened: OpenSegment) -> None:
     assert str(caught.value) == (
         "segments/7: damaged bytes [1010, 1030): the checksum differs"
     )
-
-
-def test_close(opened: OpenSegment, files: DiskFiles) -> None:
-    opened.close()
-    opened.close()
