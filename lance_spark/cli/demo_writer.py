@@ -19,6 +19,7 @@ from crc32c import crc32c
 from lance_spark.cli.demo_record import make_records
 from lance_spark.columnar.encode import encode
 from lance_spark.columnar.layout import validate
+from lance_spark.errors import LanceError
 from lance_spark.store import Appended, Store
 
 TOPIC = "events"
@@ -93,3 +94,5 @@ if __name__ == "__main__":
         run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
     except BrokenPipeError:
         os._exit(1)  # The parent has gone; nobody is there to be told anything.
+    except LanceError as error:
+        sys.exit(f"lance-spark: {error}")

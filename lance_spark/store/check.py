@@ -322,6 +322,9 @@ class _SegmentChecker:
                 return
             if fault:
                 yield _damage(self._where, fault, start, start + length)
+            elif records == 1 and not self._is_framed(data, position, length):
+                text = "a batch of one record that does not follow the framing"
+                yield _note(self._where, text, start, start + length)
             position, record = position + length, record + records
             last_ns = max(last_ns, int(group[0]["append_ns"]))
             self._store.progress(length)
@@ -339,7 +342,7 @@ class _SegmentChecker:
     ) -> str | None:
         head = group[0]
         if head["kind"] == Kind.LOST:
-            return "the bytes could not be framed when the index was rebuilt"
+            return "missing, or could not be framed, when the index was rebuilt"
         if head["position"] != position or head["record"] != record:
             return f"the row is for position {head['position']}, not {position}"
         if head["append_ns"] < last_ns:
@@ -351,8 +354,14 @@ class _SegmentChecker:
         if crc32c(payload) != head["data_crc"]:
             return "the checksum differs"
         if head["records"] == 1:
-            return None  # A batch of one record may hold anything.
+            return None  # It may hold anything; see `_is_framed`.
         return self._check_framing(payload, group, position, record)
+
+    def _is_framed(self, data: File, position: int, length: int) -> bool:
+        try:
+            return self._store.framing(data.pread(length, position)).fault is None
+        except RecordError:
+            return False
 
     def _check_framing(
         self, payload: bytes, group: Rows, position: int, record: int

@@ -152,7 +152,7 @@ def _decode_begin(entry: Entry) -> CommitPlan:
 
 
 def is_same_commit(
-    last: Commit, topics: frozenset[str], overwrite: frozenset[str]
+    last: Commit, topics: frozenset[str], overwrite: frozenset[str], *, whole: bool
 ) -> bool:
     """Tell whether a repeated commit asks for what was done before.
 
@@ -161,8 +161,11 @@ def is_same_commit(
         topics: the topics of the named stages that still exist. Those of the first
             attempt are gone by now; what is left has been staged again.
         overwrite: the topics that it replaces.
+        whole: all of the named stages exist, so that nothing of `topics` is missing.
     """
-    return overwrite == last.overwritten and topics <= last.topics
+    if overwrite != last.overwritten or not topics <= last.topics:
+        return False
+    return not whole or topics | overwrite == last.topics
 
 
 def carry_out(

@@ -11,6 +11,10 @@ KIB = 1024
 MIB = 1024 * KIB
 DAY_S = 24 * 3600
 
+# Settings that may have a fraction, and the most that anybody can mean with them.
+_SECONDS = ("sync_interval_s", "wait_timeout_s")
+_SECONDS_MAX = 3600
+
 
 class Fsync(str, Enum):
     """When an append counts as durable."""
@@ -66,7 +70,9 @@ class StoreConfig:
     wait_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.fsync, Fsync):
+        try:
+            object.__setattr__(self, "fsync", Fsync(self.fsync))
+        except ValueError:
             _refuse("fsync", self.fsync, "one of none, batch, always")
         lowest = {
             "sync_interval_s": 0,
@@ -86,8 +92,11 @@ class StoreConfig:
         }
         for name, low in lowest.items():
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or value < low:
-                _refuse(name, value, f"a number of at least {low}")
+            if name in _SECONDS and type(value) in (int, float):
+                if not low <= value <= _SECONDS_MAX:
+                    _refuse(name, value, f"from {low} to {_SECONDS_MAX} seconds")
+            elif type(value) is not int or value < low:
+                _refuse(name, value, f"a whole number of at least {low}")
         if self.batch_bytes_max >= 2**31:
             _refuse("batch_bytes_max", self.batch_bytes_max, "below 2 GiB")
 

@@ -172,7 +172,7 @@ def create_files(files: Files, directory: Path, header: Header) -> None:
 def check_batch(batch: Batch, data: Buffer) -> str | None:
     """Compare a batch with its row; say what is wrong, None if nothing is."""
     if batch.lost:
-        return "the bytes could not be framed when the index was rebuilt"
+        return "missing, or could not be framed, when the index was rebuilt"
     if len(data) < batch.length:
         return f"{batch.length - len(data)} bytes are missing from the file"
     if crc32c(data) != batch.data_crc:

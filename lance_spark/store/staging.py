@@ -319,7 +319,8 @@ class Staging:
             with self._stages_lock:
                 there = [self._stages[s.id] for s in named if s.id in self._stages]
             topics = frozenset(stage.metadata.topic for stage in there)
-            if not is_same_commit(last, topics, overwrite):
+            whole = 0 < len(there) == len(named)
+            if not is_same_commit(last, topics, overwrite, whole=whole):
                 raise CommitConflict(
                     f"writer {job.writer!r} has committed sequence {job.sequence} "
                     f"with topics {sorted(last.topics)}; it can't be committed again "

@@ -353,8 +353,15 @@ class Store:
     # Consumers.
 
     def commit_offset(self, consumer: int, topic: int, offset: int) -> None:
-        """Remember how far a consumer has come in a topic, durably."""
+        """Remember how far a consumer has come in a topic, durably.
+
+        Raises:
+            StoreError: the consumer or the offset is not a u64.
+        """
         self.topic(topic)
+        for what, number in (("consumer", consumer), ("offset", offset)):
+            if not isinstance(number, int) or not 0 <= number < 2**64:
+                raise StoreError(f"{what} {number!r} is not a number of 64 bits")
         self._consumers.commit(consumer, topic, offset)
 
     def committed_offset(self, consumer: int, topic: int) -> int | None:
@@ -427,6 +434,8 @@ class Store:
         self, data: Buffer, starts: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         if starts is not None:
+            if len(data):  # An empty batch is refused with the other sizes.
+                _check_starts(starts, len(data))
             return starts
         scan = self._framing(data)
         if scan.fault is not None:
@@ -462,3 +471,13 @@ class Store:
             yield
         except OSError as error:
             raise kind(f"{self.path}: could not {doing}: {error}") from error
+
+
+def _check_starts(starts: NDArray[np.int64], length: int) -> None:
+    """Refuse starts that can't be those of records in so many bytes."""
+    rising = len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) > 0).all())
+    if not rising or starts[-1] >= length:
+        raise StoreError(
+            "record starts have to rise from 0 and stay below the batch's "
+            f"{length} bytes; leave them out to have them found"
+        )

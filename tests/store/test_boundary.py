@@ -9,7 +9,8 @@ from lance_spark.errors import Corrupt
 from lance_spark.store import Store, View
 from lance_spark.store.boundary import Boundaries
 from lance_spark.store.index import Boundary
-from tests.store.kit import record
+from tests.store.disk import DiskFiles
+from tests.store.kit import open_store, record
 
 # Two batches of 200 and 145 bytes, with a record that is longer than two strides.
 SIZES = [[10, 30, 100, 20, 40], [50, 5, 5, 60, 25]]
@@ -58,22 +59,21 @@ def test_nothing_behind_the_limit_is_found(found: Boundaries) -> None:
     assert limited.of_record(7) == Boundary(200, 5)
 
 
-def test_a_batch_of_one_record_may_hold_anything(store: Store) -> None:
-    topic = store.create_topic("one").metadata.id
-    one = np.array([0], np.int64)
-    for _ in range(3):
-        store.append(topic, bytes(300), one)
-    view = store.view(topic)
-    assert view.locate_offset(1).offset == 300
-    assert view.locate_offset(301).offset == 600
-    assert view.locate_record(2).offset == 600
-    assert view.read(0, 10).read() == bytes(300)
-    assert len(view.read(0, 650)) == 600
+def test_a_batch_of_one_record_may_hold_anything(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        topic = store.create_topic("one").metadata.id
+        one = np.array([0], np.int64)
+        for _ in range(3):
+            store.append(topic, bytes(300), one)
+        view = store.view(topic)
+        assert view.locate_offset(1).offset == 300
+        assert view.locate_offset(301).offset == 600
+        assert view.locate_record(2).offset == 600
+        assert view.read(0, 10).read() == bytes(300)
+        assert len(view.read(0, 650)) == 600
 
 
-def test_bytes_that_do_not_follow_the_framing(files) -> None:  # type: ignore[no-untyped-def]
-    from tests.store.kit import open_store
-
+def test_bytes_that_do_not_follow_the_framing(files: DiskFiles) -> None:
     with open_store(files=files) as store:
         topic = store.create_topic("one").metadata.id
         store.append(topic, record(b"sound"))

@@ -12,8 +12,8 @@ import pytest
 
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import RecordError, StoreError
-from lance_spark.model import Scan
-from lance_spark.store import LogStart, check_store
+from lance_spark.model import Buffer, Scan
+from lance_spark.store import LogStart, Severity, check_store
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -366,7 +366,7 @@ def test_lost_bytes(path: Path) -> None:
 
     change_rows(index, lose)
     assert check(path) == [
-        "damage: segments/1 [2700, 2835): the bytes could not be framed when the "
+        "damage: segments/1 [2700, 2835): missing, or could not be framed, when the "
         "index was rebuilt"
     ]
 
@@ -422,7 +422,16 @@ def test_records_that_can_not_be_framed(path: Path) -> None:
 def test_a_batch_of_one_record_may_hold_anything(tmp_path: Path) -> None:
     with open_store(tmp_path / "data") as store:
         store.append(0, bytes(100), np.zeros(1, np.int64))
-    assert check(tmp_path / "data") == []
+    assert check(tmp_path / "data") == [
+        "note: segments/0 [0, 100): a batch of one record that does not follow the "
+        "framing"
+    ]
+
+    def refuse(data: Buffer) -> Scan:
+        raise RecordError("not one of mine", 0)
+
+    (note,) = check_store(tmp_path / "data", framing=refuse)
+    assert note.severity is Severity.NOTE
 
 
 def test_progress_is_told(path: Path) -> None:

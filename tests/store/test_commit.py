@@ -80,8 +80,12 @@ def test_what_is_remembered_of_it() -> None:
 
 def test_which_repetition_is_the_same() -> None:
     last, one = PLAN.commit, frozenset({"one"})
-    assert is_same_commit(last, frozenset({"one", "two"}), one)
-    assert is_same_commit(last, frozenset(), one)
-    assert not is_same_commit(last, frozenset({"three"}), one)
-    assert not is_same_commit(last, frozenset(), frozenset())
-    assert not is_same_commit(last, frozenset(), frozenset({"one", "two"}))
+    both, none = frozenset({"one", "two"}), frozenset[str]()
+    assert is_same_commit(last, both, one, whole=True)
+    assert is_same_commit(last, none, one, whole=False)
+    assert not is_same_commit(last, frozenset({"three"}), one, whole=True)
+    assert not is_same_commit(last, none, none, whole=False)
+    assert not is_same_commit(last, none, both, whole=False)
+    # Fewer topics are other topics, unless stages are missing that would tell.
+    assert is_same_commit(last, one, one, whole=False)
+    assert not is_same_commit(last, one, one, whole=True)

@@ -34,12 +34,21 @@ def test_the_defaults_are_allowed() -> None:
         ("segment_bytes", "64 MiB"),
         ("segment_bytes", None),
         ("batch_bytes_max", 2**31),
-        ("fsync", "batch"),
+        ("fsync", "sometimes"),
+        ("segment_bytes", 1.5),
+        ("stages_max", True),
+        ("sync_interval_s", float("nan")),
+        ("sync_interval_s", 1e300),
+        ("wait_timeout_s", float("inf")),
     ],
 )
 def test_a_setting_that_is_refused(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"store setting {name}="):
         StoreConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_policy_can_be_given_by_its_name() -> None:
+    assert StoreConfig(fsync="always").fsync is Fsync.ALWAYS  # type: ignore[arg-type]
 
 
 def test_the_lowest_values_are_allowed() -> None:

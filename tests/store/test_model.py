@@ -208,7 +208,7 @@ class Machine:
     ) -> None:
         done = {name for name in last if not name.startswith("!")}
         replaced = [name[1:] for name in last if name.startswith("!")]
-        if overwrite == replaced and set(names) - set(overwrite) <= done:
+        if overwrite == replaced and set(names) == done:
             result = self.store.commit_stages(*job, named, overwrite)
             assert result.status is CommitStatus.REPEATED
             self.forget(job)

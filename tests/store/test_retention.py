@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.errors import OutOfRange
+from lance_spark.errors import OptionError, OutOfRange
 from lance_spark.model import Retention
 from lance_spark.store import LogStart, Store
 from lance_spark.store.format import SegmentName
@@ -116,3 +116,10 @@ def test_old_records_go_though_nothing_is_appended(files: DiskFiles) -> None:
         store.append(topic.metadata.id, batch("b"))
         assert read_all(topic.log) == batch("b")
     check_clean(files=files)
+
+
+@pytest.mark.parametrize("limits", [(-1, 0), (0, -1)])
+def test_a_negative_limit_is_refused(limits: tuple[int, int]) -> None:
+    """It is a habit of other systems to mean "no limit" by -1."""
+    with pytest.raises(OptionError, match="0 means no limit"):
+        Retention(*limits)

@@ -128,7 +128,7 @@ def test_a_batch_compared_with_its_row() -> None:
     assert check_batch(batch, b"dat") == "1 bytes are missing from the file"
     assert check_batch(batch, b"dada") == "the checksum differs"
     lost = check_batch(batch._replace(lost=True), b"data")
-    assert lost == "the bytes could not be framed when the index was rebuilt"
+    assert lost == "missing, or could not be framed, when the index was rebuilt"
 
 
 def verify(opened: OpenSegment, start: int, end: int) -> int:

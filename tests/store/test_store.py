@@ -440,3 +440,22 @@ def test_killed_in_the_middle_of_everything(files: DiskFiles) -> None:
         again.commit_stages("w", 1, [named])
         assert content(again, "two") == batch("b", 30)
     check_clean(files=again._files)
+
+
+@pytest.mark.parametrize("starts", [[], [3], [0, 0], [0, 50, 40], [0, 135]])
+def test_starts_that_can_not_be_are_refused(store: Store, starts: list[int]) -> None:
+    store.create_topic("one")
+    with pytest.raises(StoreError, match="leave them out"):
+        store.append(1, batch("a"), np.array(starts, np.int64))
+    assert store.view(1).end.offset == 0
+
+
+@pytest.mark.parametrize(
+    ("consumer", "offset"), [(-1, 0), (2**64, 0), (1, -1), (1, 2**64), ("g", 0)]
+)
+def test_offsets_that_are_no_numbers_of_64_bits(
+    store: Store, consumer: int, offset: int
+) -> None:
+    store.create_topic("one")
+    with pytest.raises(StoreError, match="64 bits"):
+        store.commit_offset(consumer, 1, offset)
