@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lance_spark.errors import InvalidName, StoreError
+from lance_spark.errors import InvalidName, OptionError, StoreError
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.extent import LogStart
@@ -112,7 +112,7 @@ def decode_metadata(data: bytes) -> TopicMetadata:
                 int(start["offset"]), int(start["record"]), int(start["segment"])
             ),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OptionError) as error:
         raise StoreError(f"metadata can't be read: {error!r}") from error
 
 

@@ -104,3 +104,11 @@ def test_changes_survive(store: Store) -> None:
         again.set_retention(topic, Retention())
         assert again.topic(topic).metadata.auth is None
         assert again.topic(topic).metadata.retention == Retention()
+
+
+def test_metadata_with_a_retention_that_can_not_be() -> None:
+    data = encode_metadata(TopicMetadata(1, "one", 0)).replace(
+        b'"max_bytes": 0', b'"max_bytes": -1'
+    )
+    with pytest.raises(StoreError, match="can't be read"):
+        decode_metadata(data)

@@ -79,4 +79,4 @@ def test_any_byte_but_zero_is_a_yes() -> None:
 
 def test_retention_that_does_not_fit() -> None:
     with pytest.raises(LocalProtocolError, match="out of range"):
-        SetRetention(1, Retention(-1, 0)).encode_payload()
+        SetRetention(1, Retention(2**64, 0)).encode_payload()
