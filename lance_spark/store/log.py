@@ -126,7 +126,7 @@ class Log:
             return self._start, self._visible, self._segments
 
     def end(self) -> LogEnd:
-        """Describe the end, so that `reset` can come back to it."""
+        """Describe the end, so that `reset_files` can come back to it."""
         with self._state:
             if not self._segments:
                 start = self._start

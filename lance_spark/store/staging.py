@@ -169,7 +169,8 @@ class Staging:
                 return
             self._show(plan, created)
         else:
-            self._remember(plan)
+            self._journal.append(encode_done(plan.commit))
+            self._writers.committed(plan.commit)
         for stage in self._job(plan.job):
             self._drop(stage)
         self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
@@ -360,13 +361,18 @@ class Staging:
                 self._journal.append(encode_begin(plan))
             try:
                 created = self._carry_out(plan)
-            except BaseException as error:
+            except Exception as error:
                 # Whatever it is, even a bug: the topics are not left half written.
                 self._undo(plan, saved, error)
                 if isinstance(error, (LanceError, OSError)):
                     raise StoreWriteFailed(
                         f"the commit could not be carried out and was undone: {error}"
                     ) from error
+                raise
+            except BaseException:
+                # An interrupt may come right behind `done`, and what is done must not
+                # be undone: the next opening knows.
+                self._fail("a commit was interrupted")
                 raise
             self._show(plan, created)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
@@ -413,24 +419,21 @@ class Staging:
         ]
         new = {topic.metadata.id: topic for topic in created}
         carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
-        self._remember(plan)
+        self._journal.append(encode_done(plan.commit))
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
         """Let everybody see a commit that is done; nothing here can fail."""
+        self._writers.committed(plan.commit)
         for topic in created:
             self._catalog.add(topic)
         show(plan, self._catalog.by_id())
-
-    def _remember(self, plan: CommitPlan) -> None:
-        self._journal.append(encode_done(plan.commit))
-        self._writers.committed(plan.commit)
 
     def _undo(
         self,
         plan: CommitPlan,
         saved: dict[int, LogState],
-        cause: BaseException,
+        cause: Exception,
     ) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:

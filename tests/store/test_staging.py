@@ -39,7 +39,13 @@ from tests.store.jobs import (
     reopen,
     stage,
 )
-from tests.store.kit import SMALL, batch, check_clean, open_store
+from tests.store.kit import (
+    SMALL,
+    batch,
+    check_clean,
+    open_store,
+    read_all,
+)
 
 COMMITTED, REPEATED, STALE = CommitStatus
 
@@ -938,3 +944,34 @@ def test_append_times_when_the_clock_went_back_before_the_commit(
             assert times == [staged_ns, staged_ns]
             assert view.locate_time(staged_ns).offset == 0
             assert view.locate_time(staged_ns + 1) == view.locate_end()
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which would end the test run if it got away."""
+
+
+def test_an_interrupt_behind_done_undoes_nothing(files: DiskFiles) -> None:
+    """Whether the commit counts is in the journal: the next opening acts on it."""
+    data = batch("staged")
+    store = open_store(files=files)
+    stage_id = store.open_stage("one", "w", 1)
+    store.append_stage(stage_id, 1, data)
+    journal, named = store._staging._journal, [NamedStage(stage_id, 1, len(data))]
+    original = journal.append
+
+    def interrupted(entry: dict[str, object]) -> None:
+        original(entry)
+        if entry["kind"] == "done":
+            raise Interrupt
+
+    journal.append = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Interrupt):
+        store.commit_stages("w", 1, named)
+    with pytest.raises(StoreReadOnly, match="interrupted"):
+        store.commit_stages("w", 1, named)
+    store.close()
+    with open_store(files=files) as store:
+        assert store.commit_stages("w", 1, named).status is CommitStatus.REPEATED
+        topic = store.find_topic("one")
+        assert topic is not None and read_all(topic.log) == data
+    check_clean(files=files)
