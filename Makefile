@@ -8,9 +8,11 @@ READY := $(VENV)/.ready
 # How long `make fuzz` and how many rounds `make crash` run.
 FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
+# How long `make soak` runs.
+SOAK_SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check bench fuzz crash coverage format clean
+.PHONY: help env demo test check bench fuzz crash soak coverage format clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +21,7 @@ $(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
 	@scripts/preflight "$(PYTHON)"
 	@echo "Creating $(VENV) (about a minute, once) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,dev]'
 	@touch $(READY)
 
 env: $(READY) ## Create or refresh the environment in .venv.
@@ -42,8 +44,11 @@ bench: $(READY) ## Measure, as ratios; rewrites the tables of docs/performance.m
 fuzz: $(READY) ## Fuzz the codec for FUZZ_SECONDS (300).
 	@LANCE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz
 
-crash: $(READY) ## Kill and recover the store CRASH_ROUNDS (2000) times.
+crash: $(READY) ## Kill and recover store and broker CRASH_ROUNDS (2000) times.
 	@LANCE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(BIN)/python -m pytest -m crash
+
+soak: $(READY) ## Load a broker for SOAK_SECONDS (3600), and 10 000 silent connections.
+	@LANCE_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak
 
 coverage: $(READY) ## Run the tests under branch coverage.
 	@$(BIN)/python -m coverage run -m pytest -q

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-_LATE = ("slow", "fuzz", "crash")
+_LATE = ("slow", "fuzz", "crash", "soak")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

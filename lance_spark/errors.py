@@ -6,9 +6,14 @@ LanceError
 │   └── RemoteProtocolError     the peer sent something impossible
 │       └── PayloadOverLimit    … or something larger than we accept
 ├── RecordError                 malformed record, with its byte position
+│   └── RecordTooLarge          … or one over the limit
 ├── RowError                    a row that can't become a record, with its index
 ├── ConnectionLost              the peer is gone
+│   └── TlsRefused              … because one side does not trust the other
 ├── Timeout                     a deadline passed
+├── Unsupported                 the server can't do what was asked
+├── DataLoss                    records that were asked for are gone
+├── Undelivered                 records that were not acknowledged
 ├── BrokerError                 the broker said no: code, retriable, details
 │   └── one class per error code (LWP §12 and our extensions)
 ├── StoreError                  the log on disk
@@ -23,7 +28,8 @@ LanceError
 │                               BatchGap, CommitConflict
 └── OptionError                 a setting the user has to change
 
-Exceptions carry fields; the text is made from them. `struct.error`, `OSError` and
+Exceptions carry fields; the text is made from them. `retriable` says whether the same
+call may succeed later without anybody changing anything. `struct.error`, `OSError` and
 `ssl.SSLError` never leave the module that met them.
 """
 
@@ -35,6 +41,8 @@ from typing import Any, ClassVar
 
 class LanceError(Exception):
     """Root of everything this library raises on purpose."""
+
+    retriable: ClassVar[bool] = False
 
 
 class ProtocolError(LanceError):
@@ -100,11 +108,18 @@ class RecordError(LanceError):
         return f"malformed record at byte {self.position}: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_record_error, (self.reason, self.position, self.truncated)
+        fields = (self.reason, self.position, self.truncated)
+        return _rebuild_record_error, (type(self), *fields)
 
 
-def _rebuild_record_error(reason: str, position: int, truncated: bool) -> RecordError:
-    return RecordError(reason, position, truncated=truncated)
+def _rebuild_record_error(
+    kind: type[RecordError], reason: str, position: int, truncated: bool
+) -> RecordError:
+    return kind(reason, position, truncated=truncated)
+
+
+class RecordTooLarge(RecordError):
+    """A record whose value is over the limit of LWP §8.7."""
 
 
 class RowError(LanceError):
@@ -125,11 +140,120 @@ class RowError(LanceError):
 
 
 class ConnectionLost(LanceError):
-    """The connection ended before the answer came."""
+    """The connection ended before the answer came, or could not be made."""
+
+    retriable = True
+
+
+class TlsRefused(ConnectionLost):
+    """One side does not trust the other, or does not speak TLS: trying is no use."""
+
+    retriable = False
 
 
 class Timeout(LanceError):
     """A deadline passed."""
+
+    retriable = True
+
+
+class Unsupported(LanceError):
+    """The server can't do what was asked.
+
+    Args:
+        what: what was asked for.
+        capability: what the server would have to list in its status.
+        server: its address.
+    """
+
+    def __init__(self, what: str, capability: str, server: str) -> None:
+        super().__init__(what, capability, server)
+        self.what = what
+        self.capability = capability
+        self.server = server
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: the server {self.server} does not offer it "
+            f"(it lists no capability {self.capability!r})"
+        )
+
+
+class DataLoss(LanceError):
+    """Records that were asked for are not in the log any more.
+
+    Args:
+        topic: the topic's name or id.
+        asked: the first offset that was asked for.
+        log_start: where the log starts now; None if the server does not say.
+        log_end: where the log ends now.
+        reason: how it was noticed.
+    """
+
+    def __init__(
+        self,
+        topic: int | str,
+        asked: int,
+        log_start: int | None,
+        log_end: int | None,
+        reason: str,
+    ) -> None:
+        super().__init__(topic, asked, log_start, log_end, reason)
+        self.topic = topic
+        self.asked = asked
+        self.log_start = log_start
+        self.log_end = log_end
+        self.reason = reason
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """How much is gone, where that is known."""
+        if self.log_start is None:
+            return None
+        return max(0, self.log_start - self.asked)
+
+    def __str__(self) -> str:
+        missing = "" if not self.missing_bytes else f", {self.missing_bytes} bytes gone"
+        return (
+            f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
+            f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
+        )
+
+
+class Undelivered(LanceError):
+    """Records that a producer was given and that were not acknowledged.
+
+    Args:
+        topic: the topic's name or id.
+        batches: ids of the batches that hold them, oldest first.
+        records: how many they are.
+        size: their bytes.
+        cause: what kept them from being acknowledged, if it is known.
+    """
+
+    def __init__(
+        self,
+        topic: int | str,
+        batches: tuple[int, ...],
+        records: int,
+        size: int,
+        cause: Exception | None = None,
+    ) -> None:
+        super().__init__(topic, batches, records, size, cause)
+        self.topic = topic
+        self.batches = batches
+        self.records = records
+        self.size = size
+        self.cause = cause
+
+    def __str__(self) -> str:
+        ids = ", ".join(map(str, self.batches[:5]))
+        more = ", …" if len(self.batches) > 5 else ""
+        why = "" if self.cause is None else f": {self.cause}"
+        return (
+            f"topic {self.topic!r}: {self.records} records ({self.size} bytes) in "
+            f"batches {ids}{more} are not acknowledged{why}"
+        )
 
 
 class BrokerError(LanceError):
@@ -142,7 +266,6 @@ class BrokerError(LanceError):
     """
 
     code: int = 0x01
-    retriable: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -186,4 +186,4 @@ def _keep(source: Source, rows: np.ndarray) -> Source:
 
 def _move(error: RecordError, base_offset: int) -> RecordError:
     position = error.position + base_offset
-    return RecordError(error.reason, position, truncated=error.truncated)
+    return type(error)(error.reason, position, truncated=error.truncated)

@@ -30,6 +30,11 @@ _TIMESTAMPED = int(RecordType.TIMESTAMPED)
 _KEY_TIMESTAMPED = int(RecordType.KEY_TIMESTAMPED)
 _NULL = int(RecordType.NULL)
 
+# Which types have something inside that has to be looked at.
+_STRUCTURED = np.zeros(256, np.bool_)
+_STRUCTURED[[_KEY_VALUE, _TIMESTAMPED, _KEY_TIMESTAMPED, _NULL]] = True
+_NONE = np.empty(0, np.int64)
+
 STAMP_BYTES = 8
 KEY_LENGTH_BYTES = 2
 
@@ -69,6 +74,12 @@ def lay_out(data: _Bytes, starts: _Positions, ends: _Positions) -> Layout:
     """Find the parts of records of which the bounds are known."""
     types = data[starts]
     value_starts = starts + RECORD_HEADER_BYTES
+    if not _STRUCTURED[types].any():
+        # Plain values only, as most topics have: nothing to find inside of them.
+        stamps = np.empty(0, np.uint64)
+        return Layout(
+            starts, ends, types, value_starts, _NONE, _NONE, _NONE, stamps, _NONE
+        )
     bad = (types == _NULL) & (value_starts != ends)
 
     both = types == _KEY_TIMESTAMPED

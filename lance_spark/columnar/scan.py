@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark.columnar.buffer import as_bytes
-from lance_spark.errors import RecordError
+from lance_spark.errors import RecordError, RecordTooLarge
 from lance_spark.model import (
     RECORD_HEADER_BYTES,
     RECORD_VALUE_BYTES_MAX,
@@ -93,7 +93,7 @@ def _find_fault(data: _Bytes, position: int) -> RecordError | None:
     (length,) = _LENGTH.unpack(header)
     if length > RECORD_VALUE_BYTES_MAX:
         limit = RECORD_VALUE_BYTES_MAX
-        return RecordError(f"length {length} is over the limit of {limit}", position)
+        return RecordTooLarge(f"length {length} is over the limit of {limit}", position)
     there = len(data) - position - RECORD_HEADER_BYTES
     reason = f"the data ends inside the value, {there} of {length} bytes are there"
     return RecordError(reason, position, truncated=True)

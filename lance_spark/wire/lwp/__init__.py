@@ -68,6 +68,8 @@ from lance_spark.wire.lwp.fetch import (
     FetchFlags,
     FetchResponse,
     decode_fetch_response,
+    encode_extended_head,
+    encode_fetch_head,
 )
 from lance_spark.wire.lwp.frame import (
     HEADER_BYTES,
@@ -182,6 +184,8 @@ __all__ = [
     "encode_ack",
     "encode_backpressure",
     "encode_control",
+    "encode_extended_head",
+    "encode_fetch_head",
     "encode_frame",
     "encode_header",
     "encode_ingest",

@@ -101,8 +101,8 @@ class FetchResponse(Message):
     def encode_payload(self) -> list[Buffer]:
         """Return the payload: the 16-byte header, and the data uncopied."""
         size = memoryview(self.data).nbytes
-        header = pack(_FETCH_RESPONSE, self.next_offset, size, self.record_count)
-        return [header, self.data]
+        head = encode_fetch_head(self.next_offset, size, self.record_count)
+        return [head, self.data]
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> FetchResponse:
@@ -112,6 +112,16 @@ class FetchResponse(Message):
         data = reader.take(size)
         reader.finish()
         return cls(next_offset, record_count, data)
+
+
+def encode_fetch_head(next_offset: int, size: int, record_count: int) -> bytes:
+    """Write what stands before the data, for a server that sends that by itself."""
+    return pack(_FETCH_RESPONSE, next_offset, size, record_count)
+
+
+def encode_extended_head(start: int, end: int, high_water_mark: int) -> bytes:
+    """Write the same for the extended form."""
+    return pack(_FETCH_RESPONSE_EXTENDED, start, end, high_water_mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +138,8 @@ class ExtendedFetchResponse(Message):
 
     def encode_payload(self) -> list[Buffer]:
         """Return the payload: the 24-byte header, and the data uncopied."""
-        header = (self.start, self.end, self.high_water_mark)
-        return [pack(_FETCH_RESPONSE_EXTENDED, *header), self.data]
+        head = encode_extended_head(self.start, self.end, self.high_water_mark)
+        return [head, self.data]
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> ExtendedFetchResponse:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 from functools import cache
 from typing import NamedTuple
@@ -144,6 +144,9 @@ class Frame:
     record_count: int = 0
     topic_id: int = 0
     payload: memoryview = EMPTY
+    # Of the payload, as its header says and as was checked. It tells a batch that was
+    # sent twice from another one with the same id.
+    payload_crc: int = field(default=0, compare=False)
 
     @property
     def type(self) -> FrameType:

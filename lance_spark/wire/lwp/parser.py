@@ -115,6 +115,19 @@ class FrameParser:
             return 0
         return self._header.payload_length - self._payload_filled
 
+    @property
+    def payload_bytes_next(self) -> int:
+        """How large the present payload's buffer is once the next bytes are read.
+
+        A server with a memory budget asks before `buffer_for_read` takes the memory.
+        """
+        if self._header is None:
+            return 0
+        size = len(self._payload)
+        if self._payload_filled == size:
+            size = min(self._header.payload_length, size * _PAYLOAD_GROWTH)
+        return size
+
     # Bytes in.
 
     def receive_data(self, data: Buffer) -> None:
@@ -209,8 +222,7 @@ class FrameParser:
 
     def _payload_room(self, header: Header) -> memoryview:
         if self._payload_filled == len(self._payload):
-            size = min(header.payload_length, len(self._payload) * _PAYLOAD_GROWTH)
-            grown = _allocate(size)
+            grown = _allocate(self.payload_bytes_next)
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
@@ -279,6 +291,7 @@ class FrameParser:
                 header.record_count,
                 header.topic_id,
                 payload.toreadonly(),
+                header.payload_crc,
             )
         )
 
