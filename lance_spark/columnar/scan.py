@@ -91,10 +91,13 @@ def _find_fault(data: _Bytes, position: int) -> RecordError | None:
         reason = f"the data ends inside the header, {len(header)} bytes of it are there"
         return RecordError(reason, position, truncated=True)
     (length,) = _LENGTH.unpack(header)
-    if length > RECORD_VALUE_BYTES_MAX:
-        limit = RECORD_VALUE_BYTES_MAX
-        return RecordTooLarge(f"length {length} is over the limit of {limit}", position)
     there = len(data) - position - RECORD_HEADER_BYTES
+    if length > RECORD_VALUE_BYTES_MAX:
+        # A record that is too large is there as a whole. A number beyond the buffer's
+        # end is most likely no length at all.
+        kind = RecordTooLarge if length <= there else RecordError
+        limit = RECORD_VALUE_BYTES_MAX
+        return kind(f"length {length} is over the limit of {limit}", position)
     reason = f"the data ends inside the value, {there} of {length} bytes are there"
     return RecordError(reason, position, truncated=True)
 

@@ -24,6 +24,7 @@ from lance_spark.store.topic import (
     read_metadata,
     write_metadata,
 )
+from lance_spark.store.watch import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class Catalog:
         self._topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
         self.version = 0
+        # Told whenever the version changes.
+        self.watchers = Watchers()
         self._closed = False
 
     # Opening.
@@ -237,6 +240,7 @@ class Catalog:
         self._names = {n: t for n, t in self._names.items() if n != name}
         self._topics = {t: o for t, o in self._topics.items() if t != topic}
         self.version += 1
+        self.watchers.notify()
 
     def _add(self, topic: Topic) -> None:
         topic_id = topic.metadata.id
@@ -244,3 +248,4 @@ class Catalog:
         if topic_id != DEFAULT_TOPIC:
             self._names = {**self._names, topic.metadata.name: topic_id}
         self.version += 1
+        self.watchers.notify()

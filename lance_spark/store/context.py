@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lance_spark.model import Framing
@@ -11,12 +12,20 @@ from lance_spark.store.files import Files
 from lance_spark.store.finding import Findings
 
 
+def _ignore(seconds: float) -> None:
+    """Take note of nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Files, settings, framing, open segments, and what was found when opening."""
+    """Files, settings, framing, open segments, and what was found when opening.
+
+    `observe_sync` is told how long each sync of a log has taken.
+    """
 
     files: Files
     config: StoreConfig
     framing: Framing
     segments: SegmentCache
     findings: Findings
+    observe_sync: Callable[[float], None] = _ignore

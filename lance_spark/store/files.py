@@ -43,6 +43,9 @@ class File(Protocol):
     def pread(self, length: int, position: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Fill a buffer; tell how many bytes there were, fewer only at the end."""
+
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of `data`; on an error any part of it may be written."""
 
@@ -119,6 +122,15 @@ class OsFile:
             parts.append(data)
             remaining, position = remaining - len(data), position + len(data)
         return b"".join(parts)
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        filled = 0
+        while filled < len(buffer):
+            size = os.preadv(self._descriptor, [buffer[filled:]], position + filled)
+            if not size:
+                break
+            filled += size
+        return filled
 
     def pwrite(self, data: Buffer, position: int) -> None:
         view = memoryview(data).cast("B")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +50,7 @@ from lance_spark.store.segment import (
     Segment,
     create_files,
 )
+from lance_spark.store.watch import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,8 @@ class Log:
         # only, if the process before was killed.
         self._names, self._names_synced = 1, 0
         self._failure: str | None = None
+        # Told whenever more can be read, and when nothing more will come.
+        self.watchers = Watchers()
 
     # What is there.
 
@@ -404,6 +408,7 @@ class Log:
                 raise StoreError(
                     f"{self.where}: what is written could not be synced: {error}"
                 ) from error
+            began = time.perf_counter()
             try:
                 opened.sync()
                 if names > self._names_synced:
@@ -414,6 +419,7 @@ class Log:
                 # would prove nothing about them.
                 self.fail(f"a sync failed ({error})")
                 raise StoreReadOnly(self._failure) from error
+            self.context.observe_sync(time.perf_counter() - began)
             with self._state:
                 # Only what was there when the sync began: more may have come.
                 self._writes_synced, self._names_synced = writes, names
@@ -463,9 +469,11 @@ class Log:
         with self._state:
             if self._held is not None:
                 end = min(end, self._held)
-            if end > self._visible:
-                self._visible = end
-                self._state.notify_all()
+            if end <= self._visible:
+                return
+            self._visible = end
+            self._state.notify_all()
+        self.watchers.notify()
 
     # Failure.
 
@@ -481,6 +489,7 @@ class Log:
         with self._state:
             self._failure = self._failure or f"{self.where}: {reason}"
             self._state.notify_all()
+        self.watchers.notify()
 
     def check_writable(self) -> None:
         """Raise StoreReadOnly if nothing can be written any more."""

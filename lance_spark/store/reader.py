@@ -52,10 +52,32 @@ class Slice:
             data = self.file.pread(len(self), self.position)
         except OSError as error:
             raise StoreError(f"could not read {len(self)} bytes: {error}") from error
-        if len(data) < len(self):
-            at = self.start + len(data)
-            raise Corrupt("segment file", at, self.end, "the file is too short")
+        self._check_whole(len(data), len(self))
         return data
+
+    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+        """Read the slice piece by piece into a buffer that is used again for each.
+
+        Raises:
+            Corrupt: the file has become shorter since the slice was made.
+        """
+        done = 0
+        while self.file is not None and done < len(self):
+            piece = buffer[: min(len(buffer), len(self) - done)]
+            try:
+                size = self.file.pread_into(piece, self.position + done)
+            except OSError as error:
+                raise StoreError(f"could not read {len(piece)} bytes: {error}") from (
+                    error
+                )
+            self._check_whole(done + size, done + len(piece))
+            yield piece
+            done += size
+
+    def _check_whole(self, there: int, wanted: int) -> None:
+        if there < wanted:
+            at = self.start + there
+            raise Corrupt("segment file", at, self.end, "the file is too short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +123,27 @@ class View:
             found.opened.data,
             start,
         )
+
+    def read_bytes(self, offset: int, max_bytes: int) -> Slice:
+        """Give bytes from an offset on, cut wherever so many of them end.
+
+        A slice goes neither past the end of its segment nor into damaged bytes. Its
+        records are those that start in it, as far as the index knows.
+
+        Raises:
+            OutOfRange, Corrupt: as `read`.
+        """
+        if offset == self.end.offset or max_bytes == 0:
+            return Slice(offset, offset, 0)
+        segment = self._segment_at(offset)
+        with self._reading(segment):
+            found = self._boundaries(segment)
+            start = offset - segment.base_offset
+            wanted = min(start + max_bytes, found.limit.position)
+            end = self._verify(found, start, wanted)
+            records = found.at_or_after(end).record - found.at_or_after(start).record
+        stop = segment.base_offset + end
+        return Slice(offset, stop, records, found.opened.data, start)
 
     def locate_offset(self, offset: int) -> Location:
         """Find the first record boundary at or after an offset."""

@@ -326,7 +326,7 @@ class _Recovery:
         table.extend(rows)
         for number in range(table.batches):
             batch = table.batch(number)
-            if check_batch(batch, data.pread(batch.length, batch.position)):
+            if check_batch(batch, data):
                 rows = rows[rows["position"] < batch.position]
                 break
         rebuilt.keep(rows)

@@ -14,7 +14,6 @@ from pathlib import Path
 from crc32c import crc32c
 
 from lance_spark.errors import Corrupt, StoreError
-from lance_spark.model import Buffer
 from lance_spark.store.files import File, Files
 from lance_spark.store.format import (
     HEADER_BYTES,
@@ -30,6 +29,9 @@ from lance_spark.store.format import (
     valid_rows,
 )
 from lance_spark.store.index import Batch, IndexTable
+
+# Batches are verified in pieces of this size.
+_PIECE_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -169,15 +171,23 @@ def create_files(files: Files, directory: Path, header: Header) -> None:
     files.sync_dir(directory)
 
 
-def check_batch(batch: Batch, data: Buffer) -> str | None:
-    """Compare a batch with its row; say what is wrong, None if nothing is."""
+def check_batch(batch: Batch, data: File) -> str | None:
+    """Compare a batch with its row; say what is wrong, None if nothing is.
+
+    Batches may be large and many threads may look at one, so it is read in pieces.
+    """
     if batch.lost:
         return "missing, or could not be framed, when the index was rebuilt"
-    if len(data) < batch.length:
-        return f"{batch.length - len(data)} bytes are missing from the file"
-    if crc32c(data) != batch.data_crc:
-        return "the checksum differs"
-    return None
+    room = memoryview(bytearray(min(batch.length, _PIECE_BYTES)))
+    crc, done = 0, 0
+    while done < batch.length:
+        piece = room[: min(len(room), batch.length - done)]
+        size = data.pread_into(piece, batch.position + done)
+        if size < len(piece):
+            return f"{batch.length - done - size} bytes are missing from the file"
+        crc = crc32c(piece, crc)
+        done += size
+    return None if crc == batch.data_crc else "the checksum differs"
 
 
 def verify_range(
@@ -193,7 +203,7 @@ def verify_range(
     """
     for number in table.unverified(start, end):
         batch = table.batch(number)
-        fault = check_batch(batch, opened.read(batch.position, batch.end))
+        fault = check_batch(batch, opened.data)
         if fault is None:
             table.set_verified(number)
         elif batch.position > start:

@@ -127,7 +127,13 @@ class Stage:
         return self.log.end().offset
 
     def append(
-        self, batch: int, data: Buffer, starts: NDArray[np.int64], *, now_ns: int
+        self,
+        batch: int,
+        data: Buffer,
+        starts: NDArray[np.int64],
+        *,
+        now_ns: int,
+        data_crc: int | None = None,
     ) -> Appended:
         """Store a batch, unless it is stored already.
 
@@ -136,7 +142,8 @@ class Stage:
             StageMismatch: the batch was stored with other bytes.
             StageUnknown: the stage was dropped meanwhile.
         """
-        data_crc = crc32c(data)
+        if data_crc is None:
+            data_crc = crc32c(data)
         with self._lock:
             if self._dropped:
                 raise StageUnknown(f"stage {self.metadata.id} was dropped")

@@ -8,7 +8,7 @@ finds their starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ from lance_spark.store.stage import FIRST_STAGE_ID, Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
 from lance_spark.store.topic import DEFAULT_TOPIC, Topic
+from lance_spark.store.watch import Wake
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
@@ -61,6 +62,7 @@ class Store:
         files: Files | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         background: bool = True,
+        observe_sync: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """Open a data directory, creating it if there is none, and recover it.
 
@@ -72,6 +74,7 @@ class Store:
             clock_ns: the time.
             background: sync on a thread of its own, so that appends share syncs;
                 without it whoever waits for an append syncs it himself.
+            observe_sync: told how many seconds each sync of a log has taken.
 
         Raises:
             StoreLocked: another process has the directory.
@@ -89,7 +92,12 @@ class Store:
             table_bytes_max=self.config.index_cache_bytes,
         )
         context = Context(
-            self._files, self.config, framing, self._segments, self._findings
+            self._files,
+            self.config,
+            framing,
+            self._segments,
+            self._findings,
+            observe_sync,
         )
         with self._disk("open", StoreError):
             make_directories(self._files, self.path)
@@ -232,6 +240,7 @@ class Store:
         data: Buffer,
         starts: NDArray[np.int64] | None = None,
         *,
+        data_crc: int | None = None,
         wait: bool = True,
     ) -> Appended:
         """Append a batch of whole records to a topic.
@@ -240,6 +249,7 @@ class Store:
             topic: the topic's id.
             data: the records' bytes.
             starts: where each record starts; found by the framing if not given.
+            data_crc: CRC32C of the bytes, where it is known already.
             wait: return only when the batch is durable; otherwise `wait_durable` is
                 to be called before it is reported to anybody.
 
@@ -250,7 +260,8 @@ class Store:
         """
         log = self.topic(topic).log
         now_ns = self._clock_ns()
-        appended = log.append(data, self._frame(data, starts), now_ns=now_ns)
+        framed = self._frame(data, starts)
+        appended = log.append(data, framed, now_ns=now_ns, data_crc=data_crc)
         return self._appended(log, appended, wait=wait)
 
     def wait_durable(self, topic: int, appended: Appended) -> None:
@@ -274,6 +285,30 @@ class Store:
         """Find the first record boundary at or after an offset of a topic."""
         return self.view(topic).locate_offset(offset)
 
+    @contextmanager
+    def watching(
+        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+    ) -> Iterator[None]:
+        """Call a function whenever one of some topics grows or goes.
+
+        Args:
+            topics: their ids; those that do not exist are left out.
+            wake: called from any thread; it must be quick and never raise.
+            catalog: call it also when topics come or go.
+        """
+        self._check_open()
+        known = self._catalog.by_id()
+        watched = [known[topic].log.watchers for topic in set(topics) & known.keys()]
+        if catalog:
+            watched.append(self._catalog.watchers)
+        for watchers in watched:
+            watchers.add(wake)
+        try:
+            yield
+        finally:
+            for watchers in watched:
+                watchers.remove(wake)
+
     # Stages.
 
     def open_stage(self, topic: str, writer: str, sequence: int) -> int:
@@ -287,6 +322,15 @@ class Store:
         stage = self._staging.open(topic, writer, sequence, now_ns=now_ns)
         return stage.metadata.id
 
+    def stage(self, stage: int) -> Stage:
+        """Find an open stage.
+
+        Raises:
+            StageExpired, StageUnknown: the stage is not open.
+        """
+        self._check_open()
+        return self._staging.get(stage)
+
     def stages(self) -> list[Stage]:
         """List the open stages."""
         return self._staging.all()
@@ -298,6 +342,7 @@ class Store:
         data: Buffer,
         starts: NDArray[np.int64] | None = None,
         *,
+        data_crc: int | None = None,
         wait: bool = True,
     ) -> Appended:
         """Add batch number 1, 2, 3 … to a stage; a repeated one is not stored.
@@ -311,7 +356,7 @@ class Store:
         found = self._staging.get(stage)
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
-        appended = found.append(batch, data, framed, now_ns=now_ns)
+        appended = found.append(batch, data, framed, now_ns=now_ns, data_crc=data_crc)
         try:
             return self._appended(found.log, appended, wait=wait)
         except StoreReadOnly:
@@ -368,6 +413,12 @@ class Store:
         """Tell how far a consumer has come in a topic."""
         self._check_open()
         return self._consumers.committed(consumer, topic)
+
+    def committed_offsets(self, topic: int) -> dict[int, int]:
+        """Tell how far each consumer has come in a topic, by the consumer's id."""
+        self._check_open()
+        offsets = self._consumers.all()
+        return {key.consumer: o for key, o in offsets.items() if key.topic == topic}
 
     # Housekeeping.
 

@@ -184,6 +184,11 @@ class DiskFile:
         self._files.reading("pread", self._name)
         return bytes(self._inode.seen[position : position + length])
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
     def pwrite(self, data: object, position: int) -> None:
         content = bytes(memoryview(data))  # type: ignore[arg-type]
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -323,3 +324,122 @@ def test_a_file_that_is_missing(files: DiskFiles) -> None:
     files.unlink(log.directory / segment.name.data_file)
     with pytest.raises(Corrupt, match=r"\[0, 135\): the file .*\.lnc is missing"):
         store.read(1, 0, 100)
+
+
+# Bytes, cut anywhere.
+
+
+@PROPERTY
+@given(batches=BATCHES, data=st.data())
+def test_reading_bytes(batches: list[list[int]], data: st.DataObject) -> None:
+    clock = Clock()
+    with open_plain(DiskFiles(Disk()), clock) as store:
+        plain = fill(store, clock, batches)
+        view = store.view(1)
+        for _ in range(20):
+            offset = data.draw(st.integers(0, len(plain.data)))
+            max_bytes = data.draw(
+                st.one_of(st.integers(0, 80), st.integers(0, len(plain.data) + 9))
+            )
+            piece = view.read_bytes(offset, max_bytes)
+            # Up to the end of the segment, and not a byte less.
+            stop = next((end for end in plain.segments if end > offset), offset)
+            end = min(offset + max_bytes, stop)
+            assert (piece.start, piece.end) == (offset, end)
+            assert piece.read() == plain.data[offset:end]
+            assert piece.records == sum(offset <= s < end for s in plain.starts)
+
+
+def test_reading_bytes_of_what_is_no_record(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        for text in (b"Hello, LANCE!", b"\x01\x05\0\0\0cut"):
+            store.append(1, text, np.zeros(1, np.int64))
+        view = store.view(1)
+        assert view.read_bytes(3, 7).read() == b"lo, LAN"
+        assert view.read_bytes(3, 100).read() == b"lo, LANCE!\x01\x05\0\0\0cut"
+        assert view.read_bytes(3, 100).records == 1
+        assert view.read_bytes(0, 100).records == 2
+
+
+@pytest.mark.parametrize("offset", [-1, 136, 10**9])
+def test_reading_bytes_outside_the_log(store: Store, offset: int) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    with pytest.raises(OutOfRange, match=f"offset {offset} is outside the log"):
+        store.view(1).read_bytes(offset, 100)
+
+
+def test_reading_bytes_stops_before_damaged_ones(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    log = store.create_topic("one").log
+    for tag in "abc":
+        store.append(1, batch(tag))
+    store.close()
+    [segment] = log.segments()
+    data = files.open(log.directory / segment.name.data_file)
+    data.pwrite(b"?", 140)
+    with open_store(files=files) as store:
+        view = store.view(1)
+        piece = view.read_bytes(100, 1000)
+        assert (piece.end, piece.records, piece.read()) == (135, 0, batch("a")[100:])
+        with pytest.raises(Corrupt, match=r"\[135, 270\)"):
+            view.read_bytes(140, 10)
+        assert view.read_bytes(270, 10).read() == batch("c")[:10]
+
+
+# Piece by piece.
+
+
+@pytest.mark.parametrize("size", [1, 7, 134, 135, 136, 1000])
+def test_a_slice_in_pieces(store: Store, size: int) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    buffer = memoryview(bytearray(size))
+    pieces = []
+    for piece in store.read(1, 0, 1000).pieces(buffer):
+        # The same memory each time.
+        assert piece.obj is buffer.obj
+        pieces.append(bytes(piece))
+    assert b"".join(pieces) == batch("a")
+    assert {len(piece) for piece in pieces[:-1]} <= {size}
+    assert list(store.read(1, 135, 1000).pieces(buffer)) == []
+
+
+def test_a_disk_that_reads_less_than_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    piece = store.read(1, 0, 1000)
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:50]], at))
+    [whole] = piece.pieces(memoryview(bytearray(135)))
+    assert whole == batch("a")
+
+
+def test_a_file_that_became_shorter_in_pieces(store: Store) -> None:
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    piece = store.read(1, 0, 1000)
+    # As if it ended earlier: the slice says more than the file has.
+    longer = replace(piece, end=200)
+    pieces = longer.pieces(memoryview(bytearray(100)))
+    assert bytes(next(pieces)) == batch("a")[:100]
+    with pytest.raises(Corrupt, match=r"\[135, 200\): the file is too short"):
+        next(pieces)
+
+
+def test_a_disk_that_can_not_be_read_in_pieces(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        store.append(1, batch("a"))
+        piece = store.read(1, 0, 1000)
+
+        def refuse(operation: str, name: str) -> None:
+            raise OSError(5, "Input/output error", name)
+
+        files.before_read = refuse
+        with pytest.raises(StoreError, match="could not read 100 bytes"):
+            list(piece.pieces(memoryview(bytearray(100))))
+        files.before_read = lambda operation, name: None

@@ -25,7 +25,7 @@ from lance_spark.store.segment import (
     check_batch,
     verify_range,
 )
-from tests.store.disk import DiskFiles
+from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import hooked, refusing
 from tests.store.kit import record
 
@@ -124,11 +124,31 @@ def test_sync(files: DiskFiles, opened: OpenSegment) -> None:
 
 def test_a_batch_compared_with_its_row() -> None:
     batch = Batch(0, 0, 4, 0, 1, 9, crc32c(b"data"), lost=False)
-    assert check_batch(batch, b"data") is None
-    assert check_batch(batch, b"dat") == "1 bytes are missing from the file"
-    assert check_batch(batch, b"dada") == "the checksum differs"
-    lost = check_batch(batch._replace(lost=True), b"data")
+
+    def check(content: bytes, batch: Batch = batch) -> str | None:
+        file = DiskFiles(Disk()).open(Path("/file"), create=True)
+        file.pwrite(content, 0)
+        return check_batch(batch, file)
+
+    assert check(b"data") is None
+    assert check(b"data, and more behind it") is None
+    assert check(b"dat") == "1 bytes are missing from the file"
+    assert check(b"dada") == "the checksum differs"
+    lost = check(b"data", batch._replace(lost=True))
     assert lost == "missing, or could not be framed, when the index was rebuilt"
+
+
+@pytest.mark.parametrize("size", [256 * 1024, 600 * 1024])
+def test_a_large_batch_is_compared_in_pieces(size: int) -> None:
+    content = bytes(size)
+    file = DiskFiles(Disk()).open(Path("/file"), create=True)
+    file.pwrite(content, 0)
+    batch = Batch(0, 0, size, 0, 1, 9, crc32c(content), lost=False)
+    assert check_batch(batch, file) is None
+    file.pwrite(b"\xff", size - 1)
+    assert check_batch(batch, file) == "the checksum differs"
+    file.truncate(size - 5)
+    assert check_batch(batch, file) == "5 bytes are missing from the file"
 
 
 def verify(opened: OpenSegment, start: int, end: int) -> int:

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
+    Corrupt,
     RecordError,
+    StageMismatch,
+    StageUnknown,
     StoreClosed,
     StoreError,
     StoreLocked,
@@ -459,3 +463,64 @@ def test_offsets_that_are_no_numbers_of_64_bits(
     store.create_topic("one")
     with pytest.raises(StoreError, match="64 bits"):
         store.commit_offset(consumer, 1, offset)
+
+
+def test_a_stage_can_be_found(store: Store) -> None:
+    number = store.open_stage("one", "w", 1)
+    found = store.stage(number)
+    assert (found.metadata.topic, found.metadata.job.writer) == ("one", "w")
+    with pytest.raises(StageUnknown, match=f"stage {number + 1} is not open"):
+        store.stage(number + 1)
+    store.abort_stages("w", 1)
+    with pytest.raises(StageUnknown):
+        store.stage(number)
+
+
+def test_how_far_the_consumers_of_a_topic_are(store: Store) -> None:
+    for name in ("one", "two"):
+        store.create_topic(name)
+        store.append(store.topics()[-1].metadata.id, batch("a"))
+    store.commit_offset(7, 1, 45)
+    store.commit_offset(8, 1, 0)
+    store.commit_offset(7, 2, 90)
+    assert store.committed_offsets(1) == {7: 45, 8: 0}
+    assert store.committed_offsets(2) == {7: 90}
+    assert store.committed_offsets(0) == {}
+
+
+def test_a_checksum_that_is_known_already(store: Store) -> None:
+    store.create_topic("one")
+    number = store.open_stage("one", "w", 1)
+    for tag in "ab":
+        crc = crc32c(batch(tag))
+        store.append(1, batch(tag), data_crc=crc)
+        store.append_stage(number, "ab".index(tag) + 1, batch(tag), data_crc=crc)
+    # It is what a repeated batch is told by, and what readers check.
+    store.append_stage(number, 2, batch("b"))
+    with pytest.raises(StageMismatch):
+        store.append_stage(number, 2, batch("b"), data_crc=crc32c(batch("c")))
+    store.commit_stages("w", 1, [NamedStage(number, 2, 270)])
+    assert content(store, "one") == (batch("a") + batch("b")) * 2
+
+
+def test_a_wrong_checksum_is_noticed_when_it_is_read(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        store.append(1, batch("a"), data_crc=1)
+        store._segments.clear()
+        with pytest.raises(Corrupt):
+            store.read(1, 0, 1000)
+
+
+def test_syncs_are_measured(files: DiskFiles) -> None:
+    syncs: list[float] = []
+    with open_store(files=files, observe_sync=syncs.append) as store:
+        store.create_topic("one")
+        before = len(syncs)
+        store.append(1, batch("a"))
+        assert len(syncs) == before + 1
+        assert all(seconds >= 0 for seconds in syncs)
+        # One that fails took no time that says anything.
+        with refusing(files, "sync", ".lnc"), pytest.raises(StoreError):
+            store.append(1, batch("b"))
+        assert len(syncs) == before + 1

@@ -20,6 +20,7 @@ ALLOWED = {
     "lance_spark",
     "lz4",
     "math",
+    "mmap",  # Memory without a name: no file.
     "numpy",
     "re",
     "struct",

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_spark.errors import RemoteProtocolError
+from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.wire.lwp import (
     ExtendedFetchResponse,
     Fetch,
     FetchFlags,
     FetchResponse,
     decode_fetch_response,
+    encode_extended_head,
+    encode_fetch_head,
 )
 from tests.wire.messages import extended_fetch_responses
 from tests.wire.vectors import join
@@ -71,3 +73,29 @@ def test_neither_form() -> None:
 def test_offsets_that_do_not_fit_the_data(start: int, end: int) -> None:
     with pytest.raises(RemoteProtocolError, match="0 bytes for"):
         ExtendedFetchResponse.decode_payload(struct.pack("<QQQ", start, end, 9))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=50))
+def test_a_head_and_the_data_behind_it_are_a_response(
+    offset: int, count: int, data: bytes
+) -> None:
+    head = encode_fetch_head(offset, len(data), count)
+    assert len(head) == 16
+    response = decode_fetch_response(head + data, extended=False)
+    assert response == FetchResponse(offset, count, data)
+
+
+@given(extended_fetch_responses())
+def test_an_extended_head_and_the_data(response: ExtendedFetchResponse) -> None:
+    mark = response.high_water_mark
+    head = encode_extended_head(response.start, response.end, mark)
+    assert len(head) == 24
+    payload = head + bytes(response.data)
+    assert decode_fetch_response(payload, extended=True) == response
+
+
+def test_heads_that_do_not_fit() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_fetch_head(2**64, 0, 0)
+    with pytest.raises(LocalProtocolError):
+        encode_extended_head(0, -1, 0)

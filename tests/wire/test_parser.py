@@ -206,7 +206,7 @@ def test_payload_at_the_limit() -> None:
 
 
 def traced_peak(parser_input: list[bytes]) -> int:
-    parser = FrameParser()
+    parser = FrameParser(payload_bytes_first=256 * 1024)
     tracemalloc.start()
     try:
         for chunk in parser_input:
@@ -284,3 +284,49 @@ def test_any_buffer_can_be_fed() -> None:
     parser.receive_data(words)
     parser.receive_data(b"")
     assert parser.next_frame() == Frame(FrameFlags.KEEPALIVE)
+
+
+def test_how_much_memory_the_next_bytes_take() -> None:
+    kib = 1024
+    parser = FrameParser(payload_bytes_first=256 * kib)
+    assert parser.payload_bytes_next == 0
+    stream = ingest(bytes(3000 * kib))
+    parser.receive_data(stream[:20])
+    assert parser.payload_bytes_next == 0
+    parser.receive_data(stream[20:44])
+    assert parser.payload_bytes_next == 256 * kib
+    # It is said before it is taken, and the same after.
+    done = 44
+    for size in (256 * kib, 1024 * kib, 3000 * kib):
+        assert parser.payload_bytes_next == size
+        room = parser.buffer_for_read()
+        assert parser.payload_bytes_next == size
+        while done < 44 + size:
+            part = stream[done : done + len(room)]
+            room[: len(part)] = part
+            parser.bytes_written(len(part))
+            done += len(part)
+            if done < 44 + size:
+                room = parser.buffer_for_read()
+    assert parser.payload_bytes_next == 0
+    frame = parser.next_frame()
+    assert frame is not None
+    assert len(frame.payload) == 3000 * kib
+
+
+def test_a_small_payload_takes_what_it_needs() -> None:
+    parser = FrameParser()
+    parser.receive_data(ingest(b"x" * 1000)[:100])
+    assert parser.payload_bytes_next == 1000
+
+
+@pytest.mark.parametrize("checksum", list(Checksum))
+def test_frames_know_the_checksum_of_their_payload(checksum: Checksum) -> None:
+    for payload in (b"small", bytes(300_000)):
+        parts = encode_ingest([payload], batch_id=1, record_count=1, checksum=checksum)
+        [frame] = parse([join(parts)], checksum)[0]
+        assert frame.payload_crc == checksum.update(payload)
+    [frame] = parse([encode_ack(1)])[0]
+    assert frame.payload_crc == 0
+    # Two frames with the same content are the same, however they came about.
+    assert frame == Frame(FrameFlags.ACK, 1, payload_crc=7)

@@ -18,11 +18,15 @@ the last of them. A payload that the block holds only in part moves to a buffer 
 own, and the rest is read straight into that, never beyond the frame's end.
 
 What a peer can make us allocate. A header alone may announce 16 MiB. The payload's
-buffer starts at 256 KiB and grows fourfold each time the peer has filled it: a peer
-that dribbles holds at most four times of what it really sent, and an honest one costs
-at most a third of a copy. The memory is not zeroed, so what was not yet received is
-not even resident. `payload_missing` lets a server with a memory budget stop reading
-before that happens.
+buffer starts at `payload_bytes_first` and grows fourfold each time the peer has filled
+it: beyond the first buffer a peer that dribbles holds at most four times of what it
+really sent, and an honest one costs at most a third of a copy. The memory is not
+zeroed, so what was not yet received is not even resident. `payload_bytes_next` lets a
+server with a memory budget stop reading before that happens.
+
+A buffer beyond the first one is mapped by itself and so given back to the system when
+its last view goes. From the allocator it would stay with the thread that freed it, and
+with it a multiple of what a server has allowed for.
 
 After an error the frames before it are still handed out, then the error is raised for
 ever: inside a byte stream there is no place to start again.
@@ -30,6 +34,7 @@ ever: inside a byte stream there is no place to start again.
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Iterator
 
@@ -55,7 +60,8 @@ from lance_spark.wire.lwp.frame import (
 BLOCK_BYTES = 64 * 1024
 # Below this a read from the block would be a wasted system call.
 _ROOM_BYTES_MIN = 4 * 1024
-_PAYLOAD_BYTES_FIRST = 256 * 1024
+# A batch of the usual size and what is around it fit without growing.
+PAYLOAD_BYTES_FIRST = 1024 * 1024 + 64 * 1024
 _PAYLOAD_GROWTH = 4
 
 
@@ -66,6 +72,8 @@ class FrameParser:
         checksum: the peer's algorithm, or None to learn it from the first header and
             hold the peer to it.
         payload_bytes_max: the largest payload to accept.
+        payload_bytes_first: how much of a payload's buffer is made at once, before
+            any of it has come.
     """
 
     def __init__(
@@ -73,8 +81,10 @@ class FrameParser:
         *,
         checksum: Checksum | None = Checksum.CRC32C,
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        payload_bytes_first: int = PAYLOAD_BYTES_FIRST,
     ) -> None:
         self._checksum = checksum
+        self._payload_bytes_first = payload_bytes_first
         self._payload_bytes_max = payload_bytes_max
         self._frames: deque[Frame] = deque()
         self._error: RemoteProtocolError | None = None
@@ -222,7 +232,7 @@ class FrameParser:
 
     def _payload_room(self, header: Header) -> memoryview:
         if self._payload_filled == len(self._payload):
-            grown = _allocate(self.payload_bytes_next)
+            grown = memoryview(mmap.mmap(-1, self.payload_bytes_next))
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
@@ -264,7 +274,8 @@ class FrameParser:
 
     def _start_payload(self, header: Header, part: memoryview) -> None:
         self._header = header
-        self._payload = _allocate(min(header.payload_length, _PAYLOAD_BYTES_FIRST))
+        size = min(header.payload_length, self._payload_bytes_first)
+        self._payload = _allocate(size)
         self._payload[: len(part)] = part
         self._payload_filled = len(part)
 
