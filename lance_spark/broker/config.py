@@ -1,0 +1,261 @@
+"""Settings of a broker: one frozen value, checked when it is made.
+
+Every setting of the store is one of the broker too. The same names are the keys of the
+configuration file (`configfile`), where those that begin with `tls_` are in a table of
+their own, and the keywords of `EmbeddedBroker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf
+from typing import Any
+
+from lance_spark.errors import OptionError
+from lance_spark.model import Retention
+from lance_spark.net.address import Address, parse_address
+from lance_spark.net.tls import ServerTls
+from lance_spark.store import StoreConfig
+from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, Checksum, parse_checksum
+
+DEFAULT_PORT = 1992
+MIB = 1024 * 1024
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dialect": ("lwp", "plain"),
+    "checksum": ("default", "crc32c", "crc32", "auto"),
+    "payload_validation": ("strict", "off"),
+    "error_format": ("json", "text"),
+}
+# Whole numbers and the least that makes sense; seconds and rates may have a fraction.
+_LOWEST: Mapping[str, float] = {
+    "payload_bytes_max": 1024,
+    "connections_max": 1,
+    "idle_timeout_s": 0.01,
+    "handshake_timeout_s": 0.01,
+    "fetch_bytes_max": 1024,
+    "wait_s_max": 0,
+    "fetch_rate_limit": 0,
+    "keepalive_rate": 0.1,
+    "keepalive_burst": 1,
+    "dedup_window": 0,
+    "memory_bytes_max": MIB,
+    "write_queue_bytes_max": 1,
+    "maintenance_interval_s": 0.01,
+}
+_FRACTIONS = (
+    "idle_timeout_s",
+    "handshake_timeout_s",
+    "wait_s_max",
+    "fetch_rate_limit",
+    "keepalive_rate",
+    "maintenance_interval_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig(StoreConfig):
+    """Settings of a broker, those of its store among them.
+
+    Args:
+        listen: `host:port` to listen on; port 0 takes a free one.
+        data_dir: the data directory; without one a temporary directory is used, which
+            is removed when the broker stops.
+        dialect: `lwp`, or `plain` to behave as the LANCE server in the field does.
+        checksum: of frames: `crc32c`, `crc32`, or `auto` to follow each connection's
+            first frame. `default` is `crc32c`, and `crc32` in the plain dialect.
+        payload_validation: `strict` refuses batches that are not whole records; `off`
+            stores whatever comes.
+        error_format: `json` (LWP §12.1) or `text` (LWP §5.7).
+        payload_bytes_max: the largest payload of a frame.
+        connections_max: how many connections are served; more are told so (0x32).
+        idle_timeout_s: a connection that is silent for so long is closed.
+        handshake_timeout_s: how long a TLS handshake may take.
+        fetch_bytes_max: the most that one Fetch returns, apart from a single record
+            that is larger.
+        wait_s_max: the longest that a Fetch or Wait is held back for new data.
+        fetch_rate_limit: Fetches per second and connection; 0 sets no limit.
+        keepalive_rate: keepalives per second that are answered on a connection.
+        keepalive_burst: how many are answered at once before that rate holds.
+        dedup_window: how many batch ids of a connection are remembered, so that a
+            repeated batch is stored once; 0 turns it off.
+        memory_bytes_max: how much all connections together may hold of payloads that
+            are not stored yet.
+        write_queue_bytes_max: how much may be written and not yet durable before
+            clients are asked to slow down.
+        backpressure: send Backpressure frames at all.
+        maintenance_interval_s: how often retention and expiry are applied.
+        tls_enabled: speak TLS, and nothing else.
+        tls_cert_path: the server's certificate chain, PEM.
+        tls_key_path: its private key, PEM.
+        tls_client_ca_path: the CA that client certificates are verified against.
+        tls_require_client_cert: refuse clients without a certificate.
+        tokens: the tokens that are accepted; none means that no token is needed.
+        token_file: a file with one more token per line.
+        metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
+        topics: topics that are made or changed at the start, by name. Each is a table
+            with `auth` (LWP §7.2) and `retention` (`max_age_secs`, `max_bytes`).
+    """
+
+    listen: str = "127.0.0.1:0"
+    data_dir: str | None = None
+    dialect: str = "lwp"
+    checksum: str = "default"
+    payload_validation: str = "strict"
+    error_format: str = "json"
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    connections_max: int = 1024
+    idle_timeout_s: float = 30.0
+    handshake_timeout_s: float = 10.0
+    fetch_bytes_max: int = 16 * MIB
+    wait_s_max: float = 30.0
+    fetch_rate_limit: float = 0.0
+    keepalive_rate: float = 5.0
+    keepalive_burst: int = 30
+    dedup_window: int = 4096
+    memory_bytes_max: int = 256 * MIB
+    write_queue_bytes_max: int = 64 * MIB
+    backpressure: bool = True
+    maintenance_interval_s: float = 10.0
+    tls_enabled: bool = False
+    tls_cert_path: str | None = None
+    tls_key_path: str | None = None
+    tls_client_ca_path: str | None = None
+    tls_require_client_cert: bool = False
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    token_file: str | None = None
+    metrics: str | None = None
+    topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Not `super()`: a dataclass with slots is another class than the one here.
+        StoreConfig.__post_init__(self)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                _refuse(name, getattr(self, name), f"one of {', '.join(choices)}")
+        for name, low in _LOWEST.items():
+            _check_number(name, getattr(self, name), low)
+        for setting in fields(self):
+            _check_plain(setting.name, str(setting.type), getattr(self, setting.name))
+        object.__setattr__(self, "tokens", _check_tokens(self.tokens))
+        parse_address(self.listen)
+        if self.metrics is not None:
+            parse_address(self.metrics)
+        if self.payload_bytes_max > self.batch_bytes_max:
+            _refuse(
+                "payload_bytes_max",
+                self.payload_bytes_max,
+                f"at most batch_bytes_max ({self.batch_bytes_max})",
+            )
+        self._check_tls()
+        if not isinstance(self.topics, Mapping):
+            _refuse("topics", self.topics, "a table, with one for each topic in it")
+        for name, table in self.topics.items():
+            check_topic_table(name, table)
+
+    def _check_tls(self) -> None:
+        given = [f.name for f in fields(self) if f.name.startswith("tls_")]
+        given = [n for n in given if n != "tls_enabled" and getattr(self, n)]
+        if given and not self.tls_enabled:
+            _refuse("tls_enabled", False, f"true when {', '.join(given)} is set")
+        if self.tls_enabled and not (self.tls_cert_path and self.tls_key_path):
+            raise OptionError("TLS is enabled: set tls cert_path and key_path too")
+        if self.tls_require_client_cert and not self.tls_client_ca_path:
+            raise OptionError(
+                "tls require_client_cert is set: set client_ca_path too, the CA that "
+                "clients are verified against"
+            )
+
+    @property
+    def address(self) -> Address:
+        """Where to listen."""
+        return parse_address(self.listen)
+
+    @property
+    def frame_checksum(self) -> Checksum | None:
+        """The checksum of frames; None to follow each client."""
+        if self.checksum == "default":
+            plain = self.dialect == "plain"
+            return Checksum.CRC32 if plain else Checksum.CRC32C
+        return parse_checksum(self.checksum)
+
+    def server_tls(self, topic_authorities: tuple[str, ...] = ()) -> ServerTls | None:
+        """Give what a TLS server needs, None without TLS.
+
+        Args:
+            topic_authorities: CA files that single topics name besides.
+        """
+        if not self.tls_enabled:
+            return None
+        assert self.tls_cert_path and self.tls_key_path
+        own = (self.tls_client_ca_path,) if self.tls_client_ca_path else ()
+        return ServerTls(
+            self.tls_cert_path,
+            self.tls_key_path,
+            (*own, *topic_authorities),
+            self.tls_require_client_cert,
+        )
+
+
+def parse_retention(name: str, table: Mapping[str, Any]) -> Retention:
+    """Read the `retention` table of a topic in the configuration.
+
+    Raises:
+        OptionError: for unknown keys and values that are not whole numbers.
+    """
+    keys = ("max_age_secs", "max_bytes")
+    for key, value in table.items():
+        if key not in keys or type(value) is not int:
+            raise OptionError(
+                f"topic {name!r}: retention {key} = {value!r}; there are "
+                f"{' and '.join(keys)}, whole numbers"
+            )
+    return Retention(table.get(keys[0], 0), table.get(keys[1], 0))
+
+
+def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
+    """Refuse a topic of the configuration that makes no sense, rules apart.
+
+    Raises:
+        OptionError: with the topic and the key.
+    """
+    if not isinstance(table, Mapping):
+        raise OptionError(f"topic {name!r}: {table!r} is not a table")
+    for key, value in table.items():
+        if key not in ("auth", "retention") or not isinstance(value, Mapping):
+            raise OptionError(
+                f"topic {name!r}: {key} = {value!r}; there are the tables auth and "
+                "retention"
+            )
+    parse_retention(name, table.get("retention", {}))
+
+
+def _check_number(name: str, value: object, low: float) -> None:
+    kinds = (int, float) if name in _FRACTIONS else (int,)
+    # Neither NaN nor infinity passes.
+    if type(value) not in kinds or not low <= value < inf:  # type: ignore[operator]
+        kind = "a number" if name in _FRACTIONS else "a whole number"
+        _refuse(name, value, f"{kind} of at least {low:g}")
+
+
+def _check_plain(name: str, annotation: str, value: object) -> None:
+    """Hold texts and switches to their type, as a file may have anything there."""
+    if annotation == "bool" and type(value) is not bool:
+        _refuse(name, value, "true or false")
+    if annotation == "str" and not isinstance(value, str):
+        _refuse(name, value, "a text")
+    if annotation == "str | None" and not isinstance(value, str | None):
+        _refuse(name, value, "a text")
+
+
+def _check_tokens(tokens: Any) -> tuple[str, ...]:
+    # The values stay out of the text: they are secrets.
+    listed = isinstance(tokens, list | tuple)
+    if not listed or not all(isinstance(token, str) and token for token in tokens):
+        raise OptionError("tokens: must be a list of texts that are not empty")
+    return tuple(tokens)
+
+
+def _refuse(name: str, value: object, wanted: str) -> None:
+    raise OptionError(f"broker setting {name}={value!r}: must be {wanted}")

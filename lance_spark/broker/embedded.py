@@ -1,0 +1,200 @@
+"""A whole broker in threads of this process: for tests, notebooks and small set-ups."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.configfile import check_name
+from lance_spark.broker.exporter import Exporter
+from lance_spark.broker.metrics import Metrics
+from lance_spark.broker.policy import (
+    apply_topics,
+    make_policy,
+    read_rules,
+    read_tokens,
+)
+from lance_spark.broker.server import Server
+from lance_spark.broker.service import Service
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import LanceError
+from lance_spark.net.address import Address, parse_address
+from lance_spark.net.tls import TlsContext, make_server_context
+from lance_spark.store import Store
+
+
+class EmbeddedBroker:
+    """A broker: `with EmbeddedBroker() as broker: …` and clients use `broker.address`.
+
+    Without `data_dir` its data is in a temporary directory and goes when it stops.
+    After `stop` it can be started again, at the same address.
+    """
+
+    def __init__(self, config: BrokerConfig | None = None, **overrides: Any) -> None:
+        """Make a broker that is not running yet.
+
+        Args:
+            config: its settings.
+            overrides: settings by name, in place of those of `config`.
+
+        Raises:
+            OptionError: a setting is unknown or out of range.
+        """
+        for name in overrides:
+            check_name(name, where="EmbeddedBroker")
+        self.config = replace(config or BrokerConfig(), **overrides)
+        self.metrics = Metrics()
+        self._address: Address | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._data_dir: Path | None = None
+        self._store: Store | None = None
+        self._service: Service | None = None
+        self._server: Server | None = None
+        self._exporter: Exporter | None = None
+
+    # Where it is.
+
+    @property
+    def address(self) -> str:
+        """`host:port` that clients connect to.
+
+        Raises:
+            LanceError: it was not started yet.
+        """
+        if self._address is None:
+            raise LanceError("the broker has no address yet: start it first")
+        return str(self._address)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return parse_address(self.address).port
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory.
+
+        Raises:
+            LanceError: it was not started yet.
+        """
+        if self._data_dir is None:
+            raise LanceError("the broker has no data directory yet: start it first")
+        return self._data_dir
+
+    @property
+    def metrics_address(self) -> str | None:
+        """`host:port` of the metrics, None if there are none."""
+        return None if self._exporter is None else str(self._exporter.address)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started and not stopped."""
+        return self._server is not None
+
+    @property
+    def service(self) -> Service:
+        """What it does, for whoever runs it in his own process.
+
+        Raises:
+            LanceError: it is not running.
+        """
+        if self._service is None:
+            raise LanceError("the broker is not running: start it first")
+        return self._service
+
+    # Starting and stopping.
+
+    def start(self) -> EmbeddedBroker:
+        """Open the store and serve; returns when clients can connect.
+
+        Raises:
+            OptionError: settings, certificates or the address can't be used.
+            StoreLocked: another broker has the data directory.
+            StoreError: the data directory can't be used.
+        """
+        if self.is_running:
+            raise LanceError(f"the broker is running already, at {self.address}")
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        config = self.config
+        self._data_dir = self._find_directory()
+        self._store = Store(
+            self._data_dir,
+            framing=scan,
+            config=config,
+            observe_sync=self.metrics.observe_sync,
+        )
+        apply_topics(self._store, config.topics)
+        rules = read_rules(self._store)
+        self._service = Service(
+            self._store,
+            policy=make_policy(config, rules),
+            tokens=read_tokens(config),
+            metrics=self.metrics,
+        )
+        authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
+        self._server = Server(
+            self._service,
+            config,
+            # The second time at the same address: clients know it.
+            address=self._address or config.address,
+            tls=self._make_tls(authorities),
+        )
+        self._address = self._server.address
+        if config.metrics is not None:
+            self._exporter = Exporter(
+                self.metrics, self._service.gauges, parse_address(config.metrics)
+            )
+            self._exporter.start()
+        self._server.start()
+
+    def _make_tls(self, authorities: set[str | None]) -> TlsContext | None:
+        named = tuple(sorted(path for path in authorities if path is not None))
+        settings = self.config.server_tls(named)
+        return None if settings is None else make_server_context(settings)
+
+    def _find_directory(self) -> Path:
+        if self.config.data_dir is not None:
+            return Path(self.config.data_dir)
+        self._temporary = tempfile.TemporaryDirectory(prefix="lance-broker-")
+        return Path(self._temporary.name)
+
+    def stop(self) -> None:
+        """End all connections, make everything durable, and let go of the directory."""
+        if self._server is not None:
+            self._server.stop()
+        if self._exporter is not None:
+            self._exporter.stop()
+        try:
+            if self._store is not None:
+                self._store.close()
+        finally:
+            self._server = self._exporter = self._service = self._store = None
+            if self._temporary is not None:
+                self._temporary.cleanup()
+                self._temporary = None
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        where = f"at {self._address}" if self.is_running else "not running"
+        return f"<EmbeddedBroker {where}>"

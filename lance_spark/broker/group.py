@@ -1,0 +1,405 @@
+"""The coordinator of consumer groups: who is in, and who reads what (LWP §16.3).
+
+Each change of members or subscriptions makes a new generation with a new assignment.
+A topic that moves is handed over, so that no two members read it at once:
+
+    A reads t ── B joins: generation 2 gives t to B ── nobody is told of t
+    A's heartbeat (1) is answered with generation 2 and without t
+    A stops reading, commits, and says so: heartbeat (2)   A has let go of t
+    B's heartbeat is answered with t
+
+A member that leaves or falls silent has let go of everything. Groups live in memory:
+after a restart members are unknown and join again. Whether a topic exists is asked
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from lance_spark.broker.assignment import assign
+from lance_spark.errors import ConsumerNotFound, InvalidPayload
+from lance_spark.wire.lwp.extension import AssignmentStrategy
+
+# Memory is bounded by these; a broker with more groups than the first is misused.
+GROUPS_MAX = 1000
+MEMBERS_MAX = 1000
+TOPICS_MAX = 10_000
+# Pairs of member and topic over all groups. The three above alone would allow for
+# terabytes; this one comes to less than 100 MB with the longest of names.
+SUBSCRIPTIONS_MAX = 200_000
+# The longest name of a topic (255 bytes) is good for groups and members, too.
+NAME_BYTES_MAX = 255
+# Below a second a slow garbage collection is a departure; above an hour a member that
+# crashed keeps its topics from the others for longer than anybody wants to wait.
+SESSION_TIMEOUT_MIN_S = 1.0
+SESSION_TIMEOUT_MAX_S = 3600.0
+
+
+class Joined(NamedTuple):
+    """The answer to a join."""
+
+    generation: int
+    member: str
+    topics: tuple[str, ...]
+
+
+class Assigned(NamedTuple):
+    """The answer to a heartbeat: the generation of now, and what to read in it."""
+
+    generation: int
+    topics: tuple[str, ...]
+
+
+class GroupDescription(NamedTuple):
+    """A group as tools show it: each member with the topics of its last answer."""
+
+    group: str
+    generation: int
+    strategy: AssignmentStrategy
+    members: dict[str, tuple[str, ...]]
+
+
+class Groups:
+    """All groups of a broker; any thread may call everything here."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        make_id: Callable[[], str] = lambda: f"group-{secrets.token_hex(8)}",
+        groups_max: int = GROUPS_MAX,
+        members_max: int = MEMBERS_MAX,
+        topics_max: int = TOPICS_MAX,
+        subscriptions_max: int = SUBSCRIPTIONS_MAX,
+    ) -> None:
+        """Make a coordinator without groups.
+
+        Args:
+            clock: monotonic seconds.
+            make_id: names a member that has no name.
+            groups_max: how many groups there may be.
+            members_max: how many members a group may have.
+            topics_max: how many topics a member may subscribe to.
+            subscriptions_max: how many topics all members may subscribe to in sum.
+        """
+        self._clock = clock
+        self._make_id = make_id
+        self._groups_max = groups_max
+        self._members_max = members_max
+        self._topics_max = topics_max
+        self._subscriptions_max = subscriptions_max
+        # Serialises everything below; nothing slow is done under it.
+        self._lock = threading.Lock()
+        self._groups: dict[str, _Group] = {}
+        self._subscriptions = 0
+        # No session ends before this. It lets most calls skip the search for one.
+        self._check_at_s = math.inf
+
+    def join(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        strategy: AssignmentStrategy,
+        session_timeout_s: float,
+    ) -> Joined:
+        """Add a member to a group, or change what it subscribes to.
+
+        Args:
+            group: the group's name; it is made if there is none.
+            member: who joins; empty for a new name.
+            topics: the names of the topics to share.
+            strategy: how they are shared; the same for all members.
+            session_timeout_s: it is dropped after this time without a heartbeat.
+
+        Raises:
+            InvalidPayload: an argument or a limit; nothing has changed.
+        """
+        wanted = frozenset(topics)
+        self._check(group, member, wanted, session_timeout_s)
+        with self._lock:
+            now = self._clock()
+            self._renew(group, member, now)
+            self._expire(now)
+            found = self._groups.get(group) or _Group(strategy)
+            member = member or self._make_id()
+            self._check_room(group, found, member, wanted)
+            if found.strategy is not strategy:
+                raise InvalidPayload(
+                    f"group {group!r} shares its topics by {_show(found.strategy)}: "
+                    f"join with that instead of {_show(strategy)}, or when it is empty"
+                )
+            self._groups[group] = found
+            self._subscriptions += found.join(member, wanted)
+            found.members[member].renew(now, session_timeout_s)
+            self._check_at_s = min(self._check_at_s, now + session_timeout_s)
+            return Joined(found.generation, member, found.answer(member))
+
+    def heartbeat(self, group: str, member: str, generation: int) -> Assigned:
+        """Note that a member is alive and has applied a generation.
+
+        Raises:
+            ConsumerNotFound: it is not in the group, and has to join again.
+        """
+        with self._lock:
+            now = self._clock()
+            # Before the others are looked at: late is not gone.
+            self._renew(group, member, now)
+            self._expire(now)
+            found = self._find(group, member)
+            found.release(member, generation)
+            return Assigned(found.generation, found.answer(member))
+
+    def leave(self, group: str, member: str) -> None:
+        """Take a member out of a group.
+
+        Raises:
+            ConsumerNotFound: it is not in the group.
+        """
+        with self._lock:
+            now = self._clock()
+            self._renew(group, member, now)
+            self._expire(now)
+            self._find(group, member)
+            self._drop(group, [member])
+
+    def subscription(self, group: str, member: str) -> frozenset[str]:
+        """Tell what a member subscribes to; nothing if there is no such member."""
+        with self._lock:
+            found = self._groups.get(group)
+            known = None if found is None else found.members.get(member)
+            return frozenset() if known is None else known.topics
+
+    def expire(self, now: float | None = None) -> int:
+        """Drop the members whose session has ended; return how many they were.
+
+        Args:
+            now: the time by the coordinator's clock; read from it if not given.
+        """
+        with self._lock:
+            return self._expire(self._clock() if now is None else now)
+
+    def describe(self) -> list[GroupDescription]:
+        """List the groups by name."""
+        with self._lock:
+            self._expire(self._clock())
+            return [
+                GroupDescription(
+                    name,
+                    group.generation,
+                    group.strategy,
+                    {m: group.members[m].told for m in sorted(group.members)},
+                )
+                for name, group in sorted(self._groups.items())
+            ]
+
+    def _check(
+        self, group: str, member: str, topics: frozenset[str], timeout_s: float
+    ) -> None:
+        for what, name in (("group", group), ("member", member)):
+            _check_name(what, name)
+        if not group:
+            raise InvalidPayload("the group's name is empty: give one")
+        if len(topics) > self._topics_max:
+            raise InvalidPayload(
+                f"{len(topics)} topics in one subscription: at most "
+                f"{self._topics_max} are allowed"
+            )
+        for topic in topics:
+            _check_name("topic", topic)
+        if not SESSION_TIMEOUT_MIN_S <= timeout_s <= SESSION_TIMEOUT_MAX_S:
+            raise InvalidPayload(
+                f"session timeout of {timeout_s:g} s: must be from "
+                f"{SESSION_TIMEOUT_MIN_S:g} to {SESSION_TIMEOUT_MAX_S:g} s"
+            )
+
+    def _check_room(
+        self, name: str, group: _Group, member: str, topics: frozenset[str]
+    ) -> None:
+        known = group.members.get(member)
+        if name not in self._groups and len(self._groups) >= self._groups_max:
+            raise InvalidPayload(
+                f"group {name!r} can't be made: there are {self._groups_max} already"
+            )
+        if known is None and len(group.members) >= self._members_max:
+            raise InvalidPayload(
+                f"group {name!r} can't be joined: it has {self._members_max} members"
+            )
+        others = self._subscriptions - (0 if known is None else known.weight)
+        if others + _weigh(topics) > self._subscriptions_max:
+            raise InvalidPayload(
+                f"group {name!r} can't be joined with {len(topics)} topics: all "
+                f"members together may subscribe to {self._subscriptions_max}"
+            )
+
+    def _find(self, group: str, member: str) -> _Group:
+        found = self._groups.get(group)
+        if found is None or member not in found.members:
+            raise ConsumerNotFound(
+                f"member {member!r} is not in group {group!r}: join again"
+            )
+        return found
+
+    def _renew(self, group: str, member: str, now: float) -> None:
+        found = self._groups.get(group)
+        if found is not None and member in found.members:
+            found.members[member].renew(now)
+
+    def _expire(self, now: float) -> int:
+        if now < self._check_at_s:
+            return 0
+        dropped = 0
+        for name, group in list(self._groups.items()):
+            late = [m for m, state in group.members.items() if state.ends_at_s <= now]
+            if late:
+                self._drop(name, late)
+                dropped += len(late)
+        ends = (m.ends_at_s for g in self._groups.values() for m in g.members.values())
+        self._check_at_s = min(ends, default=math.inf)
+        return dropped
+
+    def _drop(self, name: str, members: Sequence[str]) -> None:
+        group = self._groups[name]
+        self._subscriptions -= group.drop(members)
+        if not group.members:
+            del self._groups[name]
+
+
+def _check_name(what: str, name: str) -> None:
+    length = len(name.encode("utf-8", "surrogatepass"))
+    if length > NAME_BYTES_MAX:
+        raise InvalidPayload(
+            f"the {what}'s name {name[:40]!r}… has {length} bytes: at most "
+            f"{NAME_BYTES_MAX} are allowed"
+        )
+
+
+def _weigh(topics: frozenset[str]) -> int:
+    # A member without topics takes memory, too.
+    return max(1, len(topics))
+
+
+def _show(strategy: AssignmentStrategy) -> str:
+    return strategy.name.lower().replace("_", "-")
+
+
+class _Member:
+    """One member: its subscription, its session, and what it may be reading."""
+
+    __slots__ = (
+        "ends_at_s",
+        "held",
+        "target",
+        "timeout_s",
+        "told",
+        "told_in",
+        "topics",
+    )
+
+    def __init__(self, topics: frozenset[str]) -> None:
+        self.topics = topics
+        self.timeout_s = 0.0
+        self.ends_at_s = 0.0
+        # What it is to read in the group's generation.
+        self.target: tuple[str, ...] = ()
+        # Its last answer, and the generation of that.
+        self.told: tuple[str, ...] = ()
+        self.told_in = 0
+        # What it was told of and has not let go of, as far as anybody knows.
+        self.held: set[str] = set()
+
+    @property
+    def weight(self) -> int:
+        """How much it counts towards the limit of all subscriptions."""
+        return _weigh(self.topics)
+
+    def renew(self, now: float, timeout_s: float | None = None) -> None:
+        """Start its session anew."""
+        self.timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self.ends_at_s = now + self.timeout_s
+
+
+class _Group:
+    """One group. Every method leaves an assignment of the present generation."""
+
+    __slots__ = ("_holders", "generation", "members", "strategy")
+
+    def __init__(self, strategy: AssignmentStrategy) -> None:
+        self.strategy = strategy
+        self.generation = 0
+        self.members: dict[str, _Member] = {}
+        # Who holds a topic; the other side of `_Member.held`.
+        self._holders: dict[str, str] = {}
+
+    def join(self, name: str, topics: frozenset[str]) -> int:
+        """Add a member or change its subscription; return what that adds in weight."""
+        member = self.members.get(name)
+        if member is None:
+            member = self.members[name] = _Member(topics)
+            added = member.weight
+        elif member.topics != topics:
+            before = member.weight
+            member.topics = topics
+            added = member.weight - before
+        else:
+            return 0
+        self._share_out()
+        return added
+
+    def drop(self, names: Sequence[str]) -> int:
+        """Take members out; return what they weighed."""
+        weight = 0
+        for name in names:
+            member = self.members.pop(name)
+            weight += member.weight
+            for topic in member.held:
+                del self._holders[topic]
+        if self.members:
+            self._share_out()
+        return weight
+
+    def release(self, name: str, generation: int) -> None:
+        """Let go of what a member has stopped reading.
+
+        It has applied its last answer if it names the generation of that. The group
+        may be further on by now: what the answer lacked is free all the same, or a
+        group that changes all the time would never hand anything over.
+        """
+        member = self.members[name]
+        if generation != member.told_in or len(member.held) == len(member.told):
+            return
+        told = set(member.told)
+        for topic in member.held - told:
+            del self._holders[topic]
+        member.held = told
+
+    def answer(self, name: str) -> tuple[str, ...]:
+        """Say what a member is to read now, and note that it was told."""
+        member = self.members[name]
+        free = [t for t in member.target if self._holders.get(t, name) == name]
+        member.told = tuple(free)
+        member.told_in = self.generation
+        member.held.update(free)
+        self._holders.update(dict.fromkeys(free, name))
+        return member.told
+
+    def _share_out(self) -> None:
+        """Start a new generation."""
+        self.generation += 1
+        # Who holds a topic counts more than for whom it was meant: that is the move
+        # that costs something.
+        holders = self._holders
+        previous = {
+            name: member.held.union(t for t in member.target if t not in holders)
+            for name, member in self.members.items()
+        }
+        subscribed = {name: member.topics for name, member in self.members.items()}
+        targets = assign(self.strategy, subscribed, previous)
+        for name, member in self.members.items():
+            member.target = targets[name]

@@ -1,0 +1,406 @@
+"""LWP as we speak it: what each frame of a client means.
+
+Every command is a method in the table at the end of the file; it returns the answer or
+raises what is wrong. What a payload holds is `batch`, what is done is `service`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lance_spark import __version__
+from lance_spark.broker.batch import (
+    Batch,
+    Dedup,
+    check_ingest,
+    read_batch,
+    unpacked_bytes_max,
+)
+from lance_spark.broker.bucket import TokenBucket
+from lance_spark.broker.refusal import to_broker_error
+from lance_spark.broker.session import Owed, Session, Shared
+from lance_spark.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    InvalidOffset,
+    RateLimited,
+    RemoteProtocolError,
+    Timeout,
+)
+from lance_spark.model import Buffer
+from lance_spark.net.stream import Stream
+from lance_spark.store import NamedStage, Topic
+from lance_spark.wire import lwp as wire
+from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
+
+CAPABILITIES = tuple(capability.value for capability in wire.Capability)
+# A few mistakes are human; more are somebody who tries tokens.
+_TOKEN_ATTEMPTS_MAX = 3
+# What can't be read is a bad offset for these, and a bad payload for all others.
+_OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
+
+_STATUS = {
+    "committed": wire.CommitStatus.COMMITTED,
+    "repeated": wire.CommitStatus.REPEATED,
+    "stale": wire.CommitStatus.STALE,
+}
+
+
+class LwpSession(Session):
+    """A client of the whole protocol, extensions included."""
+
+    def __init__(self, stream: Stream, shared: Shared) -> None:
+        super().__init__(stream, shared, idle_timeout_s=shared.config.idle_timeout_s)
+        self._dedup = Dedup(self._config.dedup_window)
+        self._token_attempts = 0
+        rate = self._config.fetch_rate_limit
+        self._fetches = TokenBucket(rate, max(1, int(rate))) if rate else None
+
+    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
+        if self._config.error_format == "text":
+            return error.encode_text()
+        return error.encode_payload()
+
+    # Batches.
+
+    def _ingest(self, frame: wire.Frame) -> None:
+        began_s = time.perf_counter()
+        try:
+            self._service.check_client(self._client)
+            check_ingest(frame)
+            # Stages know their own batches, over any connection.
+            staged = frame.topic_id >= STAGE_ID_MIN
+            if not staged and self._is_repeated(frame):
+                self._send([wire.encode_ack(frame.batch_id, checksum=self.checksum)])
+                return
+            self._store(frame, began_s)
+            if not staged:
+                self._dedup.remember(frame)
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            self._settle()
+            said = self._batch_error(error, frame.batch_id, frame.topic_id)
+            self._send_error(said)
+
+    def _is_repeated(self, frame: wire.Frame) -> bool:
+        if not self._dedup.is_repeated(frame):
+            return False
+        # It may be one that is owed, and that the disk refuses.
+        self._settle()
+        return self._dedup.is_repeated(frame)
+
+    def _fail_batch(self, batch_id: int) -> None:
+        self._dedup.forget(batch_id)
+
+    def _unpack(self, frame: wire.Frame) -> Batch:
+        bytes_max = self._config.payload_bytes_max
+        room = unpacked_bytes_max(frame, bytes_max)
+        if room and not self._hold(room):
+            raise Timeout("there was no memory to decompress the batch")
+        return read_batch(
+            frame,
+            strict=self._config.payload_validation == "strict",
+            bytes_max=bytes_max,
+            crc=self.checksum,
+        )
+
+    def _store(self, frame: wire.Frame, began_s: float) -> None:
+        batch = self._unpack(frame)
+        size = len(batch.data)
+        self._enqueue(size)
+        try:
+            appended = self._service.append(
+                self._client,
+                frame.topic_id,
+                frame.batch_id,
+                batch.data,
+                starts=batch.starts,
+                data_crc=batch.crc32c,
+            )
+        except BaseException:
+            self._queue.give_back(size)
+            raise
+        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
+
+    # Commands.
+
+    def _control(self, frame: wire.Frame) -> None:
+        began_s = time.perf_counter()
+        # A client can make up any number of commands; this is a label of the metrics.
+        name = "Unknown"
+        try:
+            message = _decode(frame)
+            name = type(message).__name__
+            if not isinstance(message, wire.Authenticate):
+                self._service.check_client(self._client)
+            answer = _HANDLERS[type(message)](self, message)
+            if answer is not None:
+                self._send(wire.encode_message(answer, checksum=self.checksum))
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            self._send_error(to_broker_error(error))
+        self._metrics.observe_request(name, time.perf_counter() - began_s)
+
+    def _authenticate(self, message: wire.Authenticate) -> Message:
+        try:
+            self._client = self._service.authenticate(self._client, message.token)
+        except AuthenticationFailed as error:
+            self._metrics.count_error(error.code)
+            self._token_attempts += 1
+            self._ending = self._token_attempts >= _TOKEN_ATTEMPTS_MAX
+            return wire.AuthenticateResponse(False, error.message)
+        return wire.AuthenticateResponse(True)
+
+    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+        details = {
+            "server": f"lance_spark/{__version__}",
+            "topics_version": self._service.topics_version,
+            "groups": self._describe_groups(),
+        }
+        return wire.ClusterStatus(capabilities=CAPABILITIES, details=details)
+
+    def _create_topic(
+        self, message: wire.CreateTopic | wire.CreateTopicWithRetention
+    ) -> Message:
+        retention = getattr(message, "retention", None)
+        topic = self._service.create_topic(self._client, message.name, retention)
+        return _describe(topic)
+
+    def _delete_topic(self, message: wire.DeleteTopic) -> Message:
+        self._service.delete_topic(self._client, message.topic_id)
+        return wire.TopicDeletion(message.topic_id)
+
+    def _list_topics(self, message: wire.ListTopics) -> Message:
+        topics = self._service.topics(self._client)
+        return wire.TopicListing(tuple(_describe(topic) for topic in topics))
+
+    def _get_topic(self, message: wire.GetTopic) -> Message:
+        topic = self._service.topic(self._client, message.topic_id)
+        consumers = [
+            {
+                "consumer_id": state.consumer,
+                "committed_offset": state.committed,
+                "max_batch_bytes": state.max_batch_bytes,
+            }
+            for state in self._service.consumers(self._client, message.topic_id)
+        ]
+        info = _describe(topic)
+        stages = self._service.open_stages(self._client, message.topic_id)
+        more = {"consumers": consumers, "stages": stages}
+        return replace(info, details={**info.details, **more})
+
+    def _set_retention(self, message: wire.SetRetention) -> Message:
+        self._service.set_retention(self._client, message.topic_id, message.retention)
+        return wire.TopicRetention(message.topic_id, message.retention)
+
+    # Reading.
+
+    def _fetch(self, message: wire.Fetch) -> None:
+        self._limit_fetches()
+        max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
+        snap = bool(message.flags & FetchFlags.SNAP)
+
+        def read() -> Any:
+            return self._service.read(
+                self._client, message.topic_id, message.start, max_bytes, snap=snap
+            )
+
+        reading = read()
+        if message.flags & FetchFlags.WAIT and not len(reading.slice):
+            self._wait_beyond(
+                message.topic_id, reading.slice.end, message.max_wait_ms / 1000
+            )
+            reading = read()
+        found = reading.slice
+        if message.flags & FetchFlags.EXTENDED:
+            end = reading.high_water_mark
+            head = wire.encode_extended_head(found.start, found.end, end)
+        else:
+            head = wire.encode_fetch_head(found.end, len(found), found.records)
+        self._send_slice(head, found)
+
+    def _limit_fetches(self) -> None:
+        wait_s = self._fetches.take() if self._fetches is not None else 0
+        if wait_s > 0:
+            raise RateLimited(
+                f"Rate limit exceeded: {self._config.fetch_rate_limit:g} requests/sec",
+                details={"retry_after_ms": max(1, int(wait_s * 1000) + 1)},
+            )
+
+    def _wait_beyond(self, topic: int, offset: int, wait_s: float) -> None:
+        def ready() -> bool:
+            end = self._service.ends(self._client, [topic]).get(topic)
+            return end is None or end > offset
+
+        self._wait([topic], ready, wait_s)
+
+    def _locate(self, message: wire.Locate) -> Message:
+        kind = message.kind.name.lower()
+        at = self._service.locate(self._client, message.topic_id, kind, message.value)
+        return wire.LocateResponse(at.offset, at.record, at.append_time_ns)
+
+    def _wait_topics(self, message: wire.Wait) -> Message:
+        offsets = {p.topic_id: p.offset for p in message.positions}
+
+        def ready() -> bool:
+            ends = self._service.ends(self._client, offsets)
+            return self._service.topics_version != message.version or any(
+                end > offsets[topic] for topic, end in ends.items()
+            )
+
+        if not ready():
+            wait_s = message.max_wait_ms / 1000
+            self._wait(offsets, ready, wait_s, catalog=True)
+        # The version first: a topic that comes between the two is then seen again.
+        version = self._service.topics_version
+        ends = self._service.ends(self._client, offsets)
+        return wire.WaitResponse(
+            version, tuple(wire.TopicPosition(t, end) for t, end in ends.items())
+        )
+
+    # Stages.
+
+    def _open_stage(self, message: wire.OpenStage) -> Message:
+        stage = self._service.open_stage(
+            self._client, message.topic, message.writer_id, message.sequence
+        )
+        return wire.StageOpened(stage)
+
+    def _commit_stages(self, message: wire.CommitStages) -> Message:
+        result = self._service.commit_stages(
+            self._client,
+            message.writer_id,
+            message.sequence,
+            stages=[
+                NamedStage(s.stage_id, s.batch_count, s.byte_count)
+                for s in message.stages
+            ],
+            overwrite=message.overwrite,
+        )
+        spans = [wire.TopicSpan(r.topic, r.name, r.start, r.end) for r in result.ranges]
+        return wire.StagesCommitted(_STATUS[result.status.value], tuple(spans))
+
+    def _abort_stages(self, message: wire.AbortStages) -> Message:
+        dropped = self._service.abort_stages(
+            self._client, message.writer_id, message.sequence
+        )
+        return wire.StagesAborted(dropped)
+
+    # Consumers and groups.
+
+    def _subscribe(self, message: wire.Subscribe) -> Message:
+        start = self._service.subscribe(
+            self._client,
+            message.topic_id,
+            message.consumer_id,
+            start=message.start,
+            max_batch_bytes=message.max_batch_bytes,
+        )
+        return wire.SubscribeAck(message.consumer_id, start)
+
+    def _unsubscribe(self, message: wire.Unsubscribe) -> None:
+        self._service.unsubscribe(self._client, message.topic_id, message.consumer_id)
+        self._send([wire.encode_ack(message.consumer_id, checksum=self.checksum)])
+
+    def _commit_offset(self, message: wire.CommitOffset) -> Message:
+        self._service.commit_offset(
+            self._client, message.topic_id, message.consumer_id, message.offset
+        )
+        return wire.CommitAck(message.consumer_id, message.offset)
+
+    def _join_group(self, message: wire.JoinGroup) -> Message:
+        joined = self._service.join_group(
+            self._client,
+            message.group,
+            message.member,
+            topics=message.topics,
+            strategy=message.strategy,
+            session_timeout_s=message.session_timeout_ms / 1000,
+        )
+        return wire.GroupJoined(
+            joined.generation, joined.member, self._assigned(joined.topics)
+        )
+
+    def _heartbeat(self, message: wire.GroupHeartbeat) -> Message:
+        beat = self._service.beat_group(
+            self._client, message.group, message.member, message.generation
+        )
+        return wire.GroupHeartbeatResponse(beat.generation, self._assigned(beat.topics))
+
+    def _leave_group(self, message: wire.LeaveGroup) -> Message:
+        self._service.leave_group(self._client, message.group, message.member)
+        return wire.GroupLeft()
+
+    def _assigned(self, names: tuple[str, ...]) -> tuple[wire.AssignedTopic, ...]:
+        ids = self._service.resolve(self._client, names)
+        return tuple(wire.AssignedTopic(ids[n], n) for n in names if n in ids)
+
+    def _describe_groups(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "group": group.group,
+                "generation": group.generation,
+                "strategy": group.strategy.name.lower(),
+                "members": [
+                    {"member": member, "topics": list(topics)}
+                    for member, topics in group.members.items()
+                ],
+            }
+            for group in self._service.describe_groups(self._client)
+        ]
+
+
+def _decode(frame: wire.Frame) -> Message:
+    try:
+        return wire.decode_request(frame)
+    except RemoteProtocolError as error:
+        if frame.command in _OFFSET_COMMANDS:
+            raise InvalidOffset(str(error)) from error
+        raise
+
+
+def _describe(topic: Topic) -> wire.TopicInfo:
+    metadata = topic.metadata
+    start, end, _ = topic.log.snapshot()
+    return wire.TopicInfo(
+        metadata.id,
+        metadata.name,
+        metadata.created_at,
+        metadata.epoch,
+        metadata.retention,
+        {
+            "log_start": start.offset,
+            "log_end": end.offset,
+            "first_record": start.record,
+            "record_count": end.record - start.record,
+        },
+    )
+
+
+_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | None]] = {
+    wire.Authenticate: LwpSession._authenticate,
+    wire.GetClusterStatus: LwpSession._cluster_status,
+    wire.CreateTopic: LwpSession._create_topic,
+    wire.CreateTopicWithRetention: LwpSession._create_topic,
+    wire.DeleteTopic: LwpSession._delete_topic,
+    wire.ListTopics: LwpSession._list_topics,
+    wire.GetTopic: LwpSession._get_topic,
+    wire.SetRetention: LwpSession._set_retention,
+    wire.Fetch: LwpSession._fetch,
+    wire.Locate: LwpSession._locate,
+    wire.Wait: LwpSession._wait_topics,
+    wire.OpenStage: LwpSession._open_stage,
+    wire.CommitStages: LwpSession._commit_stages,
+    wire.AbortStages: LwpSession._abort_stages,
+    wire.Subscribe: LwpSession._subscribe,
+    wire.Unsubscribe: LwpSession._unsubscribe,
+    wire.CommitOffset: LwpSession._commit_offset,
+    wire.JoinGroup: LwpSession._join_group,
+    wire.GroupHeartbeat: LwpSession._heartbeat,
+    wire.LeaveGroup: LwpSession._leave_group,
+}

@@ -1,0 +1,261 @@
+"""LWP as the LANCE server in the field speaks it: a stand-in for tests.
+
+What differs from `lwp` is what was seen of that server, its faults included:
+
+- CRC-32, errors as bare text, no capabilities, no command of ours;
+- payloads are stored as they come: not checked, not decompressed, never recognised as
+  repeated; so a log may end inside a record;
+- a Fetch is cut at the byte, its record count is 0 or 1, and one from behind the end
+  is answered with CatchingUp (0x12);
+- offsets are positions in what is left: they shift when retention deletes;
+- a retention of 0 deletes everything but the last segment;
+- topic names are letters, digits and hyphens; topic 0 can be written and not read;
+- committed offsets are forgotten at the end of the process, and never checked;
+- no idle timeout, and every keepalive is answered.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lance_spark import errors
+from lance_spark.broker.batch import find_starts
+from lance_spark.broker.refusal import to_broker_error
+from lance_spark.broker.session import Owed, Session, Shared
+from lance_spark.errors import BrokerError, ConnectionLost, PayloadOverLimit
+from lance_spark.model import Buffer, Retention
+from lance_spark.net.stream import Stream
+from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
+from lance_spark.wire import lwp as wire
+from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
+
+# That server waits for ever. Ours has an end for everything.
+_IDLE_TIMEOUT_S = 24 * 3600.0
+_NAME = re.compile(r"[A-Za-z0-9-]+")
+_FETCH_BYTES = 16
+# It looks at the low byte of a command only.
+_COMMAND_MASK = 0xFF
+
+_TEXTS: Mapping[type[BrokerError], str] = {
+    errors.TopicNotFound: "Topic not found",
+    errors.TopicDeleted: "Topic not found",
+    errors.AuthenticationRequired: "Authentication required",
+}
+# That server has no stages: an id of one is of a topic that it does not know.
+_UNKNOWN = (errors.TopicNotFound, errors.TopicDeleted, errors.StageNotFound)
+
+
+class PlainSession(Session):
+    """A client of a server that knows LWP and nothing more."""
+
+    # Per (consumer, topic), and shared by the sessions of a process.
+    def __init__(
+        self, stream: Stream, shared: Shared, committed: dict[tuple[int, int], int]
+    ) -> None:
+        super().__init__(stream, shared, idle_timeout_s=_IDLE_TIMEOUT_S)
+        self._committed = committed
+
+    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
+        return error.encode_text()
+
+    def _refuse_payload(self, error: PayloadOverLimit) -> None:
+        """Close and say nothing."""
+
+    def _keepalive(self) -> None:
+        self._send([wire.encode_keepalive(checksum=self.checksum)])
+
+    def _empty(self, frame: wire.Frame) -> None:
+        """Say nothing."""
+
+    # Batches.
+
+    def _ingest(self, frame: wire.Frame) -> None:
+        if not len(frame.payload):
+            return
+        began_s = time.perf_counter()
+        size = len(frame.payload)
+        try:
+            self._enqueue(size)
+            try:
+                appended = self._service.append(
+                    self._client,
+                    frame.topic_id,
+                    frame.batch_id,
+                    frame.payload,
+                    starts=find_starts(frame.payload),
+                )
+            except BaseException:
+                self._queue.give_back(size)
+                raise
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            self._settle()
+            said = to_broker_error(error)
+            unknown = isinstance(said, _UNKNOWN)
+            self._send_error(type(said)("Unknown topic") if unknown else said)
+            return
+        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
+
+    def _fail_batch(self, batch_id: int) -> None:
+        """Remember nothing: batches are not recognised here."""
+
+    # Commands.
+
+    def _control(self, frame: wire.Frame) -> None:
+        began_s = time.perf_counter()
+        command = frame.command & _COMMAND_MASK
+        name = "Unknown"
+        try:
+            message = self._decode(frame, command)
+            name = type(message).__name__
+            if not isinstance(message, wire.Authenticate):
+                self._service.check_client(self._client)
+            answer = _HANDLERS[type(message)](self, message)
+            if answer is not None:
+                self._send(wire.encode_message(answer, checksum=self.checksum))
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            said = to_broker_error(error)
+            text = _TEXTS.get(type(said), said.message)
+            self._send_error(type(said)(text))
+        self._metrics.observe_request(name, time.perf_counter() - began_s)
+
+    def _decode(self, frame: wire.Frame, command: int) -> Message:
+        frame = replace(frame, batch_id=command)
+        if command == Command.FETCH:
+            if len(frame.payload) < _FETCH_BYTES:
+                text = "Protocol error: Fetch request payload too small"
+                raise errors.InvalidOffset(text)
+            # What follows is not looked at.
+            frame = replace(frame, payload=frame.payload[:_FETCH_BYTES])
+        known = wire.REQUESTS.get(command)
+        if known not in _HANDLERS or command == Command.GET_CLUSTER_STATUS:
+            raise errors.InvalidPayload("Invalid client command")
+        return wire.decode_request(frame)
+
+    def _authenticate(self, message: wire.Authenticate) -> Message:
+        try:
+            self._client = self._service.authenticate(self._client, message.token)
+        except errors.AuthenticationFailed as error:
+            return wire.AuthenticateResponse(False, error.message)
+        return wire.AuthenticateResponse(True)
+
+    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+        return wire.ClusterStatus()
+
+    # Topics.
+
+    def _create_topic(self, message: wire.CreateTopic) -> Message:
+        return _describe(self._create(message.name))
+
+    def _create_with_retention(self, message: wire.CreateTopicWithRetention) -> Message:
+        topic = self._create(message.name, _translate(message.retention))
+        return replace(_describe(topic), retention=message.retention)
+
+    def _create(self, name: str, retention: Retention | None = None) -> Topic:
+        if name and not _NAME.fullmatch(name):
+            raise errors.InvalidTopicName(
+                f"Invalid data: Topic name '{name}' contains invalid characters. "
+                "Only letters, digits and hyphens are allowed"
+            )
+        return self._service.create_topic(self._client, name, retention)
+
+    def _delete_topic(self, message: wire.DeleteTopic) -> Message:
+        self._service.delete_topic(self._client, message.topic_id)
+        return wire.TopicDeletion(message.topic_id)
+
+    def _list_topics(self, message: wire.ListTopics) -> Message:
+        topics = self._service.topics(self._client)
+        return wire.TopicListing(tuple(_describe(topic) for topic in topics))
+
+    def _get_topic(self, message: wire.GetTopic) -> Message:
+        return _describe(self._readable(message.topic_id))
+
+    def _set_retention(self, message: wire.SetRetention) -> Message:
+        translated = _translate(message.retention)
+        self._service.set_retention(self._client, message.topic_id, translated)
+        return wire.TopicRetention(message.topic_id, message.retention)
+
+    def _readable(self, topic: int) -> Topic:
+        if topic == DEFAULT_TOPIC:
+            raise errors.UnknownTopic(topic)
+        return self._service.topic(self._client, topic)
+
+    # Reading.
+
+    def _fetch(self, message: wire.Fetch) -> Message | None:
+        try:
+            self._readable(message.topic_id)
+            view = self._service.view(self._client, message.topic_id)
+        except errors.UnknownTopic as error:
+            text = f"Topic {message.topic_id} not found"
+            raise errors.UnknownError(text) from error
+        shift = view.start.offset
+        end = view.end.offset - shift
+        start = end if message.start == OFFSET_MAX else message.start
+        if start > end:
+            return wire.CatchingUp(end)
+        max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
+        found = view.read_bytes(start + shift, max_bytes)
+        self._metrics.fetched(message.topic_id, found.records, len(found))
+        self._answer_fetch(found, shift)
+        return None
+
+    def _answer_fetch(self, found: Slice, shift: int) -> None:
+        count = 1 if len(found) else 0
+        head = wire.encode_fetch_head(found.end - shift, len(found), count)
+        self._send_slice(head, found)
+
+    # Consumers.
+
+    def _subscribe(self, message: wire.Subscribe) -> Message:
+        if message.topic_id != DEFAULT_TOPIC:
+            self._service.topic(self._client, message.topic_id)
+        start = message.start
+        if start == 0:
+            start = self._committed.get((message.consumer_id, message.topic_id), 0)
+        return wire.SubscribeAck(message.consumer_id, start)
+
+    def _unsubscribe(self, message: wire.Unsubscribe) -> None:
+        self._send([wire.encode_ack(message.consumer_id, checksum=self.checksum)])
+
+    def _commit_offset(self, message: wire.CommitOffset) -> Message:
+        self._committed[message.consumer_id, message.topic_id] = message.offset
+        return wire.CommitAck(message.consumer_id, message.offset)
+
+
+def _describe(topic: Topic) -> wire.TopicInfo:
+    metadata = topic.metadata
+    return wire.TopicInfo(
+        metadata.id, metadata.name, metadata.created_at, metadata.epoch
+    )
+
+
+def _translate(retention: Retention) -> Retention:
+    """Give the limits under which our store deletes what that server would."""
+    if retention.max_age_s and retention.max_bytes:
+        return retention
+    # Every closed segment is older than 0 s, and any size exceeds 0 bytes.
+    return Retention(retention.max_age_s, 1)
+
+
+_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | None]] = {
+    wire.Authenticate: PlainSession._authenticate,
+    wire.GetClusterStatus: PlainSession._cluster_status,
+    wire.CreateTopic: PlainSession._create_topic,
+    wire.CreateTopicWithRetention: PlainSession._create_with_retention,
+    wire.DeleteTopic: PlainSession._delete_topic,
+    wire.ListTopics: PlainSession._list_topics,
+    wire.GetTopic: PlainSession._get_topic,
+    wire.SetRetention: PlainSession._set_retention,
+    wire.Fetch: PlainSession._fetch,
+    wire.Subscribe: PlainSession._subscribe,
+    wire.Unsubscribe: PlainSession._unsubscribe,
+    wire.CommitOffset: PlainSession._commit_offset,
+}

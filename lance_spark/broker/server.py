@@ -1,0 +1,200 @@
+"""The server: accepts connections and runs a session for each in its own thread.
+
+Store and sockets block, so a thread per connection keeps one client's disk, network
+and silence from being another's. How many there are is bounded by `connections_max`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from lance_spark.broker.budget import Budget
+from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.lwp import LwpSession
+from lance_spark.broker.plain import PlainSession
+from lance_spark.broker.service import Service
+from lance_spark.broker.session import Session, Shared
+from lance_spark.errors import ConnectionLimit, LanceError
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.listener import Listener
+from lance_spark.net.stream import SocketStream, Stream
+from lance_spark.net.tls import TlsContext, server_handshake
+
+logger = logging.getLogger(__name__)
+
+# Clients over the limit that are told so at the same time; more are just closed.
+_REFUSALS_MAX = 16
+# How long such a client may take to say its first word.
+_REFUSAL_S = 2.0
+# How long `stop` waits for sessions, which end at once unless the disk holds them.
+_STOP_TIMEOUT_S = 10.0
+
+
+class Server:
+    """Serves one address until it is stopped."""
+
+    def __init__(
+        self,
+        service: Service,
+        config: BrokerConfig,
+        *,
+        address: Address,
+        tls: TlsContext | None = None,
+    ) -> None:
+        """Listen, so that the address is known; serve after `start`.
+
+        Raises:
+            OptionError: the address can't be had.
+        """
+        self._service = service
+        self._config = config
+        self._tls = tls
+        self._shared = Shared(
+            service,
+            config,
+            Budget(config.memory_bytes_max),
+            Budget(config.write_queue_bytes_max),
+        )
+        self._make_session = _session_factory(self._shared)
+        self._listener = Listener(address)
+        self._lock = threading.Lock()
+        self._streams: dict[threading.Thread, Stream] = {}
+        self._refusals: set[threading.Thread] = set()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._accept, name="lance-accept", daemon=True),
+            threading.Thread(target=self._maintain, name="lance-maintain", daemon=True),
+        ]
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port."""
+        return self._listener.address
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop accepting, end all connections, and wait for their threads."""
+        self._stopping.set()
+        self._listener.stop()
+        deadline = Deadline.after(_STOP_TIMEOUT_S)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(deadline.remaining())
+        self._listener.close()
+        with self._lock:
+            streams = dict(self._streams)
+        for stream in streams.values():
+            stream.abort()
+        # Whoever waits for memory or the disk does not notice the end of its stream.
+        self._shared.memory.close()
+        self._shared.queue.close()
+        for thread in streams:
+            thread.join(deadline.remaining())
+        late = [thread.name for thread in streams if thread.is_alive()]
+        if late:
+            logger.warning("sessions did not end in time: %s", ", ".join(late))
+
+    # Accepting.
+
+    def _accept(self) -> None:
+        while (stream := self._listener.accept()) is not None:
+            try:
+                self._admit(stream)
+            except RuntimeError as error:
+                # No more threads: this client has to try again, the others go on.
+                logger.error("%s: no thread for it: %s", stream.peer, error)
+                stream.close()
+
+    def _admit(self, stream: SocketStream) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                stream.close()
+                return
+            served = len(self._streams) - len(self._refusals)
+            refused = served >= self._config.connections_max
+            if refused:
+                self._service.metrics.connection_refused()
+                if len(self._refusals) >= _REFUSALS_MAX:
+                    stream.close()
+                    return
+            thread = threading.Thread(
+                target=self._refuse if refused else self._serve,
+                args=(stream,),
+                name=f"lance-session-{stream.peer}",
+                daemon=True,
+            )
+            # Known before it runs: `stop` must not miss it.
+            self._streams[thread] = stream
+            if refused:
+                self._refusals.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:
+                self._forget(thread)
+                raise
+
+    def _serve(self, stream: Stream) -> None:
+        self._service.metrics.connection_opened()
+        try:
+            self._run(stream, lambda session: session.run())
+        finally:
+            self._service.metrics.connection_closed()
+
+    def _refuse(self, stream: Stream) -> None:
+        limit = self._config.connections_max
+        error = ConnectionLimit(f"Connection limit reached: {limit} connections")
+        self._run(stream, lambda session: session.refuse(error, _REFUSAL_S))
+
+    def _run(self, stream: Stream, serve: Callable[[Session], None]) -> None:
+        thread = threading.current_thread()
+        try:
+            stream = self._shake_hands(stream)
+            serve(self._make_session(stream))
+        except LanceError as error:
+            logger.info("%s: %s", stream.peer, error)
+        except Exception:
+            # A bug ends this connection and no other.
+            logger.exception("%s: session failed", stream.peer)
+        finally:
+            stream.close()
+            with self._lock:
+                self._forget(thread)
+
+    def _shake_hands(self, stream: Stream) -> Stream:
+        if self._tls is None:
+            return stream
+        assert isinstance(stream, SocketStream)
+        deadline = Deadline.after(self._config.handshake_timeout_s)
+        secure = server_handshake(stream, self._tls, deadline)
+        with self._lock:
+            # What `stop` has to abort from now on.
+            self._streams[threading.current_thread()] = secure
+        return secure
+
+    def _forget(self, thread: threading.Thread) -> None:
+        self._streams.pop(thread, None)
+        self._refusals.discard(thread)
+
+    # Housekeeping.
+
+    def _maintain(self) -> None:
+        while not self._stopping.wait(self._config.maintenance_interval_s):
+            try:
+                self._service.maintain()
+            except Exception:
+                # The next time may be better; whoever runs it sees the reason.
+                logger.exception("maintenance failed")
+
+
+def _session_factory(shared: Shared) -> Callable[[Stream], Session]:
+    if shared.config.dialect == "lwp":
+        return lambda stream: LwpSession(stream, shared)
+    committed: dict[tuple[int, int], int] = {}
+    return lambda stream: PlainSession(stream, shared, committed)

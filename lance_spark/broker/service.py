@@ -1,0 +1,483 @@
+"""What a broker does, whatever protocol it is asked in.
+
+Sessions translate their protocol to calls of `Service`; it has the store, the groups
+and the rules of access. The only way to a topic is `_admit`, which is the only place
+where access is decided, for every command.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark import errors
+from lance_spark.broker.access import Policy, Principal, decide
+from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
+from lance_spark.broker.metrics import Metrics, TopicGauge
+from lance_spark.errors import InvalidName, OutOfRange, TopicExists, UnknownTopic
+from lance_spark.model import Buffer, Location, Retention
+from lance_spark.store import (
+    DEFAULT_TOPIC,
+    Appended,
+    CommitResult,
+    CommitStatus,
+    NamedStage,
+    Slice,
+    Store,
+    Topic,
+    View,
+)
+from lance_spark.store.stage import FIRST_STAGE_ID
+from lance_spark.store.watch import Wake
+from lance_spark.wire.lwp import AssignmentStrategy
+
+# Subscriptions are a note for tools. A client can make any number of them, so that the
+# oldest are forgotten.
+_SUBSCRIPTIONS_MAX = 100_000
+# A read meets retention at most a few times in a row before it finds data.
+_READ_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Records of a topic, and how far the topic can be read."""
+
+    slice: Slice
+    high_water_mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """What is known of a consumer of a topic."""
+
+    consumer: int
+    committed: int | None
+    max_batch_bytes: int | None
+
+
+class Service:
+    """A store with access rules, consumers and groups; any thread may call it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        policy: Policy | None = None,
+        tokens: Sequence[str] = (),
+        metrics: Metrics | None = None,
+        groups: Groups | None = None,
+    ) -> None:
+        self.store = store
+        self.metrics = metrics or Metrics()
+        self.groups = groups or Groups()
+        self.policy = policy or Policy()
+        self._tokens = [token.encode() for token in tokens]
+        self._lock = Lock()
+        self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
+        # The store counts from its opening; a client that saw an earlier one must not
+        # take the same number for the same list.
+        self._version_base = time.time_ns() >> 20 << 20
+
+    # Access.
+
+    def authenticate(self, client: Principal, token: str) -> Principal:
+        """Check a token; give the client with it.
+
+        Raises:
+            AuthenticationFailed: it is none of ours.
+        """
+        # All are compared, so that the time taken tells nothing.
+        matches = [hmac.compare_digest(token.encode(), t) for t in self._tokens]
+        if self.policy.token_required and not any(matches):
+            raise errors.AuthenticationFailed("Authentication failed")
+        return Principal(client.common_name, client.chain, True)
+
+    def check_client(self, client: Principal) -> None:
+        """Refuse a client that may not even ask.
+
+        Raises:
+            AuthenticationRequired: it has presented no token.
+        """
+        self._admit(client, None)
+
+    def may_see(self, client: Principal, topic: int) -> bool:
+        """Tell whether a topic exists for a client."""
+        return decide(client, self.policy, topic) is None
+
+    def _admit(self, client: Principal, topic: int | None) -> None:
+        denial = decide(client, self.policy, topic)
+        if denial is not None:
+            raise denial
+
+    def _admit_name(self, client: Principal, name: str) -> None:
+        """Admit to a topic by name; whoever may ask at all may create one."""
+        found = self.store.find_topic(name)
+        self._admit(client, None if found is None else found.metadata.id)
+
+    # Topics.
+
+    @property
+    def topics_version(self) -> int:
+        """A number that changes when topics come or go."""
+        return (self._version_base + self.store.topics_version) % 2**64
+
+    def topics(self, client: Principal) -> list[Topic]:
+        """List the topics that a client may see."""
+        self._admit(client, None)
+        topics = self.store.topics()
+        return [topic for topic in topics if self.may_see(client, topic.metadata.id)]
+
+    def topic(self, client: Principal, topic: int) -> Topic:
+        """Find a topic."""
+        self._admit(client, topic)
+        return self.store.topic(topic)
+
+    def hides(self, client: Principal, name: str) -> bool:
+        """Tell whether a topic of that name exists that a client may not see."""
+        found = self.store.find_topic(name)
+        return found is not None and not self.may_see(client, found.metadata.id)
+
+    def create_topic(
+        self, client: Principal, name: str, retention: Retention | None = None
+    ) -> Topic:
+        """Create a topic."""
+        self._admit(client, None)
+        if not name:
+            raise InvalidName("Topic name required")
+        try:
+            return self.store.create_topic(name, retention=retention)
+        except TopicExists as error:
+            text = f"Topic '{name}' already exists"
+            raise errors.TopicAlreadyExists(text) from error
+
+    def delete_topic(self, client: Principal, topic: int) -> None:
+        """Delete a topic."""
+        self._admit(client, topic)
+        if topic == DEFAULT_TOPIC:
+            raise errors.InvalidPayload("the default topic can't be deleted")
+        self.store.delete_topic(topic)
+        self.metrics.forget_topic(topic)
+        with self._lock:
+            for key in [k for k in self._subscriptions if k[1] == topic]:
+                del self._subscriptions[key]
+
+    def set_retention(
+        self, client: Principal, topic: int, retention: Retention
+    ) -> None:
+        """Change what may be dropped from a topic."""
+        self._admit(client, topic)
+        self.store.set_retention(topic, retention)
+
+    # Writing.
+
+    def append(
+        self,
+        client: Principal,
+        target: int,
+        batch: int,
+        data: Buffer,
+        *,
+        starts: NDArray[np.int64],
+        data_crc: int | None = None,
+    ) -> Appended:
+        """Write a batch to a topic or stage; `wait_durable` says when it is safe."""
+        if target >= FIRST_STAGE_ID:
+            stage = self.store.stage(target)
+            self._admit_name(client, stage.metadata.topic)
+            appended = self.store.append_stage(
+                target, batch, data, starts, data_crc=data_crc, wait=False
+            )
+            found = self.store.find_topic(stage.metadata.topic)
+            counted = None if found is None else found.metadata.id
+        else:
+            self._admit(client, target)
+            appended = self.store.append(
+                target, data, starts, data_crc=data_crc, wait=False
+            )
+            counted = target
+        self.metrics.appended(counted, appended.records, appended.end - appended.start)
+        return appended
+
+    def wait_durable(self, target: int, appended: Appended) -> None:
+        """Wait until a batch that was written is durable."""
+        self.store.wait_durable(target, appended)
+
+    def open_stage(
+        self, client: Principal, topic: str, writer: str, sequence: int
+    ) -> int:
+        """Open a stage for a topic that need not exist."""
+        self._admit_name(client, topic)
+        return self.store.open_stage(topic, writer, sequence)
+
+    def commit_stages(
+        self,
+        client: Principal,
+        writer: str,
+        sequence: int,
+        *,
+        stages: Sequence[NamedStage],
+        overwrite: Sequence[str],
+    ) -> CommitResult:
+        """Commit stages, all or nothing."""
+        self._admit(client, None)
+        self._admit_job(client, writer, sequence)
+        for name in overwrite:
+            self._admit_name(client, name)
+        result = self.store.commit_stages(writer, sequence, stages, overwrite)
+        if result.status is not CommitStatus.COMMITTED:
+            # It named no stage that is still there, and it learns of topics.
+            for committed in result.ranges:
+                self._admit(client, committed.topic)
+        return result
+
+    def abort_stages(self, client: Principal, writer: str, sequence: int) -> int:
+        """Drop all stages of a job."""
+        self._admit(client, None)
+        self._admit_job(client, writer, sequence)
+        return self.store.abort_stages(writer, sequence)
+
+    def open_stages(self, client: Principal, topic: int) -> int:
+        """Count the stages that are open for a topic."""
+        name = self.topic(client, topic).metadata.name
+        return sum(stage.metadata.topic == name for stage in self.store.stages())
+
+    def _admit_job(self, client: Principal, writer: str, sequence: int) -> None:
+        for stage in self.store.stages():
+            job = stage.metadata.job
+            if (job.writer, job.sequence) == (writer, sequence):
+                self._admit_name(client, stage.metadata.topic)
+
+    # Reading.
+
+    def view(self, client: Principal, topic: int) -> View:
+        """Look at a topic."""
+        self._admit(client, topic)
+        return self.store.view(topic)
+
+    def read(
+        self,
+        client: Principal,
+        topic: int,
+        start: int,
+        max_bytes: int,
+        *,
+        snap: bool = False,
+    ) -> Reading:
+        """Give whole records of a topic from an offset on.
+
+        An offset before the log's start is served from there, one behind its end with
+        nothing. `snap` moves a start inside a record to the next one.
+        """
+        for _ in range(_READ_ATTEMPTS):
+            view = self.view(client, topic)
+            at = min(max(start, view.start.offset), view.end.offset)
+            try:
+                if snap:
+                    at = view.locate_offset(at).offset
+                if max_bytes == 0:
+                    return Reading(Slice(at, at, 0), view.end.offset)
+                found = view.read(at, max_bytes)
+            except OutOfRange:
+                continue  # Retention was quicker than this view.
+            self.metrics.fetched(topic, found.records, len(found))
+            return Reading(found, view.end.offset)
+        raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
+
+    def locate(self, client: Principal, topic: int, kind: str, value: int) -> Location:
+        """Find a record boundary: by `offset`, `record`, `time`, `start` or `end`."""
+        for _ in range(_READ_ATTEMPTS):
+            view = self.view(client, topic)
+            try:
+                if kind == "offset":
+                    return view.locate_offset(value)
+                if kind == "record":
+                    return view.locate_record(value)
+                if kind == "time":
+                    return view.locate_time(value)
+                return view.locate_start() if kind == "start" else view.locate_end()
+            except OutOfRange:
+                continue
+        raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
+
+    def ends(self, client: Principal, topics: Iterable[int]) -> dict[int, int]:
+        """Tell where topics end; those that do not exist are left out."""
+        ends = {}
+        for topic in topics:
+            self._admit(client, topic)
+            try:
+                ends[topic] = self.store.topic(topic).log.visible.offset
+            except UnknownTopic:
+                continue
+        return ends
+
+    @contextmanager
+    def watching(
+        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+    ) -> Iterator[None]:
+        """Call a function whenever one of some topics grows or goes."""
+        with self.store.watching(topics, wake, catalog=catalog):
+            yield
+
+    # Consumers.
+
+    def subscribe(
+        self,
+        client: Principal,
+        topic: int,
+        consumer: int,
+        *,
+        start: int,
+        max_batch_bytes: int,
+    ) -> int:
+        """Note a consumer and tell where it starts: 0 is where it has come to."""
+        view = self.view(client, topic)
+        with self._lock:
+            self._subscriptions[consumer, topic] = max_batch_bytes
+            self._subscriptions.move_to_end((consumer, topic))
+            if len(self._subscriptions) > _SUBSCRIPTIONS_MAX:
+                self._subscriptions.popitem(last=False)
+        if start == 0:
+            start = self.store.committed_offset(consumer, topic) or 0
+        return min(start, view.end.offset)
+
+    def unsubscribe(self, client: Principal, topic: int, consumer: int) -> None:
+        """Forget a consumer."""
+        self._admit(client, topic)
+        with self._lock:
+            found = self._subscriptions.pop((consumer, topic), None)
+        if found is None:
+            raise errors.ConsumerNotFound(
+                f"Consumer {consumer} is not subscribed to topic {topic}"
+            )
+
+    def commit_offset(
+        self, client: Principal, topic: int, consumer: int, offset: int
+    ) -> None:
+        """Remember durably how far a consumer has come."""
+        end = self.view(client, topic).end.offset
+        if offset > end:
+            raise errors.OffsetOutOfRange(
+                f"Offset {offset} is beyond the end {end} of topic {topic}",
+                details={"log_end": end},
+            )
+        self.store.commit_offset(consumer, topic, offset)
+
+    def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
+        """Tell of the consumers of a topic."""
+        self._admit(client, topic)
+        committed = self.store.committed_offsets(topic)
+        with self._lock:
+            subscribed = {
+                consumer: size
+                for (consumer, of), size in self._subscriptions.items()
+                if of == topic
+            }
+        return [
+            ConsumerState(consumer, committed.get(consumer), subscribed.get(consumer))
+            for consumer in sorted(committed.keys() | subscribed.keys())
+        ]
+
+    def resolve(self, client: Principal, names: Iterable[str]) -> Mapping[str, int]:
+        """Find the ids of topics that exist, by name.
+
+        Raises:
+            AccessDenied: one of them is not for this client.
+        """
+        self._admit(client, None)
+        ids = {}
+        for name in names:
+            found = self.store.find_topic(name)
+            if found is not None:
+                self._admit(client, found.metadata.id)
+                ids[name] = found.metadata.id
+        return ids
+
+    # Groups. A member is as protected as what it subscribes to.
+
+    def join_group(
+        self,
+        client: Principal,
+        group: str,
+        member: str,
+        *,
+        topics: Sequence[str],
+        strategy: AssignmentStrategy,
+        session_timeout_s: float,
+    ) -> Joined:
+        """Join a group, or change what a member subscribes to."""
+        self._admit_member(client, group, member)
+        self.resolve(client, topics)
+        return self.groups.join(
+            group, member, topics, strategy, session_timeout_s=session_timeout_s
+        )
+
+    def beat_group(
+        self, client: Principal, group: str, member: str, generation: int
+    ) -> Assigned:
+        """Note that a member is alive."""
+        self._admit_member(client, group, member)
+        return self.groups.heartbeat(group, member, generation)
+
+    def leave_group(self, client: Principal, group: str, member: str) -> None:
+        """Take a member out of its group."""
+        self._admit_member(client, group, member)
+        self.groups.leave(group, member)
+
+    def describe_groups(self, client: Principal) -> list[GroupDescription]:
+        """List the groups, with the members of which a client may see all topics."""
+        self._admit(client, None)
+        seen = []
+        for group in self.groups.describe():
+            members = {
+                member: topics
+                for member, topics in group.members.items()
+                if not any(
+                    self.hides(client, name)
+                    for name in self.groups.subscription(group.group, member)
+                )
+            }
+            if members:
+                seen.append(group._replace(members=members))
+        return seen
+
+    def _admit_member(self, client: Principal, group: str, member: str) -> None:
+        self.resolve(client, self.groups.subscription(group, member))
+
+    # Housekeeping.
+
+    def maintain(self) -> None:
+        """Apply retention and drop what has expired; to be called now and then."""
+        self.groups.expire()
+        self.store.maintain()
+        topics = [topic.metadata.id for topic in self.store.topics()]
+        self.metrics.retain_topics([DEFAULT_TOPIC, *topics])
+
+    def gauges(self) -> list[TopicGauge]:
+        """Measure all topics, the default topic too, for whoever runs the broker."""
+        stages: dict[str, int] = {}
+        for stage in self.store.stages():
+            name = stage.metadata.topic
+            stages[name] = stages.get(name, 0) + 1
+        gauges = []
+        for topic in [self.store.topic(DEFAULT_TOPIC), *self.store.topics()]:
+            start, end, segments = topic.log.snapshot()
+            gauges.append(
+                TopicGauge(
+                    id=topic.metadata.id,
+                    name=topic.metadata.name,
+                    log_start=start.offset,
+                    log_end=end.offset,
+                    records=end.record - start.record,
+                    stages=stages.pop(topic.metadata.name, 0),
+                    bytes_on_disk=sum(s.size + s.index_bytes for s in segments),
+                )
+            )
+        return gauges

@@ -1,0 +1,478 @@
+"""One connection: frames in, answers out, strictly in the order of the requests.
+
+This is the part that all dialects of LWP share: reading within the broker's memory,
+writing, acknowledging when the disk has it, keepalives, waiting for data. What a frame
+means is decided by `lwp.LwpSession` and `plain.PlainSession`.
+
+A session runs in a thread of its own and blocks as it likes. It appends batches as
+they come and owes their acknowledgements; as soon as nothing more has arrived, or it
+owes too much, it waits for the disk once and sends them together. So batches that a
+client has pipelined share one sync. Everything else is answered only after what is
+owed, which keeps the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lance_spark.broker.access import Principal
+from lance_spark.broker.bucket import TokenBucket
+from lance_spark.broker.budget import Budget
+from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.refusal import to_broker_error
+from lance_spark.broker.service import Service
+from lance_spark.errors import (
+    BrokerError,
+    ConnectionLost,
+    InvalidPayload,
+    LanceError,
+    PayloadOverLimit,
+    PayloadTooLarge,
+    RemoteProtocolError,
+    Timeout,
+)
+from lance_spark.model import Buffer
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.stream import Stream
+from lance_spark.net.waker import Waker
+from lance_spark.store import Appended, Slice
+from lance_spark.wire.lwp import (
+    Checksum,
+    Command,
+    ErrorResponse,
+    Frame,
+    FrameFlags,
+    FrameParser,
+    FrameType,
+    encode_ack,
+    encode_backpressure,
+    encode_header,
+    encode_keepalive,
+)
+
+logger = logging.getLogger(__name__)
+
+# Acknowledgements that are owed at once, in number and in bytes of batches.
+_OWED_MAX = 256
+_OWED_BYTES_MAX = 4 * 1024 * 1024
+# A response up to this size is sent from memory, a larger one from the file.
+_PIECE_BYTES = 256 * 1024
+# So much of a file is sent within one timeout: progress counts, not the whole.
+_SEND_BYTES = 1024 * 1024
+# While others wait for memory, a client that sends nothing of a payload it has begun
+# for so long has to go.
+_STALL_S = 2.0
+# A client halves its rate at each of these; more of them would stop it.
+_SLOW_DOWN_INTERVAL_S = 0.1
+# After an error that ends the connection, so much is read and dropped for so long, so
+# that the error arrives before the reset that unread data would cause.
+_DRAIN_BYTES = 64 * 1024 * 1024
+_DRAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all sessions of a server have in common."""
+
+    service: Service
+    config: BrokerConfig
+    # Payloads that are being received or looked at.
+    memory: Budget
+    # Batches that are written and not yet durable.
+    queue: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """An acknowledgement that waits for the disk."""
+
+    batch_id: int
+    target: int
+    appended: Appended
+    size: int
+    began_s: float
+
+
+class Session(ABC):
+    """Serve one client until it goes."""
+
+    def __init__(self, stream: Stream, shared: Shared, *, idle_timeout_s: float):
+        config = shared.config
+        self._stream = stream
+        self._service = shared.service
+        self._config = config
+        self._metrics = shared.service.metrics
+        self._memory = shared.memory
+        self._queue = shared.queue
+        self._idle_timeout_s = idle_timeout_s
+        self._parser = FrameParser(
+            checksum=config.frame_checksum, payload_bytes_max=config.payload_bytes_max
+        )
+        self._keepalives = TokenBucket(config.keepalive_rate, config.keepalive_burst)
+        self._owed: list[Owed] = []
+        self._owed_bytes = 0
+        # What the frame under way has taken of the memory.
+        self._reserved = 0
+        # A request that came while the one before it was still waiting for data.
+        self._ahead: Frame | None = None
+        self._slowed_s = 0.0
+        self._piece: memoryview | None = None
+        self._waker: Waker | None = None
+        self._ending = False
+        certificate = stream.certificate
+        self._client = (
+            Principal()
+            if certificate is None
+            else Principal(certificate.common_name, certificate.chain)
+        )
+
+    @property
+    def checksum(self) -> Checksum:
+        """The checksum that this client is answered with."""
+        return self._parser.checksum or Checksum.CRC32C
+
+    # Running.
+
+    def run(self) -> None:
+        """Serve the client; returns when the connection has ended."""
+        try:
+            while not self._ending and (frame := self._next_frame()) is not None:
+                self._dispatch(frame)
+                # The memory is free once the frame is dealt with.
+                del frame
+                self._free_memory()
+        except (ConnectionLost, Timeout) as error:
+            logger.debug("%s: %s", self._stream.peer, error)
+        finally:
+            self._forgive()
+            self._free_memory()
+            if self._waker is not None:
+                self._waker.close()
+
+    def refuse(self, error: BrokerError, timeout_s: float) -> None:
+        """Tell the client why it is not served, after its first frame has come.
+
+        The first frame shows which checksum it understands.
+        """
+        self._idle_timeout_s = timeout_s
+        try:
+            self._next_frame()
+            self._send_error(error)
+            self._linger()
+        except (ConnectionLost, Timeout) as lost:
+            logger.debug("%s: %s", self._stream.peer, lost)
+        finally:
+            self._free_memory()
+
+    def _dispatch(self, frame: Frame) -> None:
+        kind = frame.type
+        if kind is FrameType.INGEST:
+            self._ingest(frame)
+            if len(self._owed) >= _OWED_MAX or self._owed_bytes >= _OWED_BYTES_MAX:
+                self._settle()
+            return
+        self._settle()
+        if kind is FrameType.CONTROL:
+            self._control(frame)
+        elif kind is FrameType.KEEPALIVE:
+            self._keepalive()
+        elif kind is FrameType.EMPTY:
+            self._empty(frame)
+        # Ack and Backpressure are a server's to send: from a client they mean nothing.
+
+    @abstractmethod
+    def _ingest(self, frame: Frame) -> None:
+        """Store a batch; owe its acknowledgement or say what is wrong with it."""
+
+    @abstractmethod
+    def _control(self, frame: Frame) -> None:
+        """Do what a control frame asks, and answer."""
+
+    @abstractmethod
+    def _fail_batch(self, batch_id: int) -> None:
+        """Take note of a batch that was written and may not be on the disk."""
+
+    @abstractmethod
+    def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
+        """Write the payload of an error."""
+
+    def _empty(self, frame: Frame) -> None:
+        self._send_error(InvalidPayload(f"a frame without type and payload: {frame}"))
+
+    def _keepalive(self) -> None:
+        # A client of the field answers answers, and would play this game for ever at
+        # full speed if nobody dropped a ball.
+        if self._keepalives.take() == 0:
+            self._send([encode_keepalive(checksum=self.checksum)])
+        else:
+            self._metrics.keepalive_dropped()
+
+    # Receiving.
+
+    def _next_frame(self) -> Frame | None:
+        """Give the next frame, None when there will be no more."""
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            return ahead
+        while True:
+            try:
+                frame = self._parser.next_frame()
+            except PayloadOverLimit as error:
+                self._settle()
+                self._refuse_payload(error)
+                return None
+            except RemoteProtocolError as error:
+                # LWP §11: the connection is closed, and nothing is said.
+                logger.info("%s: closed: %s", self._stream.peer, error)
+                self._settle()
+                return None
+            if frame is not None:
+                return frame
+            if self._owed and not self._stream.wait_readable(Deadline.after(0)):
+                self._settle()
+            if not self._fill():
+                self._settle()
+                return None
+
+    def _fill(self) -> bool:
+        """Read what has come; False at the end of the stream."""
+        if not self._reserve():
+            return False
+        size = self._receive(self._parser.buffer_for_read())
+        if size == 0:
+            return False
+        self._metrics.received(size)
+        self._parser.bytes_written(size)
+        return True
+
+    def _receive(self, room: memoryview) -> int:
+        idle = Deadline.after(self._idle_timeout_s)
+        while True:
+            stalling = self._parser.payload_missing > 0
+            try:
+                return self._stream.recv_into(
+                    room, idle.sooner(_STALL_S) if stalling else idle
+                )
+            except Timeout:
+                if idle.expired or self._memory.is_short:
+                    raise
+
+    def _reserve(self) -> bool:
+        """Take the memory that the payload under way is about to fill."""
+        more = self._parser.payload_bytes_next - self._reserved
+        if more <= 0 or self._hold(more):
+            return True
+        logger.warning("%s: closed: no memory for it", self._stream.peer)
+        return False
+
+    def _hold(self, size: int) -> bool:
+        """Take memory until the frame is dealt with; False if there is none."""
+        if not self._memory.try_take(size):
+            self._slow_down()
+            self._settle()
+            deadline = Deadline.after(self._idle_timeout_s)
+            holder = self if self._reserved else None
+            if not self._memory.take(size, deadline, holder=holder):
+                return False
+        self._reserved += size
+        return True
+
+    def _free_memory(self) -> None:
+        # A payload behind the frame just dealt with has taken nothing yet: that is
+        # done when more of it is read.
+        if self._reserved:
+            self._memory.give_back(self._reserved, holder=self)
+            self._reserved = 0
+
+    def _refuse_payload(self, error: PayloadOverLimit) -> None:
+        refused = self._parser.refused
+        assert refused is not None
+        details = {}
+        if refused.type is FrameType.INGEST:
+            details = {"batch_id": refused.batch_id, "topic_id": refused.topic_id}
+        self._send_error(PayloadTooLarge(str(error), details=details))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say no more, and let the client read what was said last."""
+        self._stream.shutdown_write()
+        deadline, left = Deadline.after(_DRAIN_S), _DRAIN_BYTES
+        room = memoryview(bytearray(_PIECE_BYTES))
+        while left > 0:
+            size = self._stream.recv_into(room, deadline)
+            if size == 0:
+                return
+            left -= size
+
+    # Acknowledging.
+
+    def _owe(self, owed: Owed) -> None:
+        self._owed.append(owed)
+        self._owed_bytes += owed.size
+
+    def _enqueue(self, size: int) -> None:
+        """Make room for a batch among those that wait for the disk.
+
+        Raises:
+            Timeout: the disk does not keep up.
+        """
+        if self._queue.try_take(size):
+            return
+        self._slow_down()
+        self._settle()
+        timeout_s = self._config.wait_timeout_s
+        if not self._queue.take(size, Deadline.after(timeout_s)):
+            raise Timeout(f"the write queue was full for {timeout_s:g} s")
+
+    def _slow_down(self) -> None:
+        now = time.monotonic()
+        due = now - self._slowed_s >= _SLOW_DOWN_INTERVAL_S
+        if self._config.backpressure and due:
+            self._slowed_s = now
+            self._metrics.backpressure_sent()
+            self._send([encode_backpressure(checksum=self.checksum)])
+
+    def _settle(self) -> None:
+        """Send all acknowledgements that are owed, once the disk has the batches."""
+        if not self._owed:
+            return
+        answers: list[Buffer] = []
+        for owed in self._owed:
+            try:
+                self._service.wait_durable(owed.target, owed.appended)
+            except LanceError as error:
+                self._fail_batch(owed.batch_id)
+                answers += self._error_frame(
+                    self._batch_error(error, owed.batch_id, owed.target)
+                )
+            else:
+                answers.append(encode_ack(owed.batch_id, checksum=self.checksum))
+            self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
+        self._forgive()
+        self._send(answers)
+
+    def _forgive(self) -> None:
+        if self._owed:
+            self._queue.give_back(self._owed_bytes)
+            self._owed, self._owed_bytes = [], 0
+
+    def _batch_error(self, error: Exception, batch_id: int, target: int) -> BrokerError:
+        """Say which batch an error is about: its frame has no field for that."""
+        said = to_broker_error(error)
+        details = {**said.details, "batch_id": batch_id, "topic_id": target}
+        return type(said)(said.message, said.code, details)
+
+    # Sending.
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers.
+
+        Raises:
+            ConnectionLost: the client does not take them. No other error means that
+                it can't be told of an error.
+        """
+        with self._sending() as deadline:
+            self._stream.send(buffers, deadline)
+        self._metrics.sent(sum(memoryview(b).nbytes for b in buffers))
+
+    @contextmanager
+    def _sending(self) -> Iterator[Deadline]:
+        timeout_s = self._config.idle_timeout_s
+        try:
+            yield Deadline.after(timeout_s)
+        except ConnectionLost:
+            raise
+        except LanceError as error:
+            # A frame that is cut off can't be followed by another one.
+            raise ConnectionLost(f"{self._stream.peer}: gave up: {error}") from error
+
+    def _send_error(self, error: BrokerError) -> None:
+        self._send(self._error_frame(error))
+
+    def _error_frame(self, error: BrokerError) -> list[Buffer]:
+        self._metrics.count_error(error.code)
+        payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
+        return [
+            encode_header(
+                FrameFlags.CONTROL,
+                batch_id=Command.ERROR_RESPONSE,
+                payload_length=len(payload),
+                payload_crc=self.checksum.update(payload),
+                checksum=self.checksum,
+            ),
+            payload,
+        ]
+
+    def _send_slice(self, head: bytes, found: Slice) -> None:
+        """Send a fetch response: its own header, then records from the page cache.
+
+        The frame's header comes first and has a checksum of all that follows, so the
+        data is read twice: in pieces for the checksum, and by the kernel itself to be
+        sent. Neither makes a copy of the whole response, however slow its reader is.
+        """
+        if self._piece is None:
+            self._piece = memoryview(bytearray(_PIECE_BYTES))
+        crc = self.checksum.update(head)
+        piece = self._piece[:0]
+        for piece in found.pieces(self._piece):
+            crc = self.checksum.update(piece, crc)
+        header = encode_header(
+            FrameFlags.CONTROL,
+            batch_id=Command.FETCH_RESPONSE,
+            payload_length=len(head) + len(found),
+            payload_crc=crc,
+            checksum=self.checksum,
+        )
+        if len(found) <= len(piece):
+            self._send([header, head, piece])
+            return
+        self._send([header, head])
+        assert found.file is not None
+        for at in range(0, len(found), _SEND_BYTES):
+            size = min(_SEND_BYTES, len(found) - at)
+            with self._sending() as deadline:
+                self._stream.send_file(
+                    found.file.fileno(), found.position + at, size, deadline
+                )
+            self._metrics.sent(size)
+
+    # Waiting.
+
+    def _wait(
+        self,
+        topics: Iterable[int],
+        ready: Callable[[], bool],
+        wait_s: float,
+        *,
+        catalog: bool = False,
+    ) -> None:
+        """Wait until something is ready, a topic having grown or the list changed.
+
+        A further request of the client ends the wait early, and so does its going
+        away: this is the only place where a session does not read for long.
+        """
+        if self._has_more():
+            return
+        deadline = Deadline.after(min(wait_s, self._config.wait_s_max))
+        if self._waker is None:
+            self._waker = Waker()
+        waker = self._waker
+        with self._service.watching(topics, waker.set, catalog=catalog):
+            while not deadline.expired:
+                # Cleared before the question: a change behind it sets it again.
+                waker.clear()
+                if ready() or self._stream.wait_readable(deadline, waker):
+                    return
+
+    def _has_more(self) -> bool:
+        """Tell whether a further request, or its remains, were received already."""
+        try:
+            self._ahead = self._parser.next_frame()
+        except RemoteProtocolError:
+            return True  # The parser says it again where it is dealt with.
+        return self._ahead is not None

@@ -1,0 +1,143 @@
+"""The settings of a client: plain values, checked once, picklable to executors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lance_spark.errors import OptionError
+from lance_spark.net.address import Address, parse_addresses
+from lance_spark.net.tls import ClientTls
+from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, parse_checksum
+
+# LWP §1.2.
+DEFAULT_PORT = 1992
+# A server that waits can't be told to wait longer than a u32 of milliseconds, and
+# locks and polls take no more either.
+DURATION_S_MAX = 1_000_000.0
+
+_DURATIONS = (
+    "connect_timeout_s",
+    "request_timeout_s",
+    "retry_timeout_s",
+    "keepalive_interval_s",
+    "backoff_base_s",
+    "backoff_max_s",
+)
+_TEXTS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "auth_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """How to reach the servers, and how long to wait for them.
+
+    Args:
+        servers: addresses as `host:port`, separated by commas, tried in order.
+        checksum: `crc32c` (LWP §9), `crc32` (the server in the field) or `auto`.
+        tls: encrypt; the `tls_*` settings are a path or the PEM text itself.
+        tls_ca: who signs the servers' certificates; the system's list if not given.
+        tls_cert: our own certificate, for servers that ask for one.
+        tls_key: its key; not needed if `tls_cert` holds it.
+        tls_server_name: the name in the servers' certificates, if not the host.
+        auth_token: shown to servers that ask for one.
+        connect_timeout_s: for a connection up to its first answer.
+        request_timeout_s: for the answer to one request.
+        retry_timeout_s: for one call with everything that is tried again.
+        keepalive_interval_s: silence after which a keepalive is sent (LWP §2.3).
+        backoff_base_s: half of the first delay before a retry (LWP §17.6).
+        backoff_max_s: the longest delay, not counting its jitter.
+        response_bytes_max: the largest answer that is accepted.
+
+    Raises:
+        OptionError: a value can't be used.
+    """
+
+    servers: str = f"127.0.0.1:{DEFAULT_PORT}"
+    checksum: str = "crc32c"
+    tls: bool = False
+    tls_ca: str | None = None
+    # A PEM text may hold the key beside the certificate, so neither is ever shown.
+    tls_cert: str | None = field(default=None, repr=False)
+    tls_key: str | None = field(default=None, repr=False)
+    tls_server_name: str | None = None
+    auth_token: str | None = field(default=None, repr=False)
+    connect_timeout_s: float = 10.0
+    request_timeout_s: float = 30.0
+    retry_timeout_s: float = 120.0
+    keepalive_interval_s: float = 10.0
+    backoff_base_s: float = 0.1
+    backoff_max_s: float = 30.0
+    response_bytes_max: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        parse_addresses(self.servers, default_port=DEFAULT_PORT)
+        parse_checksum(self.checksum)
+        for name in _DURATIONS:
+            _check_duration(name, getattr(self, name))
+        if self.backoff_base_s > self.backoff_max_s:
+            raise OptionError(
+                f"backoff_base_s {self.backoff_base_s} is more than backoff_max_s "
+                f"{self.backoff_max_s}; lower the one or raise the other"
+            )
+        if self.response_bytes_max < PAYLOAD_BYTES_MAX:
+            raise OptionError(
+                f"response_bytes_max {self.response_bytes_max} is too small: the "
+                f"largest record needs {PAYLOAD_BYTES_MAX}"
+            )
+        self._check_tls()
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The servers, in the order in which they are tried."""
+        return parse_addresses(self.servers, default_port=DEFAULT_PORT)
+
+    @property
+    def tls_settings(self) -> ClientTls | None:
+        """What the network layer needs for TLS; None without it."""
+        if not self.tls:
+            return None
+        return ClientTls(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            server_name=self.tls_server_name,
+        )
+
+    def _check_types(self) -> None:
+        for name in ("servers", "checksum"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"{name} {getattr(self, name)!r} is not a text")
+        if not isinstance(self.tls, bool):
+            raise OptionError(f"tls {self.tls!r} is neither True nor False")
+        for name in _TEXTS:
+            value = getattr(self, name)
+            # Not the value itself, which may be a secret.
+            if value is not None and (not isinstance(value, str) or not value):
+                raise OptionError(f"{name} has to be a text that is not empty")
+        size = self.response_bytes_max
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise OptionError(f"response_bytes_max {size!r} is not a whole number")
+
+    def _check_tls(self) -> None:
+        given = [name for name in _TEXTS if name.startswith("tls_")]
+        given = [name for name in given if getattr(self, name) is not None]
+        if given and not self.tls:
+            raise OptionError(
+                f"{', '.join(given)} given without tls; set tls=True, or leave it out"
+            )
+        if self.tls_key is not None and self.tls_cert is None:
+            raise OptionError("tls_key given without tls_cert; give both or neither")
+
+
+def _check_duration(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not _is_duration(value):  # type: ignore[arg-type]
+        raise OptionError(
+            f"{name} {value!r} is no duration: give seconds above 0, at most "
+            f"{DURATION_S_MAX:.0f}"
+        )
+
+
+def _is_duration(value: float) -> bool:
+    return not math.isnan(value) and 0 < value <= DURATION_S_MAX

@@ -1,0 +1,348 @@
+"""The grouped consumer: topics shared out among the members of a group.
+
+Everything that a user sees happens in `poll`, on the user's thread: topics come and go
+there, callbacks are called there, commits are made there. Another thread only sends
+heartbeats (`member`). The order in which a topic is given up is the promise that no two
+members read it at once:
+
+    on_revoked, commit, stop reading, heartbeat with the new generation, on_assigned
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from lance_spark.client.autocommit import CommitClock
+from lance_spark.client.consumer import AUTO_COMMIT_INTERVAL_S
+from lance_spark.client.cursor import Cursor, CursorOptions
+from lance_spark.client.identity import consumer_id
+from lance_spark.client.member import GroupMember
+from lance_spark.client.poll import PollResult
+from lance_spark.client.reader import FETCH_BYTES_DEFAULT
+from lance_spark.client.seek import SeekPosition
+from lance_spark.errors import LanceError, OptionError
+from lance_spark.net.deadline import Deadline
+from lance_spark.wire.lwp import AssignedTopic, AssignmentStrategy, Capability
+
+if TYPE_CHECKING:
+    from lance_spark.client.client import LanceClient
+
+logger = logging.getLogger(__name__)
+
+STRATEGIES = {
+    "range": AssignmentStrategy.RANGE,
+    "round-robin": AssignmentStrategy.ROUND_ROBIN,
+    "sticky": AssignmentStrategy.STICKY,
+}
+SESSION_TIMEOUT_S = 30.0
+
+# A wait for records is cut into pieces, so that topics that come or go are noticed.
+_WAIT_PIECE_S = 0.5
+# Fetching ahead takes a fetch's worth of memory per topic: not for hundreds of them.
+_PREFETCH_TOPICS_MAX = 8
+# How many answers in a row may bring something new before records get a turn.
+_APPLY_ROUNDS_MAX = 10
+
+Callback = Callable[[list[str]], None]
+
+
+class GroupedConsumer:
+    """Reads the topics that its group gives to it; one thread may use it.
+
+    Records that were handed out count as done at the next `poll`. What is committed is
+    kept on the broker for the group, per topic, and is where the next reader begins.
+
+    Args:
+        client: says how to reach the server; it stays open.
+        group: the group's name.
+        topics: names of the topics to share.
+        strategy: `range`, `round-robin` or `sticky`, the same for all members.
+        session_timeout_s: silence after which the broker gives the topics to others.
+        auto_commit: commit while polling, when topics go, and at `close`.
+        auto_commit_interval_s: how often.
+        on_assigned: called with the names of topics that came.
+        on_revoked: called with the names of topics that go, before what was done of
+            them is committed. If the member was lost they are others' already, and
+            nothing is committed.
+        offset_reset: `earliest`, `latest` or `error`: where to begin if the group has
+            committed nothing, and where to go on if the next records are gone.
+        fail_on_data_loss: raise if the next records are gone, or warn and go on.
+        max_poll_records: how many records one poll gives at most.
+        fetch_bytes: how much to ask the server for at once.
+        clock: a monotonic clock.
+
+    Raises:
+        Unsupported: the server has no groups.
+        OptionError: an option can't be used.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        group: str,
+        topics: Sequence[str],
+        *,
+        strategy: str = "range",
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        auto_commit: bool = True,
+        auto_commit_interval_s: float = AUTO_COMMIT_INTERVAL_S,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        offset_reset: str = "earliest",
+        fail_on_data_loss: bool = True,
+        max_poll_records: int | None = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = CursorOptions(
+            offset_reset=offset_reset,
+            fail_on_data_loss=fail_on_data_loss,
+            max_poll_records=max_poll_records,
+            fetch_bytes=fetch_bytes,
+        )
+        if strategy not in STRATEGIES:
+            raise OptionError(
+                f"strategy {strategy!r} is unknown; use {', '.join(STRATEGIES)}"
+            )
+        self.group = group
+        self._consumer_id = consumer_id(group)
+        self._commits = CommitClock(
+            auto_commit_interval_s if auto_commit else None, clock
+        )
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._is_closed = False
+        self._cursors: dict[AssignedTopic, Cursor] = {}
+        self._committed: dict[AssignedTopic, int] = {}
+        # Where topics ended when that was last heard of, by id.
+        self._ends: dict[int, int] = {}
+        # The version of the broker's list of topics, as it was then.
+        self._topics_version = 0
+        # The topics in the order in which they get their turn.
+        self._turns: list[AssignedTopic] = []
+        # Two connections: a heartbeat must not wait behind a fetch that waits.
+        self._client = client.dedicated()
+        self._control = client.dedicated()
+        self._member = GroupMember(
+            self._control,
+            group,
+            strategy=STRATEGIES[strategy],
+            session_timeout_s=session_timeout_s,
+            clock=clock,
+        )
+        try:
+            self._client.require(Capability.WAIT, "consuming in a group")
+            self.subscribe(topics)
+        except BaseException:
+            self._close_connections()
+            raise
+
+    @property
+    def assignment(self) -> list[str]:
+        """The names of the topics that this member reads."""
+        return sorted(topic.name for topic in self._cursors)
+
+    @property
+    def generation(self) -> int:
+        """The generation of the group that this member has applied."""
+        return self._member.applied
+
+    @property
+    def member_id(self) -> str:
+        """The name under which the group knows this member."""
+        return self._member.id
+
+    def position(self, topic: str) -> int:
+        """Return the offset of the next record of a topic that this member reads."""
+        for assigned, cursor in self._cursors.items():
+            if assigned.name == topic:
+                return cursor.position
+        raise OptionError(f"topic {topic!r} is not assigned to this member now")
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Share these topics from now on; the next `poll` brings what changes."""
+        if isinstance(topics, str) or not topics:
+            raise OptionError(f"topics {topics!r}: give a list of names")
+        self._member.join(topics)
+
+    # Reading.
+
+    def poll(self, timeout_s: float = 1.0) -> PollResult | None:
+        """Return the next records of one of the topics; None if none came in time.
+
+        Raises:
+            DataLoss: they are not in the log any more.
+            RecordError: what is there is no record.
+        """
+        if self._is_closed:
+            raise LanceError(f"group {self.group!r}: the consumer is closed")
+        deadline = Deadline.after(timeout_s)
+        wait_s = 0.0
+        while True:
+            self._follow_group()
+            if self._commits.take_due():
+                self._commit_quietly()
+            result = self._poll_ready()
+            if result is not None or (deadline.expired and wait_s):
+                return result
+            # At first only a look, as what is known of the ends may be old.
+            self._wait(wait_s)
+            wait_s = max(min(deadline.remaining(), _WAIT_PIECE_S), 0.001)
+
+    def _poll_ready(self) -> PollResult | None:
+        """Poll the topics that are known to have records, taking turns."""
+        for _ in range(len(self._turns)):
+            topic = self._turns.pop(0)
+            self._turns.append(topic)
+            cursor = self._cursors[topic]
+            if self._ends.get(topic.topic_id, cursor.position) == cursor.position:
+                continue
+            result = cursor.poll()
+            if result is not None:
+                return replace(result, topic=topic.name)
+        return None
+
+    def _wait(self, wait_s: float) -> None:
+        """Wait until a topic has records or the group something new."""
+        if not self._cursors:
+            self._member.await_news(self._member.latest, wait_s)
+            return
+        positions = {t.topic_id: c.position for t, c in self._cursors.items()}
+        answer = self._client.wait(self._topics_version, positions, wait_s)
+        self._topics_version = answer.version
+        self._ends = {end.topic_id: end.offset for end in answer.ends}
+
+    # Topics that come and go.
+
+    def _follow_group(self) -> None:
+        """Apply what the broker said last, and join again if it has lost us."""
+        if self._member.is_lost:
+            logger.warning("group %r: lost, joining again", self.group)
+            self._give_up(list(self._cursors), commit=False)
+            self._member.join()
+        for _ in range(_APPLY_ROUNDS_MAX):
+            latest = self._member.latest
+            is_new = latest.generation != self._member.applied
+            if not is_new and set(latest.topics) == self._cursors.keys():
+                return
+            gone = [topic for topic in self._cursors if topic not in latest.topics]
+            self._give_up(gone, commit=self._commits.is_on)
+            if is_new:
+                # From here on others may read what was given up.
+                self._member.apply(latest.generation)
+            self._take_up([t for t in latest.topics if t not in self._cursors])
+
+    def _give_up(self, topics: list[AssignedTopic], *, commit: bool) -> None:
+        if not topics:
+            return
+        if self._on_revoked is not None:
+            self._on_revoked(sorted(topic.name for topic in topics))
+        for topic in topics:
+            if commit:
+                self._commit_quietly(topic)
+            self._cursors.pop(topic).close()
+            self._committed.pop(topic, None)
+            self._turns.remove(topic)
+
+    def _take_up(self, topics: list[AssignedTopic]) -> None:
+        if not topics:
+            return
+        count = len(self._cursors) + len(topics)
+        options = replace(self._options, prefetch=count <= _PREFETCH_TOPICS_MAX)
+        # All or none, so that a failure leaves nothing that was not announced.
+        cursors = {topic: self._open(topic, options) for topic in topics}
+        self._cursors.update(cursors)
+        self._turns.extend(topics)
+        # What is known of the ends does not cover them.
+        self._ends = {}
+        if self._on_assigned is not None:
+            self._on_assigned(sorted(topic.name for topic in topics))
+
+    def _open(self, topic: AssignedTopic, options: CursorOptions) -> Cursor:
+        committed = self._control.committed_offset(topic.topic_id, self._consumer_id)
+        start = None
+        if committed is not None:
+            start = SeekPosition.offset(committed)
+            self._committed[topic] = committed
+        return Cursor(self._client, topic.name, start, options, topic_id=topic.topic_id)
+
+    # Commits.
+
+    def commit(self) -> dict[str, int]:
+        """Have the broker remember how far every topic was handed out.
+
+        Returns:
+            The offsets by topic name.
+
+        Raises:
+            LanceError: the broker could not.
+        """
+        for topic in self._cursors:
+            self._commit(topic)
+        return {topic.name: offset for topic, offset in self._committed.items()}
+
+    def _commit(self, topic: AssignedTopic) -> None:
+        offset = self._cursors[topic].position
+        if self._committed.get(topic) != offset:
+            self._control.commit_offset(topic.topic_id, self._consumer_id, offset)
+            self._committed[topic] = offset
+
+    def _commit_quietly(self, *topics: AssignedTopic) -> None:
+        for topic in topics or tuple(self._cursors):
+            try:
+                self._commit(topic)
+            except LanceError as error:
+                # What follows is read twice if nobody commits after this.
+                logger.warning(
+                    "group %r: could not commit topic %r: %s",
+                    self.group,
+                    topic.name,
+                    error,
+                )
+
+    # The end.
+
+    def close(self) -> None:
+        """Give the topics up, commit if that is automatic, leave; may be repeated."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            is_ours = self._commits.is_on and not self._member.is_lost
+            self._give_up(list(self._cursors), commit=is_ours)
+        finally:
+            self._leave()
+
+    def __enter__(self) -> GroupedConsumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._is_closed:
+            # What was handed out last is not done if doing it failed.
+            self._is_closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._member.leave()
+        finally:
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        self._client.close()
+        self._control.close()
+
+    def __repr__(self) -> str:
+        return f"<GroupedConsumer of {self.group!r} with {len(self._cursors)} topics>"

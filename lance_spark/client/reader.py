@@ -1,0 +1,369 @@
+"""Whole records of a topic, in chunks, with the next fetch under way.
+
+A server may cut an answer anywhere, so what is behind the last whole record is kept and
+put before the next answer. A lost connection costs that tail and nothing else: reading
+goes on behind the last record that was handed out. What the server says about how many
+records it sent is not believed.
+
+The next fetch is sent before the records of the last one are even counted. Its answer
+is used for what it holds; if it holds nothing, it was asked too early, and the question
+is asked again when somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import (
+    DataLoss,
+    LanceError,
+    OptionError,
+    RecordError,
+    RemoteProtocolError,
+    TopicDeleted,
+    TopicNotFound,
+)
+from lance_spark.model import RECORD_HEADER_BYTES
+from lance_spark.net.deadline import Deadline
+
+if TYPE_CHECKING:
+    from lance_spark.client.client import LanceClient
+    from lance_spark.client.fetch import Fetched, PendingFetch
+
+FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
+# What a server in the field can answer at most: 16 MiB with both headers.
+FETCH_BYTES_MAX = 16 * 1024 * 1024 - 60
+
+# A wait on the server is cut into pieces, so that a request never outlives its timeout
+# and nobody who shares the connection waits longer than this.
+_WAIT_PIECE_S = 5.0
+# A server that can't wait is asked again after a pause that doubles.
+_PAUSE_S_MIN = 0.002
+_PAUSE_S_MAX = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records of a topic, at least one.
+
+    Args:
+        start: offset of the first.
+        end: offset behind the last.
+        data: their bytes.
+        records: how many they are.
+        high_water_mark: where the log ended then; None if the server does not say.
+        starts: where each starts in `data`.
+    """
+
+    start: int
+    end: int
+    data: memoryview
+    records: int
+    high_water_mark: int | None
+    starts: NDArray[np.int64] = field(repr=False, compare=False)
+
+    def split(self, records: int) -> tuple[Chunk, Chunk | None]:
+        """Cut behind so many records, without a copy; None if nothing is left."""
+        if records >= self.records:
+            return self, None
+        at = int(self.starts[records])
+        hwm = self.high_water_mark
+        return (
+            Chunk(
+                self.start,
+                self.start + at,
+                self.data[:at],
+                records,
+                hwm,
+                self.starts[:records],
+            ),
+            Chunk(
+                self.start + at,
+                self.end,
+                self.data[at:],
+                self.records - records,
+                hwm,
+                self.starts[records:] - at,
+            ),
+        )
+
+
+class RecordReader:
+    """Reads the records of a topic that start in [start, end); one thread may use it.
+
+    Args:
+        client: has the connection.
+        topic: name, or id. A name is looked up once: a topic that is created anew
+            under it is another one, and the old one's records are lost.
+        start: offset of a record.
+        end: where to stop; None never does.
+        fetch_bytes: how much to ask for at once.
+        prefetch: keep a fetch under way while the caller works.
+        follow_s: how long to wait for records at the log's end by default.
+        topic_id: the id of the topic, if it is known already.
+        clock: a monotonic clock.
+        sleep: waits where the server can't.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        topic: int | str,
+        start: int,
+        *,
+        end: int | None = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        prefetch: bool = True,
+        follow_s: float = 0.0,
+        topic_id: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 1 <= fetch_bytes <= FETCH_BYTES_MAX:
+            raise OptionError(
+                f"fetch_bytes {fetch_bytes} can't be used: give 1 to {FETCH_BYTES_MAX}"
+            )
+        self.topic = topic
+        self.topic_id = client.topic_id(topic) if topic_id is None else topic_id
+        self._client = client
+        self._end = end
+        self._fetch_bytes = fetch_bytes
+        self._prefetch = prefetch
+        self._follow_s = follow_s
+        self._clock = clock
+        self._sleep = sleep
+        # Offset of the next record to hand out.
+        self._position = start
+        # The bytes from there on that are no whole record yet.
+        self._tail = memoryview(b"")
+        # How many bytes that record lacks, as far as its header says.
+        self._lacking = 0
+        self._pending: PendingFetch | None = None
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record."""
+        return self._position
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every record that starts before `end` was handed out."""
+        return self._end is not None and self._position >= self._end
+
+    def seek(self, position: int) -> None:
+        """Go on at the offset of another record."""
+        self._forget()
+        self._position = position
+
+    def close(self) -> None:
+        """Give up the fetch that is under way; the client stays open."""
+        self._forget()
+
+    def next_chunk(self, wait_s: float | None = None) -> Chunk | None:
+        """Return the next records.
+
+        Args:
+            wait_s: how long to wait for some at the log's end; `follow_s` if not
+                given.
+
+        Returns:
+            At least one record, or None if there is none: all are read, or none came
+            in time.
+
+        Raises:
+            DataLoss: the record at `position` is not in the log any more.
+            RecordError: what is there is no record; its position is an offset.
+        """
+        deadline = Deadline.after(
+            self._follow_s if wait_s is None else wait_s, self._clock
+        )
+        pause_s = _PAUSE_S_MIN
+        while not self.is_finished:
+            asked_at_s = self._clock()
+            fetched = self._take(deadline)
+            if len(fetched.data):
+                chunk = self._cut(fetched)
+                if chunk is not None:
+                    return chunk
+            elif deadline.expired:
+                return None
+            else:
+                # A server that waited for us has done so already.
+                rest_s = asked_at_s + pause_s - self._clock()
+                self._sleep(max(0.0, min(rest_s, deadline.remaining())))
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        return None
+
+    # Fetching.
+
+    @property
+    def _next(self) -> int:
+        """Offset of the next byte to fetch."""
+        return self._position + len(self._tail)
+
+    def _take(self, deadline: Deadline) -> Fetched:
+        """Get the next bytes, none if the log ends here and the deadline passes."""
+        fetched = self._take_pending()
+        if fetched is None:
+            wait_s = min(deadline.remaining(), _WAIT_PIECE_S)
+            fetched = self._fetch(wait_s)
+        self._check_place(fetched)
+        if self._prefetch and len(fetched.data):
+            self._submit(fetched)
+        return fetched
+
+    def _take_pending(self) -> Fetched | None:
+        """Get what was fetched ahead; None if there is nothing of use."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        try:
+            timeout_s = self._client.config.request_timeout_s
+            fetched = pending.result(Deadline.after(timeout_s))
+        except LanceError as error:
+            pending.give_up()
+            self._note_failure(error)
+            return None
+        # Empty, it is an answer to a question that was asked some time ago.
+        return fetched if len(fetched.data) else None
+
+    def _note_failure(self, error: LanceError) -> None:
+        """Start over at the last whole record after a failure that may pass."""
+        if isinstance(error, (TopicNotFound, TopicDeleted)):
+            raise self._make_gone() from error
+        # Garbled bytes are as good as a lost connection: the next one may do better.
+        if not error.retriable and not isinstance(error, RemoteProtocolError):
+            raise error
+        self._tail, self._lacking = memoryview(b""), 0
+
+    def _fetch(self, wait_s: float) -> Fetched:
+        size = self._plan_size(self._next, self._lacking)
+        try:
+            # By id, because under the same name there may be another topic by now.
+            return self._client.fetch(self.topic_id, self._next, size, wait_s=wait_s)
+        except (TopicNotFound, TopicDeleted) as error:
+            raise self._make_gone() from error
+
+    def _submit(self, fetched: Fetched) -> None:
+        """Send the next fetch, if there is more to read already."""
+        mark = fetched.high_water_mark
+        if mark is None:
+            # A full answer is the only sign of more.
+            is_more = len(fetched.data) >= self._fetch_bytes
+        else:
+            is_more = fetched.end < mark
+        if not is_more or (self._end is not None and fetched.end >= self._end):
+            return
+        size = self._plan_size(fetched.end, self._lacking - len(fetched.data))
+        try:
+            self._pending = self._client.submit_fetch(self.topic_id, fetched.end, size)
+        except LanceError as error:
+            # The next call will meet the same, and has time to do something about it.
+            if not error.retriable:
+                raise
+
+    def _plan_size(self, start: int, lacking: int) -> int:
+        return plan_fetch_bytes(
+            start, self._end, fetch_bytes=self._fetch_bytes, lacking=lacking
+        )
+
+    def _forget(self) -> None:
+        if self._pending is not None:
+            self._pending.give_up()
+            self._pending = None
+        self._tail, self._lacking = memoryview(b""), 0
+
+    # What came.
+
+    def _check_place(self, fetched: Fetched) -> None:
+        """Check that the bytes are those that were asked for."""
+        asked, position = self._next, self._position
+        if fetched.start == asked:
+            return
+        self._forget()
+        mark = fetched.high_water_mark
+        if fetched.start > asked:
+            reason = "what was before the log start is removed"
+            raise DataLoss(self.topic, position, fetched.start, mark, reason)
+        if len(fetched.data):
+            raise RemoteProtocolError(
+                f"topic {self.topic!r}: bytes from {fetched.start} came in answer to "
+                f"a fetch from {asked}"
+            )
+        reason = "the log ends before it: the topic was cut, or created anew"
+        end = fetched.end if mark is None else mark
+        raise DataLoss(self.topic, position, None, end, reason)
+
+    def _make_gone(self) -> DataLoss:
+        self._forget()
+        reason = f"topic id {self.topic_id} is gone: the topic was deleted"
+        return DataLoss(self.topic, self._position, None, None, reason)
+
+    def _cut(self, fetched: Fetched) -> Chunk | None:
+        """Take the whole records from what is there, and keep the rest."""
+        data, start = fetched.data, self._position
+        if len(self._tail):
+            data = memoryview(b"".join((self._tail, data)))
+        found = scan(data)
+        fault = found.fault
+        if fault is not None and not fault.truncated and not found.end:
+            raise self._locate_fault(fault)
+        starts, size = found.starts, found.end
+        if self._end is not None and start + size > self._end:
+            # A record belongs to the range that it starts in.
+            count = int(np.searchsorted(starts, self._end - start))
+            if count < len(starts):
+                starts, size = starts[:count], int(starts[count])
+        self._position = start + size
+        if self.is_finished or (fault is not None and not fault.truncated):
+            # Good records come first; the next call meets the bad one and says so.
+            self._forget()
+        else:
+            self._tail = data[size:]
+            self._lacking = count_lacking_bytes(self._tail)
+        if not size:
+            return None
+        mark = fetched.high_water_mark
+        return Chunk(start, start + size, data[:size], len(starts), mark, starts)
+
+    def _locate_fault(self, fault: RecordError) -> RecordError:
+        self._forget()
+        reason = f"topic {self.topic!r}: {fault.reason}"
+        return type(fault)(reason, self._position, truncated=fault.truncated)
+
+
+def plan_fetch_bytes(
+    start: int, end: int | None, *, fetch_bytes: int, lacking: int
+) -> int:
+    """Decide how much to ask for.
+
+    Args:
+        start: offset of the first byte.
+        end: where the range ends, if it does.
+        fetch_bytes: what is asked for in general.
+        lacking: how many bytes a record lacks that starts before `start`; none if
+            it is not above 0.
+
+    Returns:
+        What is left of the range, up to `fetch_bytes`, but always enough to complete
+        the record, up to what a server can answer.
+    """
+    size = fetch_bytes
+    if end is not None:
+        size = min(size, max(end - start, RECORD_HEADER_BYTES))
+    return min(max(size, lacking), FETCH_BYTES_MAX)
+
+
+def count_lacking_bytes(tail: memoryview) -> int:
+    """Say how many bytes the record at the start of a tail lacks, at least."""
+    if len(tail) < RECORD_HEADER_BYTES:
+        return RECORD_HEADER_BYTES - len(tail) if len(tail) else 0
+    length = int.from_bytes(tail[1:RECORD_HEADER_BYTES], "little")
+    return RECORD_HEADER_BYTES + length - len(tail)

@@ -1,0 +1,156 @@
+"""Topics: create, list, describe, delete, and how long they keep their data."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+
+from lance_spark.client.caller import Caller
+from lance_spark.client.connection import Connection
+from lance_spark.client.link import Request
+from lance_spark.errors import TopicAlreadyExists
+from lance_spark.model import Retention
+from lance_spark.wire.lwp import (
+    CreateTopic,
+    CreateTopicWithRetention,
+    DeleteTopic,
+    GetTopic,
+    ListTopics,
+    Message,
+    SetRetention,
+    TopicDeletion,
+    TopicInfo,
+    TopicListing,
+    TopicRetention,
+)
+
+logger = logging.getLogger(__name__)
+
+# What the server in the field allows; other servers may be more generous.
+_PORTABLE_NAME = re.compile(r"[A-Za-z0-9-]+")
+
+# A plain server takes a limit of 0 at its word and deletes everything. These are as
+# good as no limit: 285 years, which in nanoseconds still fit 64 bits, and 8 EiB.
+PLAIN_MAX_AGE_S = 9_000_000_000
+PLAIN_MAX_BYTES = 2**63 - 1
+
+
+class TopicCalls(Caller):
+    """The client's calls for topics."""
+
+    def create_topic(
+        self, name: str, *, retention: Retention | None = None
+    ) -> TopicInfo:
+        """Create a topic.
+
+        It is not sent a second time if the answer to the first is lost.
+
+        Raises:
+            TopicAlreadyExists: there is one of that name.
+            InvalidTopicName: the server does not take the name.
+        """
+        return self._create_topic(name, retention, retry=False)
+
+    def ensure_topic(
+        self, name: str, *, retention: Retention | None = None
+    ) -> TopicInfo:
+        """Return a topic, created if there is none; `retention` is for a new one."""
+        try:
+            return self._create_topic(name, retention, retry=True)
+        except TopicAlreadyExists:
+            return self.topic(name)
+
+    def topics(self) -> list[TopicInfo]:
+        """List the topics by id; the default topic 0 is not among them."""
+        listing = self._ask(ListTopics(), TopicListing)
+        topics = [_shown(info) for info in listing.topics]
+        return sorted(topics, key=lambda info: info.id)
+
+    list_topics = topics
+
+    def topic(self, topic: int | str) -> TopicInfo:
+        """Describe a topic.
+
+        Raises:
+            TopicNotFound: there is none of that id or name.
+        """
+
+        def ask(topic_id: int) -> TopicInfo:
+            return _shown(self._ask(GetTopic(topic_id), TopicInfo))
+
+        return self._on_topic(topic, ask)
+
+    get_topic = topic
+
+    def delete_topic(self, topic: int | str) -> None:
+        """Delete a topic and its data.
+
+        It is not sent a second time if the answer to the first is lost.
+
+        Raises:
+            TopicNotFound: there is none of that id or name.
+        """
+
+        def ask(topic_id: int) -> None:
+            self._ask(DeleteTopic(topic_id), TopicDeletion, retry=False)
+
+        self._on_topic(topic, ask)
+        self.forget(topic)
+
+    def set_retention(self, topic: int | str, retention: Retention) -> Retention:
+        """Change how long a topic keeps its data; return what holds now."""
+
+        def ask(topic_id: int) -> Retention:
+            def build(connection: Connection) -> Request:
+                limits = _sent(retention, connection)
+                return Request(SetRetention(topic_id, limits))
+
+            answer = self._ask_built(build, TopicRetention)
+            return _meant(answer.retention)
+
+        return self._on_topic(topic, ask)
+
+    def _create_topic(
+        self, name: str, retention: Retention | None, *, retry: bool
+    ) -> TopicInfo:
+        if not _PORTABLE_NAME.fullmatch(name):
+            logger.warning(
+                "topic name %r: some servers only take letters, digits and hyphens",
+                name,
+            )
+
+        def build(connection: Connection) -> Request:
+            message: Message = CreateTopic(name)
+            if retention is not None:
+                limits = _sent(retention, connection)
+                message = CreateTopicWithRetention(name, limits)
+            return Request(message)
+
+        info = self._ask_built(build, TopicInfo, retry=retry)
+        with self._topic_ids_lock:
+            self._topic_ids[name] = info.id
+        return _shown(info)
+
+
+def _sent(retention: Retention, connection: Connection) -> Retention:
+    """Give the limits as the server understands them."""
+    if connection.capabilities:
+        return retention
+    return Retention(
+        retention.max_age_s or PLAIN_MAX_AGE_S, retention.max_bytes or PLAIN_MAX_BYTES
+    )
+
+
+def _meant(retention: Retention) -> Retention:
+    """Give the limits as we understand them: the opposite of `_sent`."""
+    age_s, size = retention.max_age_s, retention.max_bytes
+    return Retention(
+        0 if age_s == PLAIN_MAX_AGE_S else age_s, 0 if size == PLAIN_MAX_BYTES else size
+    )
+
+
+def _shown(info: TopicInfo) -> TopicInfo:
+    if info.retention is None:
+        return info
+    return replace(info, retention=_meant(info.retention))

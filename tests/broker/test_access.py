@@ -1,0 +1,368 @@
+"""Who may do what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lance_spark.broker.access import (
+    Policy,
+    Principal,
+    TopicRule,
+    decide,
+    encode_rule,
+    parse_rule,
+)
+from lance_spark.errors import AccessDenied, AuthenticationRequired, OptionError
+
+# A busy machine is no failure.
+relaxed = settings(deadline=None)
+
+CA, TOPIC_CA, OTHER_CA, LEAF = b"ca", b"topic-ca", b"other-ca", b"leaf"
+
+ANYONE = Principal()
+FOO = Principal("foo.example.com", frozenset({LEAF, CA}))
+BAR = Principal("bar.example.com", frozenset({LEAF, CA}))
+FOREIGN = Principal("foo.example.com", frozenset({LEAF, OTHER_CA}))
+NAMELESS = Principal(None, frozenset({LEAF, CA}))
+
+
+def rule(
+    *names: str,
+    topics: tuple[int, ...] = (),
+    ca: str | None = None,
+    authority: tuple[bytes, ...] = (),
+    enabled: bool = True,
+) -> TopicRule:
+    return TopicRule(
+        enabled, ca, frozenset(names), frozenset(topics), frozenset(authority)
+    )
+
+
+def allows(who: Principal, topic: int | None, **policy: Any) -> bool:
+    return decide(who, Policy(**policy), topic) is None
+
+
+# Tokens.
+
+
+def test_a_token_is_asked_for_before_anything_else() -> None:
+    policy = Policy(token_required=True, rules={1: rule("foo.example.com")})
+    for topic in (None, 0, 1):
+        for who in (ANYONE, FOO):
+            denial = decide(who, policy, topic)
+            assert isinstance(denial, AuthenticationRequired)
+            assert denial.message == "Authentication required"
+
+
+def test_a_token_does_not_replace_a_certificate() -> None:
+    policy = Policy(token_required=True, rules={1: rule()})
+    with_token = Principal(authenticated=True)
+    assert decide(with_token, policy, None) is None
+    assert decide(with_token, policy, 2) is None
+    assert isinstance(decide(with_token, policy, 1), AccessDenied)
+    both = Principal("foo.example.com", frozenset({CA}), True)
+    assert decide(both, policy, 1) is None
+
+
+# The rule of a topic.
+
+
+def test_without_rules_everything_is_allowed() -> None:
+    for who in (ANYONE, FOO, NAMELESS):
+        for topic in (None, 0, 7):
+            assert allows(who, topic)
+
+
+@pytest.mark.parametrize(
+    ("who", "allowed"),
+    [(ANYONE, False), (FOO, True), (BAR, False), (FOREIGN, True), (NAMELESS, False)],
+)
+def test_names_that_are_let_in(who: Principal, allowed: bool) -> None:
+    rules = {1: rule("foo.example.com")}
+    assert allows(who, 1, rules=rules) is allowed
+    # Neither other topics nor commands without one are concerned.
+    assert allows(who, 2, rules=rules)
+    assert allows(who, None, rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("who", "allowed"),
+    [(ANYONE, False), (FOO, True), (BAR, True), (FOREIGN, True), (NAMELESS, True)],
+)
+def test_no_names_let_in_every_certificate(who: Principal, allowed: bool) -> None:
+    assert allows(who, 1, rules={1: rule()}) is allowed
+
+
+def test_a_name_is_compared_to_the_letter() -> None:
+    rules = {1: rule("*.example.com", "FOO.example.com", "foo.example.com.", "foo")}
+    assert not allows(FOO, 1, rules=rules)
+
+
+def test_a_certificate_may_have_a_name_and_no_known_chain() -> None:
+    assert allows(Principal("foo.example.com"), 1, rules={1: rule()})
+    assert not allows(
+        Principal("foo.example.com"), 1, rules={1: rule()}, authority=frozenset({CA})
+    )
+
+
+def test_the_server_wide_authority() -> None:
+    policy = {"authority": frozenset({CA}), "rules": {1: rule()}}
+    assert allows(FOO, 1, **policy)
+    assert not allows(FOREIGN, 1, **policy)
+    # It is asked for where a rule asks for a certificate, and nowhere else.
+    assert allows(FOREIGN, 2, **policy)
+    assert allows(ANYONE, 2, **policy)
+
+
+def test_the_authority_of_a_topic_replaces_that_of_the_server() -> None:
+    own = rule(ca="/etc/lance/topic-ca.crt", authority=(TOPIC_CA,))
+    policy = {"authority": frozenset({CA}), "rules": {1: own}}
+    assert not allows(FOO, 1, **policy)
+    assert allows(Principal("x", frozenset({LEAF, TOPIC_CA})), 1, **policy)
+
+
+def test_an_authority_that_could_not_be_read_lets_nobody_in() -> None:
+    unread = {1: rule("foo.example.com", ca="/etc/lance/gone.crt")}
+    assert not allows(FOO, 1, rules=unread)
+    assert not allows(FOO, 1, rules=unread, authority=frozenset({CA}))
+
+
+def test_a_rule_that_is_turned_off_does_nothing() -> None:
+    off = {1: rule("bar.example.com", topics=(3,), ca="x", enabled=False)}
+    for who in (ANYONE, FOO, BAR):
+        for topic in (1, 2, 3):
+            assert allows(who, topic, rules=off)
+
+
+# Clients that are tied to topics.
+
+
+@pytest.mark.parametrize(
+    ("who", "topic", "allowed"),
+    [
+        (FOO, 1, True),
+        (FOO, 2, True),
+        (FOO, 3, True),  # By the rule of topic 3; the lists are joined.
+        (FOO, 4, False),  # A topic without a rule.
+        (FOO, 0, False),
+        (FOO, None, True),
+        (BAR, 1, False),
+        (BAR, 3, True),
+        (BAR, 4, False),  # It is named by the rule of topic 3.
+        (BAR, 2, False),
+        (ANYONE, 4, True),
+        (NAMELESS, 4, True),
+    ],
+)
+def test_allowed_topics(who: Principal, topic: int | None, allowed: bool) -> None:
+    rules = {
+        1: rule("foo.example.com", topics=(1, 2)),
+        3: rule("foo.example.com", "bar.example.com", topics=(3,)),
+        5: rule("foo.example.com", topics=(4,), enabled=False),
+    }
+    assert allows(who, topic, rules=rules) is allowed
+
+
+def test_being_tied_to_a_topic_is_no_key_to_it() -> None:
+    rules = {1: rule("foo.example.com", topics=(1, 2)), 2: rule("bar.example.com")}
+    assert not allows(FOO, 2, rules=rules)
+
+
+def test_a_list_without_the_topic_itself_closes_it() -> None:
+    rules = {1: rule(topics=(2,)), 3: rule("foo.example.com", topics=(1, 3))}
+    assert not allows(BAR, 1, rules=rules)
+    assert not allows(FOO, 1, rules=rules)
+    assert allows(BAR, 2, rules=rules)
+
+
+def test_a_list_without_names_ties_nobody() -> None:
+    rules = {1: rule(topics=(1,))}
+    assert allows(FOO, 1, rules=rules)
+    assert allows(FOO, 2, rules=rules)
+
+
+def test_a_list_without_topics_ties_nobody() -> None:
+    rules = {1: rule("foo.example.com")}
+    assert allows(FOO, 2, rules=rules)
+
+
+# The error.
+
+
+@pytest.mark.parametrize(
+    ("who", "text"),
+    [
+        (FOO, "Access denied: client 'foo.example.com' not authorized for topic 1"),
+        (ANYONE, "Access denied: client 'anonymous' not authorized for topic 1"),
+    ],
+)
+def test_the_error_is_that_of_the_specification(who: Principal, text: str) -> None:
+    denial = decide(who, Policy(rules={1: rule("bar.example.com")}), 1)
+    assert isinstance(denial, AccessDenied)
+    assert (denial.message, denial.code) == (text, 0x42)
+    assert denial.details == {"topic_id": 1}
+
+
+def test_a_policy_does_not_follow_the_mapping_it_was_made_of() -> None:
+    rules = {1: rule("foo.example.com")}
+    policy = Policy(rules=rules)
+    rules[2] = rule("bar.example.com", topics=(2,))
+    assert decide(BAR, policy, 3) is None
+    assert decide(FOO, policy, 2) is None
+    assert policy == Policy(rules={1: rule("foo.example.com")})
+
+
+# Reading and writing rules.
+
+WHOLE = {
+    "mtls_enabled": True,
+    "client_ca_path": "/etc/lance/topic-ca.crt",
+    "allowed_cns": ["producer1.example.com", "producer2.example.com"],
+    "allowed_topics": [1, 2],
+}
+
+
+def test_the_rule_of_the_specification() -> None:
+    parsed = parse_rule(WHOLE)
+    assert parsed == TopicRule(
+        mtls_enabled=True,
+        client_ca_path="/etc/lance/topic-ca.crt",
+        allowed_cns=frozenset({"producer1.example.com", "producer2.example.com"}),
+        allowed_topics=frozenset({1, 2}),
+        authority=frozenset(),
+    )
+    assert encode_rule(parsed) == WHOLE
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_no_rule(nothing: Mapping[str, Any] | None) -> None:
+    assert parse_rule(nothing) is None
+
+
+def test_what_may_be_left_out() -> None:
+    short = parse_rule({"mtls_enabled": False})
+    assert short == TopicRule(False)
+    nulls = {"client_ca_path": None, "allowed_cns": None, "allowed_topics": None}
+    assert parse_rule({"mtls_enabled": False, **nulls}) == short
+
+
+def test_the_authority_is_not_written() -> None:
+    known = rule("foo", ca="x", authority=(CA,))
+    written = encode_rule(known)
+    assert set(written) == set(WHOLE)
+    assert parse_rule(written) == rule("foo", ca="x")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"allowed_cn": ["a"]}, "allowed_cn=['a']: unknown; the keys are mtls_enabled"),
+        ({"authority": []}, "authority=[]: unknown"),
+        ({"mtls_enabled": None}, "mtls_enabled=None: must be given, as true or false"),
+        ({"mtls_enabled": "true"}, "mtls_enabled='true': must be"),
+        ({"mtls_enabled": 1}, "mtls_enabled=1: must be"),
+        ({"client_ca_path": ""}, "client_ca_path='': must be the path"),
+        ({"client_ca_path": 7}, "client_ca_path=7: must be the path"),
+        ({"allowed_cns": "foo"}, "allowed_cns='foo': must be a list"),
+        ({"allowed_cns": ["a", ""]}, "allowed_cns='': each must be"),
+        ({"allowed_cns": [1]}, "allowed_cns=1: each must be"),
+        ({"allowed_topics": 1}, "allowed_topics=1: must be a list"),
+        ({"allowed_topics": {"1": 1}}, "allowed_topics={'1': 1}: must be a list"),
+        ({"allowed_topics": [-1]}, "allowed_topics=-1: each must be"),
+        ({"allowed_topics": [2**31]}, "from 0 to 2147483647"),
+        ({"allowed_topics": [True]}, "allowed_topics=True: each must be"),
+        ({"allowed_topics": ["1"]}, "allowed_topics='1': each must be"),
+        ({"allowed_topics": [1.0]}, "allowed_topics=1.0: each must be"),
+    ],
+)
+def test_a_rule_that_is_refused(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_rule({**WHOLE, **change})
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("access rule: ")
+
+
+def test_a_rule_without_the_switch_is_refused() -> None:
+    with pytest.raises(OptionError, match="mtls_enabled=None: must be given"):
+        parse_rule({"allowed_cns": ["foo"]})
+
+
+def test_a_long_value_is_cut_in_the_text() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_rule({**WHOLE, "client_ca_path": ["x" * 10_000]})
+    assert len(str(caught.value)) < 200
+
+
+# What holds for all rules.
+
+names = st.sampled_from(["a", "b", "c", "d"])
+chains = st.frozensets(st.sampled_from([CA, TOPIC_CA, OTHER_CA]))
+topic_ids = st.integers(0, 4)
+rules = st.builds(
+    TopicRule,
+    st.booleans(),
+    st.sampled_from([None, "ca.crt"]),
+    st.frozensets(names),
+    st.frozensets(topic_ids),
+    chains,
+)
+policies = st.builds(
+    Policy, st.booleans(), chains, st.dictionaries(topic_ids, rules, max_size=5)
+)
+principals = st.builds(Principal, st.none() | names, chains, st.booleans())
+
+
+def extend(policy: Policy, name: str, on: frozenset[int]) -> Policy:
+    """Add a name to the lists of some topics, where there is one.
+
+    Without names a rule has no list, but lets everyone in: a first name would close it.
+    """
+    longer = {
+        topic: replace(old, allowed_cns=old.allowed_cns | {name})
+        if old.allowed_cns and topic in on
+        else old
+        for topic, old in policy.rules.items()
+    }
+    return Policy(policy.token_required, policy.authority, longer)
+
+
+@relaxed
+@given(policies, names, st.frozensets(topic_ids), principals, topic_ids)
+def test_a_name_more_takes_nothing_from_others(
+    policy: Policy,
+    name: str,
+    on: frozenset[int],
+    who: Principal,
+    topic: int,
+) -> None:
+    if who.common_name == name:
+        return
+    before = decide(who, policy, topic)
+    after = decide(who, extend(policy, name, on), topic)
+    assert type(before) is type(after)
+
+
+@relaxed
+@given(policies, principals, topic_ids)
+def test_a_rule_of_its_own_never_opens_a_topic(
+    policy: Policy, who: Principal, topic: int
+) -> None:
+    opened = {k: r for k, r in policy.rules.items() if k != topic}
+    after = decide(who, Policy(policy.token_required, policy.authority, opened), topic)
+    if decide(who, policy, topic) is None:
+        assert after is None
+
+
+@relaxed
+@given(rules)
+def test_a_rule_survives_its_json(given_rule: TopicRule) -> None:
+    parsed = parse_rule(encode_rule(given_rule))
+    assert parsed is not None
+    assert encode_rule(parsed) == encode_rule(given_rule)
+    assert parsed.authority == frozenset()

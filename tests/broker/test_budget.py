@@ -1,0 +1,98 @@
+"""The budget: what it bounds, who waits, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from lance_spark.broker.budget import Budget
+from lance_spark.net.deadline import Deadline
+from tests.broker.kit import eventually, patience, running
+
+NOW = Deadline.after(0)
+
+
+def test_taking_and_giving_back() -> None:
+    budget = Budget(10)
+    assert budget.try_take(4) and budget.try_take(6)
+    assert budget.taken == 10
+    assert not budget.try_take(1)
+    budget.give_back(4)
+    assert budget.try_take(4)
+
+
+def test_more_than_there_is_for_whoever_comes_alone() -> None:
+    budget = Budget(10)
+    assert budget.try_take(25)
+    assert not budget.try_take(1)
+    budget.give_back(25)
+    assert budget.try_take(1)
+    assert not budget.try_take(25)
+
+
+def test_giving_back_too_much_is_a_bug() -> None:
+    budget = Budget(10)
+    assert budget.try_take(1)
+    with pytest.raises(AssertionError, match="more was given back"):
+        budget.give_back(2)
+
+
+def test_waiting_until_somebody_gives_back() -> None:
+    budget = Budget(10)
+    assert budget.try_take(8)
+    assert not budget.is_short
+    with running(lambda: budget.take(5, patience())) as result:
+        assert eventually(lambda: budget.is_short)
+        budget.give_back(2)  # Not enough yet.
+        assert budget.is_short
+        budget.give_back(1)
+        assert result() is True
+    assert budget.taken == 10
+    assert not budget.is_short
+
+
+def test_waiting_has_an_end() -> None:
+    budget = Budget(10)
+    assert budget.take(8, NOW)
+    assert not budget.take(5, NOW)
+    assert not budget.take(5, Deadline.after(0.01))
+    assert not budget.is_short
+    assert budget.taken == 8
+
+
+def test_one_holder_at_a_time_may_go_over_the_limit() -> None:
+    budget = Budget(10)
+    one, two = object(), object()
+    assert budget.take(5, NOW, holder=None) and budget.take(5, NOW, holder=None)
+    # Both hold half and want more: without this they would wait for each other.
+    assert budget.take(20, NOW, holder=one)
+    assert budget.take(7, NOW, holder=one)
+    assert not budget.take(1, NOW, holder=two)
+    assert not budget.take(1, NOW)
+    budget.give_back(3)  # A part of it: one is still over the limit.
+    assert not budget.take(1, NOW, holder=two)
+    with running(lambda: budget.take(6, patience(), holder=two)) as result:
+        assert eventually(lambda: budget.is_short)
+        budget.give_back(29, holder=one)
+        assert result() is True
+    assert budget.taken == 11
+    budget.give_back(11, holder=two)
+    assert budget.taken == 0
+
+
+def test_giving_back_does_not_end_what_another_overdrew() -> None:
+    budget = Budget(10)
+    one, two = object(), object()
+    assert budget.take(10, NOW)
+    assert budget.take(5, NOW, holder=one)
+    budget.give_back(5, holder=two)
+    assert not budget.take(5, NOW, holder=two)
+
+
+def test_a_closed_budget_lets_nobody_wait() -> None:
+    budget = Budget(10)
+    assert budget.try_take(10)
+    with running(lambda: budget.take(5, patience())) as result:
+        assert eventually(lambda: budget.is_short)
+        budget.close()
+        assert result() is False
+    assert not budget.take(1, patience())

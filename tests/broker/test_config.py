@@ -1,0 +1,187 @@
+"""The settings of a broker: what is there without any, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from lance_spark.broker import BrokerConfig
+from lance_spark.broker.config import DEFAULT_PORT, parse_retention
+from lance_spark.errors import OptionError
+from lance_spark.model import Retention
+from lance_spark.net.address import Address
+from lance_spark.store import Fsync, StoreConfig
+from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, Checksum
+
+NUMBERS = [f.name for f in fields(BrokerConfig) if f.type in ("int", "float")]
+OWN_NUMBERS = [n for n in NUMBERS if n not in {f.name for f in fields(StoreConfig)}]
+SWITCHES = [f.name for f in fields(BrokerConfig) if f.type == "bool"]
+TEXTS = [f.name for f in fields(BrokerConfig) if f.type in ("str", "str | None")]
+
+
+def test_what_is_there_without_settings() -> None:
+    config = BrokerConfig()
+    assert config.address == Address("127.0.0.1", 0)
+    assert DEFAULT_PORT == 1992
+    assert config.fsync is Fsync.BATCH
+    assert config.payload_bytes_max == PAYLOAD_BYTES_MAX == 16 * 1024 * 1024 + 65536
+    assert (config.keepalive_burst, config.keepalive_rate) == (30, 5.0)
+    assert (config.idle_timeout_s, config.dedup_window) == (30.0, 4096)
+    assert config.server_tls() is None
+
+
+def test_settings_of_the_store_are_settings_of_the_broker() -> None:
+    assert BrokerConfig(fsync="always").fsync is Fsync.ALWAYS  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="segment_bytes"):
+        BrokerConfig(segment_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "checksum", "expected"),
+    [
+        ("lwp", "default", Checksum.CRC32C),
+        ("plain", "default", Checksum.CRC32),
+        ("plain", "crc32c", Checksum.CRC32C),
+        ("lwp", "crc32", Checksum.CRC32),
+        ("lwp", "auto", None),
+        ("plain", "auto", None),
+    ],
+)
+def test_checksum_of_frames(
+    dialect: str, checksum: str, expected: Checksum | None
+) -> None:
+    config = BrokerConfig(dialect=dialect, checksum=checksum)
+    assert config.frame_checksum is expected
+
+
+@pytest.mark.parametrize(
+    "name", ["dialect", "checksum", "payload_validation", "error_format"]
+)
+@pytest.mark.parametrize("value", ["", "LWP", "crc64", None, 1, ["lwp"]])
+def test_choices(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"broker setting {name}=.*: must be one of "):
+        BrokerConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", OWN_NUMBERS)
+@pytest.mark.parametrize("value", [-1, "7", None, True, float("nan"), float("inf")])
+def test_numbers(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name}=.*number of at least"):
+        BrokerConfig(**{name: value})
+
+
+def test_only_seconds_and_rates_may_have_a_fraction() -> None:
+    config = BrokerConfig(idle_timeout_s=0.5, fetch_rate_limit=2.5, wait_s_max=0)
+    assert (config.idle_timeout_s, config.fetch_rate_limit) == (0.5, 2.5)
+    with pytest.raises(
+        OptionError,
+        match=r"connections_max=1\.5: must be a whole number of at least 1$",
+    ):
+        BrokerConfig(connections_max=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_switches(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name}=.*: must be true or false"):
+        BrokerConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}=7: must be "):
+        BrokerConfig(**{name: 7})
+
+
+@pytest.mark.parametrize("name", ["listen", "metrics"])
+def test_addresses_are_read_at_once(name: str) -> None:
+    with pytest.raises(OptionError, match="nowhere"):
+        BrokerConfig(**{name: "nowhere"})
+    assert BrokerConfig(listen="[::1]:1992").address == Address("::1", 1992)
+    assert BrokerConfig(metrics="localhost:0").metrics == "localhost:0"
+
+
+def test_a_payload_has_to_fit_a_batch() -> None:
+    with pytest.raises(
+        OptionError, match=r"payload_bytes_max=.* must be at most batch_bytes_max"
+    ):
+        BrokerConfig(batch_bytes_max=1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    "tokens", ["secret-word", ["good", ""], ["good", 7], 7, None, {"secret-word": 1}]
+)
+def test_tokens_are_texts_and_never_shown(tokens: Any) -> None:
+    with pytest.raises(OptionError, match="tokens: must be a list of texts") as error:
+        BrokerConfig(tokens=tokens)
+    assert "secret-word" not in str(error.value)
+
+
+def test_tokens_of_a_file_become_a_tuple() -> None:
+    config = BrokerConfig(tokens=["secret-word"])  # type: ignore[arg-type]
+    assert config.tokens == ("secret-word",)
+    assert "secret-word" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"tls_cert_path": "c"}, "tls_enabled=False: must be true when tls_cert_path"),
+        ({"tls_require_client_cert": True}, "true when tls_require_client_cert is set"),
+        ({"tls_enabled": True}, "set tls cert_path and key_path too"),
+        ({"tls_enabled": True, "tls_cert_path": "c"}, "cert_path and key_path"),
+        (
+            {
+                "tls_enabled": True,
+                "tls_cert_path": "c",
+                "tls_key_path": "k",
+                "tls_require_client_cert": True,
+            },
+            "set client_ca_path too",
+        ),
+    ],
+)
+def test_tls_settings_have_to_go_together(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        BrokerConfig(**settings)
+
+
+def test_what_the_tls_server_gets() -> None:
+    config = BrokerConfig(tls_enabled=True, tls_cert_path="c", tls_key_path="k")
+    tls = config.server_tls()
+    assert tls is not None
+    assert (tls.cert_path, tls.key_path) == ("c", "k")
+    assert (tls.client_ca_paths, tls.require_client_cert) == ((), False)
+    tls = replace(
+        config, tls_client_ca_path="ca", tls_require_client_cert=True
+    ).server_tls(("topic-ca",))
+    assert tls is not None
+    assert tls.client_ca_paths == ("ca", "topic-ca")
+    assert tls.require_client_cert
+
+
+@pytest.mark.parametrize(
+    ("topics", "text"),
+    [
+        (7, "topics=7: must be a table"),
+        ({"a": 7}, "topic 'a': 7 is not a table"),
+        ({"a": {"rule": {}}}, "topic 'a': rule = {}; there are the tables auth"),
+        ({"a": {"auth": True}}, "topic 'a': auth = True; there are the tables"),
+        ({"a": {"retention": {"max_age": 1}}}, "topic 'a': retention max_age = 1;"),
+        ({"a": {"retention": {"max_bytes": 1.5}}}, "max_bytes = 1.5; there are"),
+        ({"a": {"retention": {"max_bytes": True}}}, "max_bytes = True; there are"),
+        ({"a": {"retention": {"max_age_secs": -1}}}, "neither can be negative"),
+    ],
+)
+def test_topics_that_make_no_sense(topics: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        BrokerConfig(topics=topics)
+
+
+def test_retention_of_a_topic() -> None:
+    assert parse_retention("a", {}) == Retention()
+    table = {"max_age_secs": 60, "max_bytes": 100}
+    assert parse_retention("a", table) == Retention(60, 100)
+    BrokerConfig(topics={"a": {"retention": table, "auth": {}}, "b": {}})

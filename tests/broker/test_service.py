@@ -1,0 +1,518 @@
+"""What a broker does, asked without any protocol."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lance_spark import errors
+from lance_spark.broker import service as service_module
+from lance_spark.broker.access import Policy, Principal, TopicRule
+from lance_spark.broker.service import ConsumerState, Service
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import AccessDenied, AuthenticationRequired, OutOfRange
+from lance_spark.model import Retention
+from lance_spark.store import (
+    CommitStatus,
+    LogStart,
+    NamedStage,
+    Store,
+    StoreConfig,
+    View,
+)
+from lance_spark.wire.lwp import AssignmentStrategy
+from tests.broker.kit import record, records
+
+ANYBODY = Principal()
+SPARK = Principal("spark", frozenset({b"ca"}))
+FLINK = Principal("flink", frozenset({b"ca"}))
+START = np.zeros(1, np.int64)
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[Store]:
+    config = StoreConfig(fsync="none", segment_bytes=200)  # type: ignore[arg-type]
+    with Store(directory / "data", framing=scan, config=config) as store:
+        yield store
+
+
+@pytest.fixture
+def service(store: Store) -> Service:
+    return Service(store)
+
+
+@pytest.fixture
+def guarded(store: Store) -> Service:
+    """Topic 1 is for the client spark, topic 2 for everybody."""
+    store.create_topic("mine")
+    store.create_topic("open")
+    for topic in (1, 2):
+        store.append(topic, records("a", 3))
+    rule = TopicRule(True, allowed_cns=frozenset({"spark"}))
+    service = Service(store, policy=Policy(rules={1: rule}))
+    service.groups.join("theirs", "m", ["mine"], AssignmentStrategy.RANGE, 30)
+    return service
+
+
+def fill(service: Service, count: int = 10, topic: str = "a") -> int:
+    """Make a topic with so many batches of 100 bytes, two to a segment."""
+    number = service.create_topic(ANYBODY, topic).metadata.id
+    for n in range(count):
+        service.append(
+            ANYBODY, number, n + 1, record(bytes([65 + n]) * 95), starts=START
+        )
+    return number
+
+
+def cut(service: Service, topic: int, segment: int) -> int:
+    """Drop all segments before one, as retention does; give the new start."""
+    found = service.store.topic(topic)
+    kept = found.log.segments()[segment]
+    start = LogStart(kept.base_offset, kept.base_record, kept.name.number)
+    found.drop_before(start)
+    return start.offset
+
+
+# Access.
+
+
+def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
+    """Everything that touches topic 1, `mine`."""
+    none = Retention()
+    return {
+        "topic": lambda: service.topic(client, 1),
+        "view": lambda: service.view(client, 1),
+        "read": lambda: service.read(client, 1, 0, 100),
+        "locate": lambda: service.locate(client, 1, "start", 0),
+        "ends": lambda: service.ends(client, [1]),
+        "append": lambda: service.append(client, 1, 1, record(b"x"), starts=START),
+        "set_retention": lambda: service.set_retention(client, 1, none),
+        "subscribe": lambda: service.subscribe(
+            client, 1, 7, start=0, max_batch_bytes=1
+        ),
+        "unsubscribe": lambda: service.unsubscribe(client, 1, 7),
+        "commit_offset": lambda: service.commit_offset(client, 1, 7, 0),
+        "consumers": lambda: service.consumers(client, 1),
+        "open_stages": lambda: service.open_stages(client, 1),
+        "resolve": lambda: service.resolve(client, ["mine"]),
+        "join_group": lambda: service.join_group(
+            client,
+            "g",
+            "",
+            topics=["mine"],
+            strategy=AssignmentStrategy.RANGE,
+            session_timeout_s=30,
+        ),
+        "beat_group": lambda: service.beat_group(client, "theirs", "m", 1),
+        "leave_group": lambda: service.leave_group(client, "theirs", "m"),
+        "open_stage": lambda: service.open_stage(client, "mine", "w", 1),
+        "commit_stages": lambda: service.commit_stages(
+            client, "w", 1, stages=[], overwrite=["mine"]
+        ),
+        "delete_topic": lambda: service.delete_topic(client, 1),
+    }
+
+
+OPEN = {
+    # These touch no topic, or only those that the client may see.
+    *("authenticate", "check_client", "may_see", "topics", "topics_version", "hides"),
+    *("create_topic", "abort_stages", "wait_durable", "watching"),
+    "describe_groups",
+    # These are for whoever runs the broker.
+    *("gauges", "maintain"),
+}
+
+
+def test_no_call_is_forgotten(service: Service) -> None:
+    names = {n for n, _ in inspect.getmembers(Service) if not n.startswith("_")}
+    assert names == OPEN | calls(service, ANYBODY).keys()
+
+
+@pytest.mark.parametrize("name", calls(None, ANYBODY))  # type: ignore[arg-type]
+def test_every_call_is_denied_to_strangers(guarded: Service, name: str) -> None:
+    before = guarded.store.view(1).end
+    for client in (ANYBODY, FLINK):
+        with pytest.raises(AccessDenied) as error:
+            calls(guarded, client)[name]()
+        text = f"Access denied: client '{client.name}' not authorized for topic 1"
+        assert error.value.message == text
+    assert guarded.store.view(1).end == before
+    assert guarded.store.stages() == []
+
+
+@pytest.mark.parametrize("name", calls(None, ANYBODY))  # type: ignore[arg-type]
+def test_every_call_is_allowed_to_its_client(guarded: Service, name: str) -> None:
+    if name == "unsubscribe":
+        calls(guarded, SPARK)["subscribe"]()
+    calls(guarded, SPARK)[name]()
+
+
+@pytest.mark.parametrize("name", calls(None, ANYBODY))  # type: ignore[arg-type]
+def test_without_a_token_nothing_is_allowed(store: Store, name: str) -> None:
+    service = Service(store, policy=Policy(token_required=True), tokens=["good"])
+    with pytest.raises(AuthenticationRequired, match="Authentication required"):
+        calls(service, SPARK)[name]()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.check_client(ANYBODY),
+        lambda s: s.topics(ANYBODY),
+        lambda s: s.create_topic(ANYBODY, "new"),
+        lambda s: s.abort_stages(ANYBODY, "w", 1),
+        lambda s: s.describe_groups(ANYBODY),
+    ],
+)
+def test_without_a_token_not_even_what_touches_no_topic(
+    store: Store, call: Callable[[Service], object]
+) -> None:
+    service = Service(store, policy=Policy(token_required=True), tokens=["good"])
+    with pytest.raises(AuthenticationRequired):
+        call(service)
+    assert store.topics() == []
+
+
+def test_tokens(store: Store) -> None:
+    policy = Policy(token_required=True)
+    service = Service(store, policy=policy, tokens=["good", "bett\u00e9r"])
+    for token in ("", "goo", "goodd", "GOOD"):
+        with pytest.raises(errors.AuthenticationFailed, match="Authentication failed"):
+            service.authenticate(SPARK, token)
+    for token in ("good", "bett\u00e9r"):
+        client = service.authenticate(SPARK, token)
+        assert client == Principal("spark", SPARK.chain, True)
+        service.check_client(client)
+
+
+def test_where_no_token_is_needed_every_one_is_good(service: Service) -> None:
+    assert service.authenticate(ANYBODY, "anything").authenticated
+
+
+def test_a_stage_is_of_its_topic(guarded: Service) -> None:
+    stage = guarded.open_stage(SPARK, "mine", "w", 1)
+    with pytest.raises(AccessDenied, match="topic 1"):
+        guarded.append(FLINK, stage, 1, record(b"x"), starts=START)
+    guarded.append(SPARK, stage, 1, record(b"x"), starts=START)
+    named = [NamedStage(stage, 1, 6)]
+    with pytest.raises(AccessDenied, match="topic 1"):
+        guarded.commit_stages(FLINK, "w", 1, stages=named, overwrite=[])
+    with pytest.raises(AccessDenied, match="topic 1"):
+        guarded.abort_stages(FLINK, "w", 1)
+    # Another job is none of it.
+    assert guarded.abort_stages(FLINK, "w", 2) == 0
+    result = guarded.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
+    assert result.status is CommitStatus.COMMITTED
+    # The stage is gone, and with it the way to see whose it was.
+    with pytest.raises(AccessDenied, match="topic 1"):
+        guarded.commit_stages(FLINK, "w", 1, stages=named, overwrite=[])
+    again = guarded.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
+    assert again.status is CommitStatus.REPEATED
+    assert again.ranges == result.ranges
+
+
+def test_a_commit_that_was_made_is_not_denied(store: Store) -> None:
+    # Whoever is tied to some topics may still make one, and may not read it then.
+    store.create_topic("mine")
+    rule = TopicRule(True, None, frozenset({"spark"}), frozenset({1}))
+    service = Service(store, policy=Policy(rules={1: rule}))
+    stage = service.open_stage(SPARK, "new", "w", 1)
+    service.append(SPARK, stage, 1, record(b"x"), starts=START)
+    named = [NamedStage(stage, 1, 6)]
+    result = service.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
+    assert result.status is CommitStatus.COMMITTED
+    with pytest.raises(AccessDenied):
+        service.read(SPARK, result.ranges[0].topic, 0, 100)
+
+
+def test_who_sees_what(guarded: Service) -> None:
+    seen = [topic.metadata.name for topic in guarded.topics(FLINK)]
+    assert seen == ["open"]
+    assert [t.metadata.id for t in guarded.topics(SPARK)] == [1, 2]
+    assert guarded.may_see(SPARK, 1) and not guarded.may_see(FLINK, 1)
+    assert guarded.hides(FLINK, "mine")
+    assert not guarded.hides(SPARK, "mine")
+    assert not guarded.hides(FLINK, "open")
+    assert not guarded.hides(FLINK, "none")
+
+
+def test_a_member_is_protected_as_its_topics_are(guarded: Service) -> None:
+    strategy = AssignmentStrategy.RANGE
+    with pytest.raises(AccessDenied):
+        guarded.join_group(
+            FLINK,
+            "theirs",
+            "m",
+            topics=["open"],
+            strategy=strategy,
+            session_timeout_s=9,
+        )
+    assert guarded.groups.subscription("theirs", "m") == {"mine"}
+    guarded.groups.join("theirs", "other", ["open"], strategy, 30)
+    [seen] = guarded.describe_groups(FLINK)
+    assert seen.members.keys() == {"other"}
+    [seen] = guarded.describe_groups(SPARK)
+    assert seen.members.keys() == {"m", "other"}
+    guarded.groups.leave("theirs", "other")
+    assert guarded.describe_groups(FLINK) == []
+
+
+# Topics.
+
+
+def test_creating_topics(service: Service) -> None:
+    topic = service.create_topic(ANYBODY, "a", Retention(5, 6))
+    assert topic.metadata.retention == Retention(5, 6)
+    with pytest.raises(errors.TopicAlreadyExists, match="Topic 'a' already exists"):
+        service.create_topic(ANYBODY, "a")
+    with pytest.raises(errors.InvalidName, match="Topic name required"):
+        service.create_topic(ANYBODY, "")
+
+
+def test_the_version_of_the_list_goes_up_and_is_no_other_brokers(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module.time, "time_ns", lambda: 1 << 60)
+    service = Service(store)
+    before = service.topics_version
+    service.create_topic(ANYBODY, "a")
+    assert service.topics_version == before + 1
+    service.delete_topic(ANYBODY, 1)
+    assert service.topics_version == before + 2
+    monkeypatch.setattr(service_module.time, "time_ns", lambda: (1 << 60) + (1 << 30))
+    assert Service(store).topics_version > before + 2
+
+
+def test_the_default_topic_stays(service: Service) -> None:
+    with pytest.raises(errors.InvalidPayload, match="default topic can't be deleted"):
+        service.delete_topic(ANYBODY, 0)
+    assert service.topic(ANYBODY, 0).metadata.id == 0
+
+
+def test_a_deleted_topic_leaves_nothing(service: Service) -> None:
+    fill(service)
+    service.subscribe(ANYBODY, 1, 7, start=0, max_batch_bytes=1)
+    service.subscribe(ANYBODY, 0, 7, start=0, max_batch_bytes=1)
+    assert 1 in service.metrics.snapshot().topics
+    service.delete_topic(ANYBODY, 1)
+    assert 1 not in service.metrics.snapshot().topics
+    assert service._subscriptions.keys() == {(7, 0)}
+    for call in (
+        lambda: service.topic(ANYBODY, 1),
+        lambda: service.delete_topic(ANYBODY, 1),
+        lambda: service.read(ANYBODY, 1, 0, 100),
+    ):
+        with pytest.raises(errors.UnknownTopic, match="topic 1 was deleted"):
+            call()
+    with pytest.raises(errors.UnknownTopic, match="topic 9 not found"):
+        service.topic(ANYBODY, 9)
+
+
+# Reading.
+
+
+def test_offsets_outside_the_log_are_served_from_its_ends(service: Service) -> None:
+    topic = fill(service)
+    start = cut(service, topic, 2)
+    assert start == 400
+    for offset in (0, 399, 400):
+        reading = service.read(ANYBODY, topic, offset, 100)
+        assert (reading.slice.start, reading.slice.end) == (400, 500)
+        assert reading.high_water_mark == 1000
+    for offset in (1000, 1001, 2**64 - 1):
+        reading = service.read(ANYBODY, topic, offset, 100)
+        assert (reading.slice.start, reading.slice.end) == (1000, 1000)
+
+
+def test_snapping_to_the_next_record(service: Service) -> None:
+    topic = fill(service)
+    plain = service.read(ANYBODY, topic, 101, 100)
+    assert (plain.slice.start, plain.slice.end) == (101, 200)
+    snapped = service.read(ANYBODY, topic, 101, 100, snap=True)
+    assert (snapped.slice.start, snapped.slice.end) == (200, 300)
+    last = service.read(ANYBODY, topic, 901, 100, snap=True)
+    assert (last.slice.start, last.slice.end) == (1000, 1000)
+
+
+def test_nothing_is_asked_for(service: Service) -> None:
+    topic = fill(service)
+    reading = service.read(ANYBODY, topic, 100, 0)
+    assert (reading.slice.start, reading.slice.end, len(reading.slice)) == (100, 100, 0)
+    assert service.metrics.snapshot().traffic.records_out == 0
+
+
+def test_what_is_read_is_counted(service: Service) -> None:
+    topic = fill(service)
+    service.read(ANYBODY, topic, 0, 200)
+    traffic = service.metrics.snapshot().topics[topic]
+    assert (traffic.records_out, traffic.bytes_out) == (2, 200)
+    assert (traffic.records_in, traffic.bytes_in) == (10, 1000)
+
+
+def test_retention_that_is_quicker_than_a_reader(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = fill(service)
+    views = [service.store.view(topic)]  # What was there before the cut.
+    cut(service, topic, 3)
+    service.store._segments.drop_topic(topic)
+    monkeypatch.setattr(
+        service.store,
+        "view",
+        lambda topic: views.pop() if views else View.of(service.store.topic(1).log),
+    )
+    reading = service.read(ANYBODY, topic, 0, 100)
+    assert (reading.slice.start, reading.slice.end) == (600, 700)
+    assert views == []
+
+
+def test_places(service: Service) -> None:
+    topic = fill(service)
+
+    def offset(kind: str, value: int) -> int:
+        return service.locate(ANYBODY, topic, kind, value).offset
+
+    assert offset("offset", 101) == 200
+    assert offset("record", 3) == 300
+    assert offset("start", 99) == 0
+    assert offset("end", 99) == 1000
+    at = service.locate(ANYBODY, topic, "record", 5)
+    assert (at.offset, at.record) == (500, 5)
+    assert offset("time", at.append_time_ns) <= 500
+    assert offset("time", 2**63) == 1000
+
+
+def test_a_topic_that_is_cut_all_the_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = fill(service)
+
+    def cut_off(*arguments: object) -> None:
+        raise OutOfRange(0, 1, 2)
+
+    monkeypatch.setattr(View, "read", cut_off)
+    monkeypatch.setattr(View, "locate_offset", cut_off)
+    with pytest.raises(errors.StorageError, match="is being cut faster than it is"):
+        service.read(ANYBODY, topic, 0, 100)
+    with pytest.raises(errors.StorageError, match="is being cut faster than it is"):
+        service.locate(ANYBODY, topic, "offset", 0)
+
+
+def test_ends_of_topics_that_there_are(service: Service) -> None:
+    topic = fill(service)
+    assert service.ends(ANYBODY, [topic, 77, 0]) == {topic: 1000, 0: 0}
+
+
+def test_being_told_of_growth(service: Service) -> None:
+    topic = fill(service)
+    told = threading.Event()
+    with service.watching([topic], told.set, catalog=True):
+        service.append(ANYBODY, topic, 1, record(b"x"), starts=START)
+        assert told.is_set()
+        told.clear()
+        service.create_topic(ANYBODY, "b")
+        assert told.is_set()
+        told.clear()
+    service.append(ANYBODY, topic, 2, record(b"x"), starts=START)
+    assert not told.is_set()
+
+
+# Consumers.
+
+
+def test_where_a_consumer_starts(service: Service) -> None:
+    topic = fill(service)
+
+    def subscribe(start: int) -> int:
+        return service.subscribe(ANYBODY, topic, 7, start=start, max_batch_bytes=10)
+
+    assert subscribe(0) == 0
+    service.commit_offset(ANYBODY, topic, 7, 500)
+    assert subscribe(0) == 500
+    assert subscribe(300) == 300
+    assert subscribe(2**64 - 1) == 1000
+
+
+def test_what_is_known_of_consumers(service: Service) -> None:
+    topic = fill(service)
+    service.subscribe(ANYBODY, topic, 7, start=0, max_batch_bytes=10)
+    service.subscribe(ANYBODY, topic, 8, start=0, max_batch_bytes=20)
+    service.subscribe(ANYBODY, 0, 9, start=0, max_batch_bytes=20)
+    service.commit_offset(ANYBODY, topic, 8, 100)
+    service.commit_offset(ANYBODY, topic, 6, 0)
+    assert service.consumers(ANYBODY, topic) == [
+        ConsumerState(6, 0, None),
+        ConsumerState(7, None, 10),
+        ConsumerState(8, 100, 20),
+    ]
+    service.unsubscribe(ANYBODY, topic, 8)
+    with pytest.raises(
+        errors.ConsumerNotFound, match="Consumer 8 is not subscribed to topic 1"
+    ):
+        service.unsubscribe(ANYBODY, topic, 8)
+
+
+def test_subscriptions_do_not_pile_up(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_SUBSCRIPTIONS_MAX", 3)
+    for consumer in (1, 2, 3, 1, 4):
+        service.subscribe(ANYBODY, 0, consumer, start=0, max_batch_bytes=1)
+    assert [consumer for consumer, _ in service._subscriptions] == [3, 1, 4]
+
+
+def test_an_offset_beyond_the_end(service: Service) -> None:
+    topic = fill(service)
+    service.commit_offset(ANYBODY, topic, 7, 1000)
+    with pytest.raises(errors.OffsetOutOfRange, match="Offset 1001 is beyond") as error:
+        service.commit_offset(ANYBODY, topic, 7, 1001)
+    assert error.value.details == {"log_end": 1000}
+    assert service.store.committed_offset(7, topic) == 1000
+
+
+def test_names_of_topics(service: Service) -> None:
+    fill(service)
+    assert service.resolve(ANYBODY, ["a", "b"]) == {"a": 1}
+
+
+# Housekeeping.
+
+
+def test_maintenance(service: Service) -> None:
+    topic = fill(service)
+    service.set_retention(ANYBODY, topic, Retention(0, 300))
+    service.groups.join("g", "m", ["a"], AssignmentStrategy.RANGE, 1)
+    service.groups._clock = lambda: 1e12
+    stage = service.open_stage(ANYBODY, "a", "w", 1)
+    service.append(ANYBODY, stage, 1, record(b"x"), starts=START)
+    other = service.open_stage(ANYBODY, "not there yet", "w", 1)
+    service.append(ANYBODY, other, 1, record(b"x"), starts=START)
+    # What is staged counts for its topic, if that is there.
+    assert service.metrics.snapshot().topics[topic].records_in == 11
+    assert service.metrics.snapshot().traffic.records_in == 12
+    service.metrics.fetched(99, 1, 1)  # Of a topic that was deleted meanwhile.
+    assert service.metrics.snapshot().topics.keys() == {topic, 99}
+    service.maintain()
+    assert service.store.view(topic).start.offset > 0
+    assert service.groups.describe() == []
+    assert service.metrics.snapshot().topics.keys() == {topic}
+
+
+def test_gauges(service: Service) -> None:
+    topic = fill(service)
+    cut(service, topic, 1)
+    service.open_stage(ANYBODY, "a", "w", 1)
+    service.open_stage(ANYBODY, "a", "w", 2)
+    service.open_stage(ANYBODY, "none", "w", 2)
+    default, gauge = service.gauges()
+    assert (default.id, default.records, default.stages) == (0, 0, 0)
+    assert (gauge.id, gauge.name, gauge.stages) == (topic, "a", 2)
+    assert (gauge.log_start, gauge.log_end, gauge.records) == (200, 1000, 8)
+    assert gauge.bytes_on_disk > 800
+    assert service.open_stages(ANYBODY, topic) == 2

@@ -1,0 +1,201 @@
+"""A place in a topic: seeking, cutting results, passing over losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lance_spark.client.cursor import Cursor, CursorOptions, resolve_position
+from lance_spark.client.seek import SeekPosition
+from lance_spark.errors import DataLoss, OptionError, TopicNotFound
+from tests.client.kit_flow import FakeLog, record
+
+DATA = b"".join(record(f"{number:05}") for number in range(20))
+STEP = 10
+
+
+def _cursor(
+    log: FakeLog, start: SeekPosition | None = SeekPosition.BEGINNING, **options: Any
+) -> Cursor:
+    client: Any = log
+    return Cursor(client, "events", start, CursorOptions(**options))
+
+
+def _values(cursor: Cursor) -> list[str]:
+    values = []
+    while (result := cursor.poll()) is not None:
+        values += [str(r.value, "ascii") for r in result.records() if r.value]
+    return values
+
+
+# Positions.
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_resolve(whole: bool) -> None:
+    log = FakeLog(DATA, whole=whole)
+    log.start = 50
+    client: Any = log
+    offsets = [
+        resolve_position(client, "events", position)
+        for position in (
+            SeekPosition.BEGINNING,
+            SeekPosition.END,
+            SeekPosition.offset(70),
+            SeekPosition.time_ns(123),
+        )
+    ]
+    # A plain server does not say where its log starts: it counts from what is left.
+    assert offsets == [50 if whole else 0, 200, 70, 123]
+
+
+def test_begins_where_it_is_told() -> None:
+    log = FakeLog(DATA, whole=True)
+    for start, first in (
+        (SeekPosition.BEGINNING, "00000"),
+        (SeekPosition.offset(70), "00007"),
+    ):
+        assert _values(_cursor(log, start))[0] == first
+    assert _values(_cursor(log, SeekPosition.END)) == []
+
+
+@pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 200)])
+def test_begins_where_the_options_say(reset: str, position: int) -> None:
+    log = FakeLog(DATA, whole=True)
+    assert _cursor(log, None, offset_reset=reset).position == position
+
+
+def test_nothing_says_where_to_begin() -> None:
+    with pytest.raises(OptionError, match="'events' and offset_reset is 'error'"):
+        _cursor(FakeLog(DATA), None, offset_reset="error")
+
+
+@pytest.mark.parametrize(
+    "options", [{"offset_reset": "newest"}, {"max_poll_records": 0}]
+)
+def test_bad_options(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        CursorOptions(**options)
+
+
+def test_seek_forgets_what_was_read() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log, max_poll_records=3)
+    cursor.poll()
+    assert cursor.seek(150) == cursor.position == 150
+    assert _values(cursor)[0] == "00015"
+    assert cursor.seek(SeekPosition.BEGINNING) == 0
+    assert _values(cursor)[0] == "00000"
+    assert cursor.seek(SeekPosition.END) == 200
+
+
+def test_lag() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log, max_poll_records=3)
+    assert cursor.lag() == 200
+    cursor.poll()
+    assert cursor.lag() == 170
+    log.append(DATA)
+    assert cursor.lag() == 370
+    cursor.seek(1000)
+    assert cursor.lag() == 0
+
+
+# Polling.
+
+
+def test_max_poll_records_cuts_and_loses_nothing() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log, max_poll_records=7)
+    counts, ends, positions = [], [], []
+    while (result := cursor.poll()) is not None:
+        counts.append(len(result))
+        ends.append(result.end_of_stream)
+        positions.append((result.start_offset, result.current_offset))
+        assert cursor.position == result.current_offset
+    assert counts == [7, 7, 6]
+    assert positions == [(0, 70), (70, 140), (140, 200)]
+    assert ends == [False, False, True]
+    # One fetch had them all.
+    assert [how for _, _, how in log.asked] == ["fetch", "fetch"]
+
+
+def test_polls_by_the_id_it_was_given() -> None:
+    log = FakeLog(DATA, whole=True)
+    log.topic_ids = {"events": 8}
+    client: Any = log
+    options = CursorOptions()
+    cursor = Cursor(client, "events", None, options, topic_id=8)
+    log.topic_ids = {"elsewhere": 8}
+    assert cursor.topic_id == 8
+    assert len(_values(cursor)) == 20
+    cursor.close()
+
+
+# Lost data.
+
+
+def test_loss_is_an_error_by_default() -> None:
+    log = FakeLog(DATA, whole=True)
+    log.start = 100
+    cursor = _cursor(log, SeekPosition.offset(50))
+    for _ in range(2):
+        with pytest.raises(DataLoss):
+            cursor.poll()
+
+
+@pytest.mark.parametrize(
+    ("reset", "expected"), [("earliest", "00010"), ("latest", None)]
+)
+def test_loss_may_be_passed_over(
+    reset: str, expected: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = FakeLog(DATA, whole=True)
+    log.start = 100
+    cursor = _cursor(
+        log, SeekPosition.offset(50), fail_on_data_loss=False, offset_reset=reset
+    )
+    assert _values(cursor)[:1] == ([] if expected is None else [expected])
+    assert "50 bytes gone" in caplog.text
+    assert cursor.position == 200
+
+
+def test_loss_without_anywhere_to_go_is_an_error() -> None:
+    log = FakeLog(DATA, whole=True)
+    log.start = 100
+    cursor = _cursor(
+        log, SeekPosition.offset(50), fail_on_data_loss=False, offset_reset="error"
+    )
+    with pytest.raises(DataLoss):
+        cursor.poll()
+
+
+def test_a_topic_created_anew_is_read_from_its_start() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log, fail_on_data_loss=False)
+    _values(cursor)
+    log.topic_ids = {"events": 9}
+    log.data = bytearray(record("fresh"))
+    assert _values(cursor) == ["fresh"]
+    assert cursor.topic_id == 9
+    assert log.forgotten == ["events"]
+
+
+def test_a_topic_that_stays_away_is_an_error() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log, fail_on_data_loss=False)
+    log.topic_ids = {}
+    with pytest.raises(TopicNotFound):
+        cursor.poll()
+
+
+def test_a_log_that_is_lost_all_the_time() -> None:
+    class Log(FakeLog):
+        def _read(self, start: int, max_bytes: int) -> Any:
+            self.start += 10
+            return super()._read(start, max_bytes)
+
+    log = Log(DATA * 100, whole=True)
+    with pytest.raises(DataLoss):
+        _cursor(log, fail_on_data_loss=False).poll()

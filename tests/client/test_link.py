@@ -1,0 +1,570 @@
+"""Calls that get through: reconnecting, redirects, retries, deadlines, closing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from lance_spark.client.client import LanceClient
+from lance_spark.client.runtime import Runtime
+from lance_spark.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    InternalError,
+    LanceError,
+    LocalProtocolError,
+    NotLeader,
+    OperationTimeout,
+    RateLimited,
+    RemoteProtocolError,
+    Timeout,
+)
+from lance_spark.net.stream import Stream
+from lance_spark.wire.lwp import (
+    Authenticate,
+    AuthenticateResponse,
+    CreateTopic,
+    GetTopic,
+    Message,
+    TopicInfo,
+)
+from tests.client.scripted import (
+    PATIENCE_S,
+    SERVER,
+    FakeTime,
+    Network,
+    Peer,
+    Script,
+    error_of,
+    serving,
+    soon,
+)
+
+ANSWER = TopicInfo(1, "events")
+TABLE = {GetTopic: ANSWER, CreateTopic: ANSWER}
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def closing_after(kind: type = GetTopic) -> Script:
+    """Make a server that takes a request and closes without an answer."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.request(kind)
+
+    return script
+
+
+def refusing(code: int, text: str = "no", times: int = 1, **details: object) -> Script:
+    """Make a server that refuses so many requests, then serves."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        for _ in range(times):
+            peer.request()
+            peer.refuse(code, text, **details)
+        peer.serve(TABLE)
+
+    return script
+
+
+def redirecting(leader: str) -> Script:
+    return refusing(0x20, "not leader", leader_addr=leader)
+
+
+def ask(
+    client: LanceClient, *, retry: bool = True, timeout_s: float | None = None
+) -> Message:
+    return client.call(GetTopic(1), retry=retry, timeout_s=timeout_s)
+
+
+# The connection.
+
+
+def test_nothing_is_dialed_before_the_first_call(network: Network) -> None:
+    network.client()
+    assert network.dialed == []
+
+
+def test_one_connection_serves_all_calls(network: Network) -> None:
+    network.serve(serving(TABLE))
+    client = network.client()
+    assert [ask(client) for _ in range(3)] == [ANSWER] * 3
+    assert network.dialed == [SERVER]
+
+
+def test_many_threads_share_one_connection(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    network.serve(serving({GetTopic: lambda r: TopicInfo(r.topic_id, "t")}))
+    client = network.client()
+
+    def work(number: int) -> bool:
+        return client.call(GetTopic(number)) == TopicInfo(number, "t")
+
+    assert all(pool.map(work, range(100)))
+    assert network.dialed == [SERVER]
+
+
+def test_connect_fails_early(network: Network, fake_time: FakeTime) -> None:
+    client = network.client("a:1,b:2", runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLost, match=r"a:1: .*; b:2: "):
+        client.connect()
+    assert network.dialed == ["a:1", "b:2"]
+    assert fake_time.pauses == []
+
+
+def test_a_connection_is_waited_for(network: Network, fake_time: FakeTime) -> None:
+    network.at("a:1", lambda peer: None, serving(TABLE))
+    client = network.client("a:1", runtime=fake_time.runtime(network))
+    assert str(client.connection().address) == "a:1"
+    assert fake_time.pauses == [0.2]
+
+
+def test_a_connection_that_the_server_closed_is_replaced_before_use(
+    network: Network,
+) -> None:
+    network.serve(lambda peer: peer.greet(), serving(TABLE))
+    client = network.client().connect()
+    for thread in network._threads:
+        thread.join(PATIENCE_S)
+    # Not even a request that must not be sent twice is lost this way.
+    assert ask(client, retry=False) == ANSWER
+    assert len(network.dialed) == 2
+
+
+def test_disconnect(network: Network) -> None:
+    network.serve(serving(TABLE), serving(TABLE))
+    client = network.client()
+    client.disconnect()
+    first = client.connection()
+    client.disconnect()
+    assert not first.is_open
+    assert ask(client) == ANSWER
+    assert len(network.dialed) == 2
+
+
+def test_several_servers_with_the_first_ones_dead(network: Network) -> None:
+    network.at("c:3", serving(TABLE))
+    client = network.client("a:1,b:2,c:3")
+    assert ask(client) == ANSWER
+    assert network.dialed == ["a:1", "b:2", "c:3"]
+
+
+# Retries.
+
+
+def test_a_lost_answer_is_asked_for_again(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(closing_after(), closing_after(), serving(TABLE))
+    client = network.client(runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert fake_time.pauses == [0.2, 0.4]
+
+
+def test_a_lost_answer_is_not_asked_for_again_without_retry(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(closing_after(CreateTopic), serving(TABLE))
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLost):
+        client.call(CreateTopic("x"), retry=False)
+    assert network.dialed == [SERVER]
+    assert fake_time.pauses == []
+    # The next call is another matter.
+    assert ask(client) == ANSWER
+
+
+def test_connecting_is_retried_even_without_retry(
+    network: Network, fake_time: FakeTime
+) -> None:
+    def pause(event: threading.Event, seconds: float) -> bool:
+        if len(fake_time.pauses) == 2:
+            network.serve(serving(TABLE))
+        return fake_time.pause(event, seconds)
+
+    runtime = Runtime(network.connect, fake_time.clock, pause, lambda: 0.0)
+    client = network.client(runtime=runtime)
+    assert ask(client, retry=False) == ANSWER
+    assert fake_time.pauses == [0.2, 0.4, 0.8]
+
+
+def test_the_total_deadline(network: Network, fake_time: FakeTime) -> None:
+    client = network.client(runtime=fake_time.runtime(network), retry_timeout_s=5.0)
+    error = error_of(lambda: ask(client))
+    assert type(error) is ConnectionLost
+    assert str(error) == (
+        "could not connect to server:1992: refused (gave up after 5 tries)"
+    )
+    assert fake_time.pauses == pytest.approx([0.2, 0.4, 0.8, 1.6])
+
+
+def test_a_deadline_of_the_call(network: Network, fake_time: FakeTime) -> None:
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLost):
+        ask(client, timeout_s=1.0)
+    assert fake_time.pauses == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.parametrize("code", [0x21, 0x23, 0x31, 0x62])
+def test_what_may_pass_is_tried_again(
+    network: Network, fake_time: FakeTime, code: int
+) -> None:
+    network.serve(refusing(code, times=2))
+    client = network.client(runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert fake_time.pauses == [0.2, 0.4]
+
+
+def test_what_may_pass_is_raised_without_retry(network: Network) -> None:
+    network.serve(refusing(0x62))
+    with pytest.raises(OperationTimeout):
+        ask(network.client(), retry=False)
+
+
+def test_what_will_not_pass_is_raised(network: Network, fake_time: FakeTime) -> None:
+    network.serve(refusing(0x60, "broken"))
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(InternalError, match="broken"):
+        ask(client)
+    assert ask(client) == ANSWER
+    assert network.dialed == [SERVER]
+    assert fake_time.pauses == []
+
+
+def test_a_rate_limit_is_honoured(network: Network, fake_time: FakeTime) -> None:
+    network.serve(refusing(0x30, times=2, retry_after_ms=700))
+    client = network.client(runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert fake_time.pauses == [0.7, 0.7]
+
+
+def test_a_rate_limit_beyond_the_deadline(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(refusing(0x30, retry_after_ms=700_000))
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(RateLimited):
+        ask(client)
+    assert fake_time.pauses == []
+
+
+def test_retries_are_logged(
+    network: Network, fake_time: FakeTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.serve(refusing(0x23, "still starting"))
+    client = network.client(runtime=fake_time.runtime(network))
+    with caplog.at_level(logging.WARNING):
+        ask(client)
+    assert "still starting" in caplog.text
+    assert "trying again in 0.2 s" in caplog.text
+
+
+def test_a_wrong_token_is_not_retried(network: Network, fake_time: FakeTime) -> None:
+    def script(peer: Peer) -> None:
+        peer.request(Authenticate)
+        peer.answer(AuthenticateResponse(False, "unknown token"))
+        peer.wait_for_end()
+
+    network.serve(script)
+    runtime = fake_time.runtime(network)
+    client = network.client(runtime=runtime, auth_token="very secret")
+    with pytest.raises(AuthenticationFailed, match="unknown token"):
+        ask(client)
+    assert network.dialed == [SERVER]
+    assert fake_time.pauses == []
+
+
+def test_our_own_mistakes_cost_nothing(network: Network) -> None:
+    network.serve(serving(TABLE))
+    client = network.client()
+    with pytest.raises(LocalProtocolError):
+        client.call(GetTopic(-1))
+    assert ask(client) == ANSWER
+    assert network.dialed == [SERVER]
+
+
+# Garbage.
+
+
+def test_garbage_drops_the_connection(network: Network, fake_time: FakeTime) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.request()
+        peer.send(b"\xff" * 64)
+        peer.wait_for_end()
+
+    network.serve(script, serving(TABLE))
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(RemoteProtocolError, match="bad magic"):
+        ask(client)
+    assert ask(client) == ANSWER
+    assert len(network.dialed) == 2
+    assert fake_time.pauses == []
+
+
+# Redirects.
+
+
+def test_redirects_are_followed_at_once(network: Network, fake_time: FakeTime) -> None:
+    network.at("a:1", redirecting("b:2"))
+    network.at("b:2", redirecting("c:3"))
+    network.at("c:3", serving(TABLE), serving(TABLE))
+    client = network.client("a:1", runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert network.dialed == ["a:1", "b:2", "c:3"]
+    assert fake_time.pauses == []
+    # The leader is remembered.
+    client.disconnect()
+    assert ask(client) == ANSWER
+    assert network.dialed[3:] == ["c:3"]
+
+
+def test_a_redirect_in_the_words_of_the_field(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.request()
+        peer.refuse_with_text("NOT_LEADER: redirect to b:2")
+        peer.wait_for_end()
+
+    network.at("a:1", script)
+    network.at("b:2", serving(TABLE))
+    assert ask(network.client("a:1")) == ANSWER
+
+
+def test_redirects_are_followed_without_retry(network: Network) -> None:
+    network.at("a:1", redirecting("b:2"))
+    network.at("b:2", serving(TABLE))
+    assert ask(network.client("a:1"), retry=False) == ANSWER
+
+
+def test_a_circle_of_redirects_is_walked_slowly(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.at("a:1", redirecting("b:2"), redirecting("b:2"))
+    network.at("b:2", redirecting("a:1"), serving(TABLE))
+    client = network.client("a:1,b:2", runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    # b did not know, so that a is asked again, which sends us to b once more.
+    assert network.dialed == ["a:1", "b:2", "a:1", "b:2"]
+    assert fake_time.pauses == [0.2]
+
+
+def test_a_circle_of_redirects_has_an_end(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.at("a:1", *[redirecting("b:2")] * 9)
+    network.at("b:2", *[redirecting("a:1")] * 9)
+    runtime = fake_time.runtime(network)
+    client = network.client("a:1,b:2", runtime=runtime, retry_timeout_s=2.0)
+    with pytest.raises(NotLeader):
+        ask(client)
+    assert fake_time.pauses == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_a_leader_that_is_gone(network: Network, fake_time: FakeTime) -> None:
+    network.at("a:1", redirecting("x:9"), serving(TABLE))
+    client = network.client("a:1", runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert network.dialed == ["a:1", "x:9", "a:1"]
+
+
+def test_the_only_server_does_not_know_the_leader(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(refusing(0x22), refusing(0x22), serving(TABLE))
+    client = network.client(runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert fake_time.pauses == [0.2, 0.4]
+
+
+def test_an_unknown_leader_is_looked_for_elsewhere(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.at("a:1", refusing(0x22, "leader unknown"))
+    network.at("b:2", serving(TABLE))
+    client = network.client("a:1,b:2", runtime=fake_time.runtime(network))
+    assert ask(client) == ANSWER
+    assert network.dialed == ["a:1", "b:2"]
+    assert fake_time.pauses == [0.2]
+
+
+# Timeouts.
+
+
+def test_a_server_that_does_not_answer(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.wait_for_end()
+
+    network.serve(script, serving(TABLE))
+    client = network.client(request_timeout_s=0.05, backoff_base_s=0.001)
+    # The stuck connection is dropped and the next one is asked.
+    assert ask(client) == ANSWER
+    assert len(network.dialed) == 2
+
+
+def test_a_timeout_without_retry(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.wait_for_end()
+
+    network.serve(script, serving(TABLE))
+    client = network.client(request_timeout_s=0.05)
+    with pytest.raises(Timeout, match="no answer in time to 'get topic'"):
+        ask(client, retry=False)
+    assert ask(client) == ANSWER
+    assert len(network.dialed) == 2
+
+
+def test_a_hasty_call_leaves_the_connection_to_others(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    go, asked = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.request()
+        asked.set()
+        assert go.wait(PATIENCE_S)
+        peer.answer(ANSWER)
+        peer.request()
+        peer.answer(TopicInfo(2, "dropped"))
+        peer.serve(TABLE)
+
+    network.serve(script)
+    client = network.client()
+    patient = pool.submit(ask, client)
+    assert asked.wait(PATIENCE_S)
+    with pytest.raises(Timeout):
+        ask(client, timeout_s=0.05)
+    go.set()
+    assert patient.result() == ANSWER
+    assert ask(client) == ANSWER
+    assert network.dialed == [SERVER]
+
+
+def test_a_ping_without_an_answer_drops_the_connection(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.wait_for_end()
+
+    network.serve(script, serving(TABLE))
+    client = network.client(request_timeout_s=0.05, backoff_base_s=0.001)
+    assert client.ping() >= 0.0
+    assert len(network.dialed) == 2
+
+
+def test_pings_that_can_not_be_sent(network: Network, fake_time: FakeTime) -> None:
+    runtime = fake_time.runtime(network)
+    client = network.client(runtime=runtime, retry_timeout_s=0.5)
+    with pytest.raises(ConnectionLost):
+        client.ping()
+    assert fake_time.pauses == [0.2]
+
+
+def test_only_one_thread_dials(network: Network, pool: ThreadPoolExecutor) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def connect(*args: Any, **options: Any) -> Stream:
+        entered.set()
+        assert leave.wait(PATIENCE_S)
+        return network.connect(*args, **options)
+
+    network.serve(serving(TABLE))
+    client = network.client(runtime=Runtime(connect=connect))
+    first = pool.submit(ask, client)
+    assert entered.wait(PATIENCE_S)
+    with pytest.raises(Timeout, match="no connection to server:1992 in time"):
+        ask(client, timeout_s=0.05)
+    others = [pool.submit(ask, client) for _ in range(3)]
+    leave.set()
+    assert [each.result() for each in (first, *others)] == [ANSWER] * 4
+    assert network.dialed == [SERVER]
+
+
+# Closing.
+
+
+def test_use_after_close(network: Network) -> None:
+    network.serve(serving(TABLE))
+    client = network.client().connect()
+    client.close()
+    client.close()
+    assert client.is_closed
+    for call in (lambda: ask(client), client.connect, client.connection, client.ping):
+        with pytest.raises(LanceError, match="client of server:1992 is closed"):
+            call()
+    assert network.dialed == [SERVER]
+
+
+def test_close_ends_calls_under_way(network: Network, pool: ThreadPoolExecutor) -> None:
+    asked = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.request()
+        asked.set()
+        peer.wait_for_end()
+
+    network.serve(script)
+    client = network.client()
+    waiting = pool.submit(ask, client)
+    assert asked.wait(PATIENCE_S)
+    client.close()
+    with pytest.raises(LanceError, match="is closed") as caught:
+        waiting.result(PATIENCE_S)
+    assert type(caught.value) is LanceError
+    assert isinstance(caught.value.__cause__, ConnectionLost)
+
+
+def test_close_ends_a_pause(network: Network, pool: ThreadPoolExecutor) -> None:
+    pausing = threading.Event()
+
+    def pause(event: threading.Event, seconds: float) -> bool:
+        pausing.set()
+        return event.wait(PATIENCE_S)
+
+    runtime = Runtime(connect=network.connect, pause=pause)
+    client = network.client(runtime=runtime)
+    waiting = pool.submit(ask, client)
+    assert pausing.wait(PATIENCE_S)
+    client.close()
+    with pytest.raises(LanceError, match="is closed"):
+        waiting.result(PATIENCE_S)
+
+
+def test_a_connection_that_comes_after_close_is_closed(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def connect(*args: Any, **options: Any) -> Stream:
+        entered.set()
+        assert leave.wait(PATIENCE_S)
+        return network.connect(*args, **options)
+
+    network.serve(serving(TABLE))
+    client = network.client(runtime=Runtime(connect=connect))
+    waiting = pool.submit(client.connect)
+    assert entered.wait(PATIENCE_S)
+    client.close()
+    leave.set()
+    with pytest.raises(LanceError, match="is closed"):
+        waiting.result(PATIENCE_S)
+    # The server notices, or the network's end would tell of a script that hangs.
+    deadline = soon()
+    while any(thread.is_alive() for thread in network._threads):
+        assert not deadline.expired
+        threading.Event().wait(0.001)

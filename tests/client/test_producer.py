@@ -1,0 +1,199 @@
+"""Producers: what they ask of the client, and that a broker stores what they send."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.client import LanceClient
+from lance_spark.client.consumer import Consumer
+from lance_spark.client.producer import Producer
+from lance_spark.errors import (
+    LocalProtocolError,
+    OptionError,
+    TopicDeleted,
+    TopicNotFound,
+    Undelivered,
+    Unsupported,
+)
+from lance_spark.wire.lwp import CreateTopic
+from tests.client.kit_flow import FakeClient, FakeConnection, record
+
+# What they ask of the client.
+
+
+def _producer(
+    client: FakeClient, topic: int | str = "events", **options: Any
+) -> Producer:
+    any_client: Any = client
+    return Producer(any_client, topic, **options)
+
+
+def test_finds_its_topic() -> None:
+    connection = FakeConnection()
+    with _producer(FakeClient(connection)) as producer:
+        producer.send(b"a")
+    assert [sent.topic_id for sent in connection.sent] == [7]
+
+
+def test_takes_a_topics_number_at_its_word() -> None:
+    connection = FakeConnection()
+    with _producer(FakeClient(connection, topics={}), 0) as producer:
+        producer.send(b"a")
+    assert [sent.topic_id for sent in connection.sent] == [0]
+
+
+def test_does_not_create_a_topic_unless_told() -> None:
+    client = FakeClient(topics={})
+    with pytest.raises(TopicNotFound):
+        _producer(client)
+    assert client.created == []
+    with _producer(client, create_topic=True):
+        pass
+    assert client.created == ["events"]
+
+
+def test_a_plain_server_gets_nothing_compressed() -> None:
+    connection = FakeConnection(capabilities=())
+    with pytest.raises(Unsupported, match="compression"):
+        _producer(FakeClient(connection), compression="lz4")
+    with _producer(FakeClient(connection)) as producer:
+        producer.send(b"a")
+    assert connection.sent[0].data == record("a")
+
+
+def test_options_are_checked_before_anything_else() -> None:
+    client = FakeClient(topics={})
+    with pytest.raises(OptionError, match="batch_bytes"):
+        _producer(client, batch_bytes=0)
+
+
+def test_repr_names_the_topic() -> None:
+    with _producer(FakeClient()) as producer:
+        assert repr(producer) == "<Producer to 'events'>"
+
+
+# Against a broker.
+
+
+@pytest.fixture(scope="module", params=["lwp", "plain"])
+def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(dialect=request.param) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: EmbeddedBroker) -> Iterator[LanceClient]:
+    with LanceClient(
+        broker.address, checksum="auto", backoff_base_s=0.01, backoff_max_s=0.05
+    ) as client:
+        yield client
+
+
+def _read(client: LanceClient, topic: str) -> list[bytes | None]:
+    with Consumer(client, topic) as consumer:
+        return [found.value for found in consumer]
+
+
+def test_everything_arrives_in_order(client: LanceClient) -> None:
+    values = [b"%06d" % number for number in range(5000)]
+    with Producer(client, "order", create_topic=True, batch_bytes=1000) as producer:
+        for value in values[:1000]:
+            producer.send(value)
+        producer.write(pa.table({"value": values[1000:]}))
+        producer.flush()
+        assert (producer.pending_records, producer.acked_records) == (0, 5000)
+    assert _read(client, "order") == values
+
+
+def test_large_and_empty_records(client: LanceClient) -> None:
+    largest = bytes(16 * 1024 * 1024)
+    with Producer(client, "sizes", create_topic=True) as producer:
+        producer.send(b"")
+        producer.send(largest)
+        producer.send(None)
+        with pytest.raises(LocalProtocolError):
+            producer.send(largest + b"x")
+    found = _read(client, "sizes")
+    assert found[0] == b""
+    assert found[1] == largest
+    assert found[2] is None
+    assert len(found) == 3
+
+
+def test_compressed(client: LanceClient, broker: EmbeddedBroker) -> None:
+    if broker.config.dialect == "plain":
+        with pytest.raises(Unsupported):
+            Producer(client, "lz4", create_topic=True, compression="lz4")
+        return
+    values = [b"again and again " * 10] * 1000
+    with Producer(client, "lz4", create_topic=True, compression="lz4") as producer:
+        producer.write(pa.table({"value": values}))
+    assert _read(client, "lz4") == values
+
+
+def test_many_threads_share_a_producer(client: LanceClient) -> None:
+    def send(name: int) -> None:
+        for number in range(200):
+            producer.send(b"%d %d" % (name, number))
+
+    with Producer(client, "threads", create_topic=True, batch_bytes=100) as producer:
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = [
+        tuple(map(int, (value or b"").split())) for value in _read(client, "threads")
+    ]
+    assert len(found) == 800
+    for name in range(4):
+        assert [n for who, n in found if who == name] == [*range(200)]
+
+
+def test_a_topic_that_is_deleted_and_created_anew(client: LanceClient) -> None:
+    with Producer(client, "again", create_topic=True) as producer:
+        producer.send(b"old")
+        producer.flush()
+        client.delete_topic("again")
+        client.call(CreateTopic("again"))
+        producer.send(b"new")
+        producer.flush()
+    assert _read(client, "again") == [b"new"]
+
+
+def test_a_topic_that_is_deleted(client: LanceClient) -> None:
+    client.ensure_topic("deleted")
+    producer = Producer(client, "deleted")
+    client.delete_topic("deleted")
+    producer.send(b"a")
+    with pytest.raises(Undelivered) as caught:
+        producer.close()
+    assert caught.value.records == 1
+    assert isinstance(caught.value.cause, (TopicNotFound, TopicDeleted))
+
+
+def test_a_broker_that_is_restarted(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    dialect = broker.config.dialect
+    with (
+        EmbeddedBroker(dialect=dialect, data_dir=str(tmp_path)) as mine,
+        LanceClient(
+            mine.address, checksum="auto", backoff_base_s=0.01, backoff_max_s=0.05
+        ) as client,
+    ):
+        with Producer(client, "restart", create_topic=True) as producer:
+            for number in range(20):
+                producer.send(b"%d" % number)
+                if number == 10:
+                    producer.flush()
+                    mine.stop()
+                    mine.start()
+            producer.flush()
+        found = _read(client, "restart")
+    assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(20)]
