@@ -11,15 +11,12 @@ from pathlib import Path
 
 import click
 
+from lance_spark.cli.directory import check_is_store
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.text import count, format_bytes
 from lance_spark.columnar.layout import validate
-from lance_spark.errors import StoreError
 from lance_spark.store import DEFAULT_TOPIC, Finding, Severity, check_store
 from lance_spark.store.check import Progress
-
-# One of these is there unless all of a store is gone.
-_TRACES = ("store.json", "journal.log", "segments")
 
 
 @click.command("check")
@@ -32,7 +29,7 @@ def command(data_dir: Path, as_json: bool, quiet: bool) -> int:
     Nothing is changed. A note is in order after a crash; the next opening mends it.
     Damage means that something was lost, and makes the exit code 1.
     """
-    _check_is_store(data_dir)
+    check_is_store(data_dir)
     tally = Tally()
     with _progress(data_dir, tally, hidden=quiet) as progress:
         findings = check_store(data_dir, framing=validate, progress=progress)
@@ -55,16 +52,6 @@ class Tally:
     def add(self, verified: int) -> None:
         """Take note of bytes that were verified."""
         self.bytes += verified
-
-
-def _check_is_store(path: Path) -> None:
-    """Say more exactly than the checker why a path is no store."""
-    if not path.exists():
-        raise StoreError(f"{path}: no such directory")
-    if not path.is_dir():
-        raise StoreError(f"{path}: not a directory; `lance-spark inspect` shows files")
-    if not any((path / name).exists() for name in _TRACES):
-        raise StoreError(f"{path}: there is no store here (no {', '.join(_TRACES)})")
 
 
 @contextmanager

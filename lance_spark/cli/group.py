@@ -22,16 +22,20 @@ class Entry(NamedTuple):
     help: str
 
 
+def _entry(name: str, help: str) -> Entry:
+    return Entry(f"lance_spark.cli.{name}", help)
+
+
 COMMANDS: Mapping[str, Entry] = {
-    "check": Entry(
-        "lance_spark.cli.check", "Verify a data directory and report damage."
-    ),
-    "demo": Entry(
-        "lance_spark.cli.demo", "Write records, crash on purpose, recover, read back."
-    ),
-    "inspect": Entry(
-        "lance_spark.cli.inspect", "Show what is inside a file of a store or a capture."
-    ),
+    "broker": _entry("broker", "Run a broker on a data directory."),
+    "topics": _entry("topics", "List, create, describe, change and delete topics."),
+    "produce": _entry("produce", "Send lines of a file or of stdin to a topic."),
+    "consume": _entry("consume", "Print the records of a topic, or follow it."),
+    "groups": _entry("groups", "Show consumer groups and how far they are behind."),
+    "inspect": _entry("inspect", "Show what is inside a file of a store or a capture."),
+    "check": _entry("check", "Verify a data directory and report damage."),
+    "bench": _entry("bench", "Measure a server, or an embedded broker."),
+    "demo": _entry("demo", "Kill a broker under load and show that nothing is lost."),
 }
 
 
@@ -65,7 +69,11 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, message="lance-spark %(version)s")
 def group() -> None:
-    """LANCE log topics: stores, files and wire captures."""
+    """LANCE log topics: a broker, its clients, and tools for its files.
+
+    Each command has --help. The exit code is 0 when all went well, 1 when something
+    could not be done (one line says why), 2 for wrong usage, 130 after Ctrl-C.
+    """
 
 
 def run_group(arguments: list[str]) -> int:

@@ -41,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
-    except KeyboardInterrupt:
-        print(file=sys.stderr)  # The terminal shows ^C on the line that was begun.
+    except KeyboardInterrupt as interrupt:
+        # The terminal shows ^C on the line that was begun. A command may have said
+        # how far it came.
+        print("", *interrupt.args, sep="\n", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_output()

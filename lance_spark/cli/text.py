@@ -17,10 +17,12 @@ _ALIGNED_ROWS = 200
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number of things: `1 topic`, `2,000 topics`, `3 entries`."""
+    """Write a number of things: `1 topic`, `2,000 topics`, `3 entries`, `4 batches`."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number:,} {noun[:-1]}ies" if noun[-1] == "y" else f"{number:,} {noun}s"
+    if noun.endswith("y"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def format_bytes(size: int) -> str:
@@ -29,6 +31,15 @@ def format_bytes(size: int) -> str:
         return count(size, "byte")
     exponent = min((len(str(size)) - 1) // 3, 4)
     return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
+
+
+def format_rate(records: int, size: int, seconds: float) -> str:
+    """Write how long something took and how much that is per second."""
+    seconds = max(seconds, 1e-9)
+    return (
+        f"{seconds:.2f} s: {records / seconds:,.0f} records/s, "
+        f"{size / seconds / 1e6:,.0f} MB/s"
+    )
 
 
 def format_time(ns: int) -> str:
@@ -42,6 +53,13 @@ def format_json(value: Any) -> str:
     """Write JSON on one line, with nothing in it that a terminal would obey."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)
+
+
+def show_name(name: str) -> str:
+    """Write a topic's name as it is, unless a terminal would obey something in it."""
+    if not name:
+        return "(default)"  # Topic 0 has no name.
+    return name if name.isprintable() else ascii(name)
 
 
 class Preview:

@@ -1,17 +1,24 @@
-"""The command line in this process, and a store to use it on."""
+"""The command line in this process, and stores and servers to use it on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 
+from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli.main import main
+from lance_spark.client import LanceClient
 from lance_spark.columnar.encode import encode
 from lance_spark.columnar.layout import validate
+from lance_spark.errors import TopicDeleted, TopicNotFound
 from lance_spark.store import NamedStage, Store
 
 CONSUMER = 77
@@ -89,3 +96,64 @@ def segment(store_path: Path) -> Path:
     """The data file of `events`."""
     (path,) = store_path.glob("segments/1/*.lnc")
     return path
+
+
+# Servers. One of each kind serves all tests of a run; tests use topics of their own.
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedBroker]:
+    """A broker in this process."""
+    with EmbeddedBroker(fsync="none") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def plain_server() -> Iterator[EmbeddedBroker]:
+    """A broker that behaves as the LANCE server in the field."""
+    with EmbeddedBroker(fsync="none", dialect="plain") as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(server: EmbeddedBroker) -> Iterator[LanceClient]:
+    with LanceClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, client: LanceClient) -> Iterator[str]:
+    """The name of a topic that is there for one test."""
+    name = re.sub("[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:200]
+    client.create_topic(name)
+    yield name
+    with suppress(TopicNotFound, TopicDeleted):
+        client.delete_topic(name)
+
+
+@pytest.fixture
+def ask(run: Run, server: EmbeddedBroker) -> Run:
+    """Run a command against `server`."""
+
+    def call(*arguments: object) -> Result:
+        return run(*arguments, "--servers", server.address)
+
+    return call
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Give the next command something on its standard input."""
+
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+@pytest.fixture
+def terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make standard error look like a terminal."""
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)

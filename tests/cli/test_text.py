@@ -11,8 +11,10 @@ from lance_spark.cli.text import (
     count,
     format_bytes,
     format_json,
+    format_rate,
     format_time,
     print_table,
+    show_name,
 )
 
 
@@ -20,6 +22,7 @@ def test_count() -> None:
     assert count(1, "topic") == "1 topic"
     assert count(0, "topic") == "0 topics"
     assert count(12345, "entry") == "12,345 entries"
+    assert count(2, "batch") == "2 batches"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,18 @@ def test_count() -> None:
 )
 def test_format_bytes(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_format_rate() -> None:
+    assert format_rate(3000, 4_000_000, 2.0) == "2.00 s: 1,500 records/s, 2 MB/s"
+    assert format_rate(0, 0, 0.0).startswith("0.00 s: 0 records/s")
+
+
+def test_show_name() -> None:
+    assert show_name("events") == "events"
+    assert show_name("é x") == "é x"
+    assert show_name("") == "(default)"
+    assert show_name("a\x1b[2J") == "'a\\x1b[2J'"
 
 
 def test_format_time() -> None:

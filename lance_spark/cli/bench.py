@@ -1,0 +1,131 @@
+"""`lance-spark bench`: how fast records go to a server and come back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.cli.connect import connected, server_options
+from lance_spark.cli.progress import Progress
+from lance_spark.cli.quantity import SIZE
+from lance_spark.cli.text import count, format_bytes, format_rate
+from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
+from lance_spark.errors import LanceError
+from lance_spark.model import RECORD_VALUE_BYTES_MAX
+
+# About so much is written at once, and shown in the progress.
+_WRITE_BYTES = 4 * 1024 * 1024
+
+
+@click.command("bench")
+@click.option(
+    "--records",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="How many records.",
+)
+@click.option(
+    "--size", type=SIZE, default="100", show_default=True, help="Bytes of each."
+)
+@click.option(
+    "--batch-bytes", type=SIZE, default="1m", show_default=True, help="Size of a batch."
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4"]),
+    default="none",
+    show_default=True,
+    help="Of batches on their way.",
+)
+@server_options
+@click.pass_context
+def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None:
+    """Send records to a server, read them back, and print both rates.
+
+    Without --servers a broker is started inside this process, with its data in a
+    temporary directory. A topic is made for it and deleted in the end.
+    """
+    if how["size"] > RECORD_VALUE_BYTES_MAX:
+        raise click.UsageError(f"--size: a record has {RECORD_VALUE_BYTES_MAX} at most")
+    source = context.get_parameter_source("servers")
+    embedded = source is click.core.ParameterSource.DEFAULT
+    with _server(config, embedded=embedded) as server, connected(server) as client:
+        kind = "a broker in this process" if embedded else config.servers
+        records = count(how["records"], "record")
+        print(f"{records} of {format_bytes(how['size'])}, {kind}", flush=True)
+        with _topic(client) as topic:
+            _produce(client, topic, how)
+            _consume(client, topic, how["records"])
+
+
+@contextmanager
+def _server(config: ClientConfig, *, embedded: bool) -> Iterator[ClientConfig]:
+    if not embedded:
+        yield config
+        return
+    with EmbeddedBroker() as broker:
+        yield replace(config, servers=broker.address)
+
+
+@contextmanager
+def _topic(client: LanceClient) -> Iterator[str]:
+    name = f"lance-bench-{os.urandom(4).hex()}"
+    client.create_topic(name)
+    try:
+        yield name
+    finally:
+        client.delete_topic(name)
+
+
+def make_rows(rows: int, size: int) -> pa.RecordBatch:
+    """Make records of random printable bytes, so that compression has some work."""
+    data = np.random.default_rng(1).integers(32, 96, rows * size, np.uint8)
+    ends = np.arange(rows + 1, dtype=np.int32) * size
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.record_batch({"value": pa.Array.from_buffers(pa.binary(), rows, buffers)})
+
+
+def _produce(client: LanceClient, topic: str, how: dict[str, Any]) -> None:
+    records = how["records"]
+    step = min(records, max(1, _WRITE_BYTES // max(how["size"], 1)))
+    rows = make_rows(step, how["size"])
+    progress = Progress("producing")
+    began_s = time.perf_counter()
+    with Producer(
+        client, topic, batch_bytes=how["batch_bytes"], compression=how["compression"]
+    ) as producer:
+        for start in range(0, records, step):
+            producer.write(rows.slice(0, min(step, records - start)))
+            done = producer.acked_records
+            progress.update(done, producer.acked_bytes, done / records)
+        producer.flush()
+        seconds = time.perf_counter() - began_s
+    progress.clear()
+    rate = format_rate(records, producer.acked_bytes, seconds)
+    print(f"  produce  {rate}", flush=True)
+
+
+def _consume(client: LanceClient, topic: str, records: int) -> None:
+    progress = Progress("consuming")
+    read = size = 0
+    began_s = time.perf_counter()
+    reader = RecordReader(client, topic, 0)
+    while (chunk := reader.next_chunk()) is not None:
+        read, size = read + chunk.records, size + len(chunk.data)
+        progress.update(read, size, read / records)
+    seconds = time.perf_counter() - began_s
+    reader.close()
+    progress.clear()
+    if read != records:
+        raise LanceError(f"{records} records were acknowledged and {read} read back")
+    print(f"  consume  {format_rate(read, size, seconds)}", flush=True)

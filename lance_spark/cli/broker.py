@@ -1,0 +1,130 @@
+"""`lance-spark broker`: serve a data directory until somebody says stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from lance_spark.broker import BrokerConfig, EmbeddedBroker
+from lance_spark.broker.config import DEFAULT_PORT
+from lance_spark.broker.configfile import read_settings
+from lance_spark.cli.log import shown_log
+from lance_spark.cli.quantity import ADDRESS, SIZE
+
+# What holds where neither a flag nor the file says something else; all other defaults
+# are those of `BrokerConfig`.
+DEFAULTS = {"listen": f"127.0.0.1:{DEFAULT_PORT}", "data_dir": "lance-data"}
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command("broker")
+@click.option(
+    "--listen",
+    type=ADDRESS,
+    help=f"Where to listen; port 0 takes a free one.  [default: {DEFAULTS['listen']}]",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(),
+    help=f"Where the data is; made if missing.  [default: ./{DEFAULTS['data_dir']}]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="A TOML file with any setting; flags win over it.",
+)
+@click.option(
+    "--checksum",
+    type=click.Choice(["crc32c", "crc32", "auto"]),
+    help="Of frames; auto follows each client.  [default: crc32c, or crc32 if plain]",
+)
+@click.option(
+    "--fsync",
+    type=click.Choice(["none", "batch", "always"]),
+    help="What an acknowledgement waits for.  [default: batch]",
+)
+@click.option("--segment-bytes", type=SIZE, help="Size of a segment.  [default: 64m]")
+@click.option(
+    "--dialect",
+    type=click.Choice(["lwp", "plain"]),
+    help="plain: as the LANCE server in the field behaves.  [default: lwp]",
+)
+@click.option("--metrics", type=ADDRESS, help="Serve Prometheus metrics there.")
+@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what happens.")
+def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
+    """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
+
+    A second signal does not wait for that. One line on standard output says when and
+    where clients can connect; warnings are on standard error.
+    """
+    config = make_config(config_file, flags)
+    with shown_log(verbose=verbose), _stop_signals() as stop:
+        broker = EmbeddedBroker(config).start()
+        try:
+            where = f"{broker.address}, data in {config.data_dir}"
+            print(f"lance-spark broker listening on {where}", flush=True)
+            if broker.metrics_address is not None:
+                print(f"metrics on http://{broker.metrics_address}/metrics", flush=True)
+            stop.wait()
+        finally:
+            broker.stop()
+        print("stopped", flush=True)
+
+
+def make_config(config_file: Path | None, flags: dict[str, Any]) -> BrokerConfig:
+    """Put the settings together: flags before the file before the defaults.
+
+    Raises:
+        OptionError: the file or a setting can't be used.
+    """
+    read = {} if config_file is None else read_settings(config_file)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return BrokerConfig(**{**DEFAULTS, **read, **given})
+
+
+class _Stop:
+    """Waits for the first signal; the second one ends the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._signals = 0
+
+    def wait(self) -> None:
+        """Wait until a signal has come, which may have been before."""
+        while os.read(self._descriptor, 1)[0] not in _SIGNALS:
+            pass  # Of somebody else's.
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take note of a signal."""
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + number)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Turn signals into something that can be waited for."""
+    # Python writes each signal to this pipe, whichever thread it hits. A handler that
+    # sets an event could hang: it may run while the main thread holds the event's lock.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    stop = _Stop(reading)
+    usual_wakeup = signal.set_wakeup_fd(writing)
+    usual = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(usual_wakeup)
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,273 @@
+"""`lance-spark consume`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.cli import consume
+from lance_spark.cli.main import main
+from lance_spark.client import LanceClient, Producer, RecordReader, consumer_id
+from lance_spark.errors import ConnectionLost
+from tests.cli.conftest import ROWS, Run
+
+PYTHON = [sys.executable, "-m", "lance_spark"]
+
+
+@pytest.fixture
+def filled(client: LanceClient, topic: str) -> str:
+    """Three records of ten bytes."""
+    _send(client, topic, b"first", b"seco\xff", b"third")
+    return topic
+
+
+def _send(client: LanceClient, topic: str, *values: bytes) -> None:
+    with Producer(client, topic) as producer:
+        for value in values:
+            producer.send(value)
+
+
+def test_raw(
+    server: EmbeddedBroker,
+    filled: str,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    assert main(["consume", filled, "-s", server.address]) == 0
+    assert capsysbinary.readouterr() == (b"first\nseco\xff\nthird\n", b"")
+
+
+def test_many_records(ask: Run, client: LanceClient, topic: str) -> None:
+    values = [b"%d" % n for n in range(3000)]
+    _send(client, topic, *values)
+    assert ask("consume", topic).out.encode().split() == values
+
+
+def test_json(ask: Run, client: LanceClient, topic: str) -> None:
+    with Producer(client, topic) as producer:
+        producer.write(ROWS)
+    done = ask("consume", topic, "--output", "json")
+    assert (done.code, done.err) == (0, "")
+    documents = [json.loads(line) for line in done.lines]
+    assert len(documents) == 7
+    assert documents[4] == {
+        "topic": topic,
+        "offset": 60,
+        "type": 18,
+        "key": "k2",
+        "value": "both",
+        "timestamp_ns": 1_700_000_000_123_456_789,
+    }
+
+
+def test_json_has_the_name_of_a_number(
+    ask: Run, client: LanceClient, filled: str
+) -> None:
+    number = client.topic_id(filled)
+    done = ask("consume", f"id:{number}", "-o", "json", "--max", 1)
+    assert json.loads(done.out)["topic"] == filled
+
+
+def test_hex_and_keys(ask: Run, client: LanceClient, topic: str) -> None:
+    with Producer(client, topic) as producer:
+        producer.send(b"v", key=b"k")
+    assert ask("consume", topic, "-o", "hex").out == "76\n"
+    assert ask("consume", topic, "--key-separator", "\\t").out == "k\tv\n"
+    done = ask("consume", topic, "-o", "hex", "--key-separator", ":")
+    assert done.out == "6b:76\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (["--from", "beginning"], "a b c"),
+        (["--from", "end"], ""),
+        (["--from", "6"], "b c"),
+        (["--to", "6"], "a"),
+        (["--to", "7"], "a b"),
+        (["--to", "999"], "a b c"),
+        (["--from", "6", "--to", "end"], "b c"),
+        (["--max", "2"], "a b"),
+        (["--max", "0"], ""),
+        (["--from", "6", "--max", "1"], "b"),
+        (["--from", "1970-01-01"], "a b c"),
+        (["--from", "2262-01-01"], ""),
+        (["--follow", "--max", "3"], "a b c"),
+        (["--follow", "--to", "12"], "a b"),
+    ],
+)
+def test_range(
+    ask: Run, client: LanceClient, topic: str, arguments: list[str], out: str
+) -> None:
+    _send(client, topic, b"a", b"b", b"c")
+    done = ask("consume", topic, *arguments)
+    assert (done.code, done.out.split(), done.err) == (0, out.split(), "")
+
+
+def test_start_inside_a_record(ask: Run, client: LanceClient, topic: str) -> None:
+    _send(client, topic, b"a", b"b")
+    done = ask("consume", topic, "--from", 3)
+    note = "lance-spark: offset 3 is inside a record, starting at 6\n"
+    assert done == (0, "b\n", note)
+
+
+def test_empty_topic(ask: Run, topic: str) -> None:
+    assert ask("consume", topic) == (0, "", "")
+
+
+def test_no_such_topic(ask: Run) -> None:
+    done = ask("consume", "nowhere")
+    assert (done.code, done.out) == (1, "")
+    assert "'nowhere'" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--from", "soon"], "is not a time"),
+        (["--to", "beginning"], "give end, or an offset"),
+        (["--follow", "--to", "end"], "leave one of them out"),
+        (["-o", "json", "--key-separator", ":"], "json has the key"),
+        (["--max", "-1"], "--max"),
+        (["-o", "xml"], "--output"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: list[str], text: str) -> None:
+    done = run("consume", "t", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err
+
+
+def test_group_goes_on(ask: Run, client: LanceClient, topic: str) -> None:
+    _send(client, topic, b"a", b"b", b"c")
+    assert ask("consume", topic, "--group", "g", "--max", 2).out == "a\nb\n"
+    assert client.committed_offset(topic, consumer_id("g")) == 12
+    assert ask("consume", topic, "--consumer", "g").out == "c\n"
+    assert ask("consume", topic, "--group", "g").out == ""
+    # Who says where to start starts there.
+    done = ask("consume", topic, "--group", "g", "--from", "beginning", "--max", 1)
+    assert done.out == "a\n"
+    assert client.committed_offset(topic, consumer_id("g")) == 6
+    assert client.committed_offset(topic, consumer_id("other")) is None
+
+
+def test_commits_now_and_then(
+    ask: Run, client: LanceClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _send(client, topic, b"a")
+    committed: list[int] = []
+
+    def commit(self: LanceClient, topic: str, consumer: int, offset: int) -> int:
+        committed.append(offset)
+        return offset
+
+    monkeypatch.setattr(LanceClient, "commit_offset", commit)
+    monkeypatch.setattr(consume, "_COMMIT_S", 0.0)
+    ask("consume", topic, "--group", "g")
+    assert committed == [6]  # At once, and not again at the end.
+    monkeypatch.setattr(consume, "_COMMIT_S", 3600.0)
+    ask("consume", topic, "--group", "g", "--from", "0")
+    assert committed == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "committed"),
+    [
+        (KeyboardInterrupt(), 130, 6),
+        (ConnectionLost("it has gone"), 1, None),
+    ],
+)
+def test_what_is_committed_when_it_is_cut_short(
+    ask: Run,
+    client: LanceClient,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    committed: int | None,
+) -> None:
+    _send(client, topic, b"a")
+    real, calls = RecordReader.next_chunk, []
+
+    def next_chunk(self: RecordReader, wait_s: float) -> object:
+        calls.append(wait_s)
+        if len(calls) > 1:
+            raise error
+        return real(self, wait_s)
+
+    monkeypatch.setattr(RecordReader, "next_chunk", next_chunk)
+    done = ask("consume", topic, "--group", "cut", "--follow")
+    assert (done.code, done.out) == (code, "a\n")
+    assert client.committed_offset(topic, consumer_id("cut")) == committed
+
+
+@pytest.mark.usefixtures("terminal")
+def test_progress_while_the_output_goes_elsewhere(
+    ask: Run, client: LanceClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _send(client, topic, b"a")
+    # Both are the same class here; only standard error is to be a terminal.
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: self is not sys.stdout)
+    done = ask("consume", topic)
+    assert done.err.startswith("\r\x1b[Kconsuming  1 records, 6 bytes")
+    assert done.err.endswith("\r\x1b[K")
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
+    assert ask("consume", topic).err == ""
+
+
+def test_plain_server(run: Run, plain_server: EmbeddedBroker) -> None:
+    to = ("-s", plain_server.address, "--checksum", "auto")
+    with LanceClient(plain_server.address, checksum="crc32") as client:
+        client.create_topic("p")
+        _send(client, "p", b"a", b"b")
+        assert run("consume", "p", *to) == (0, "a\nb\n", "")
+        done = run("consume", "p", "--from", "2024-01-01", *to)
+        assert done.code == 1 and "does not offer it" in done.err
+        client.delete_topic("p")
+
+
+def test_follow_until_interrupted(
+    server: EmbeddedBroker, client: LanceClient, topic: str
+) -> None:
+    _send(client, topic, b"before")
+    process = subprocess.Popen(
+        [*PYTHON, "consume", topic, "-s", server.address, "-f", "--group", "f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "before\n"
+        _send(client, topic, b"after")
+        assert process.stdout.readline() == "after\n"
+        # It commits while it waits, too.
+        deadline_s = time.monotonic() + 30
+        while client.committed_offset(topic, consumer_id("f")) != 21:
+            assert time.monotonic() < deadline_s
+            client.fetch(topic, 21, 1, wait_s=0.05)
+        process.send_signal(signal.SIGINT)
+        assert (process.stdout.read(), process.stderr.read()) == ("", "\n")
+        assert process.wait(30) == 130
+
+
+def test_reader_goes_away(
+    server: EmbeddedBroker, client: LanceClient, topic: str
+) -> None:
+    _send(client, topic, *[b"x" * 100_000] * 80)  # More than any pipe holds.
+    process = subprocess.Popen(
+        [*PYTHON, "consume", topic, "-s", server.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(30) == 141
