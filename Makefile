@@ -26,7 +26,7 @@ $(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
 
 env: $(READY) ## Create or refresh the environment in .venv.
 
-demo: $(READY) ## Write a million records, crash on purpose, recover, read back.
+demo: $(READY) ## Kill a broker under load, restart it, show that nothing is lost.
 	@$(BIN)/lance-spark demo
 
 test: $(READY) ## Run the test suite, fast tests first.

@@ -1,29 +1,63 @@
-"""README and docs: snippets run, links lead somewhere, tables and bytes are true."""
+"""README and docs: snippets run, links lead somewhere, tables and bytes are true.
+
+One file for all pages, long as it is: what takes blocks and tables out of a page is
+shared by all of it.
+"""
 
 from __future__ import annotations
 
+import glob
+import io
 import json
 import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from lance_spark import errors
+from lance_spark.broker import BrokerConfig
+from lance_spark.broker.access import Policy, Principal, decide, parse_rule
+from lance_spark.broker.configfile import parse_settings
+from lance_spark.broker.metrics import METRICS
+from lance_spark.cli.group import COMMANDS, group
+from lance_spark.cli.main import main
+from lance_spark.client import ClientConfig, GroupedConsumer, LanceClient
 from lance_spark.columnar.layout import validate
 from lance_spark.store import StoreConfig, check_store
+from lance_spark.wire.lwp import ERROR_CODES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # tests/wire/test_docs.py runs those of docs/codec.md.
 WITH_SNIPPETS = (
     "README.md",
+    "docs/broker.md",
+    "docs/client.md",
     "docs/columnar.md",
+    "docs/errors.md",
+    "docs/security.md",
     "docs/store.md",
     "docs/store-format.md",
 )
+
+# What tables show where there is nothing.
+NOT_SET = "\N{EN DASH}"
 
 _BLOCK = re.compile(r"^```(\S*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -41,8 +75,12 @@ def blocks(page: str, kind: str) -> list[tuple[str, str]]:
 
 
 def run_snippets(page: str) -> None:
-    """Run the Python blocks of a page, in order and in one namespace."""
+    """Run the shell blocks of a page, then the Python blocks in one namespace."""
     names: dict[str, Any] = {}
+    for _, source in blocks(page, "sh"):
+        if "openssl" in source and shutil.which("openssl") is None:
+            pytest.skip("openssl is not installed")
+        subprocess.run(["bash", "-euc", source], check=True, capture_output=True)
     for number, (_, source) in enumerate(blocks(page, "python"), 1):
         exec(compile(source, f"{page} snippet {number}", "exec"), names)
 
@@ -111,13 +149,107 @@ def test_readme_lists_every_make_target() -> None:
     assert listed == set(targets)
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    table = rows_of("docs/store.md", "Settings")
-    defaults = {field.name: field.default for field in fields(StoreConfig)}
-    assert list(table) == list(defaults)
-    for name, default in defaults.items():
-        shown = default.value if isinstance(default, Enum) else default
-        assert table[name][0] == f"`{shown}`", name
+def show_default(value: object) -> str:
+    """Write a default as the tables do."""
+    if value in (None, (), {}):
+        return NOT_SET
+    return f"`{value.value if isinstance(value, Enum) else value}`"
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "config"),
+    [
+        ("docs/store.md", "Settings", StoreConfig()),
+        ("docs/broker.md", "Settings", BrokerConfig()),
+        ("docs/client.md", "Connect", ClientConfig()),
+    ],
+)
+def test_every_setting_is_documented_with_its_default(
+    page: str, heading: str, config: Any
+) -> None:
+    table = rows_of(page, heading)
+    names = [field.name for field in fields(config)]
+    assert sorted(table) == sorted(names)
+    for name in names:
+        shown = show_default(getattr(config, name))
+        # A switch is written as in the file where there is one.
+        if page == "docs/broker.md":
+            shown = {"`True`": "`true`", "`False`": "`false`"}.get(shown, shown)
+        assert table[name][0] == shown, name
+        assert table[name][1], name
+
+
+@pytest.mark.parametrize("page", ["docs/broker.md", "docs/security.md"])
+def test_configuration_files_can_be_used(page: str) -> None:
+    files = blocks(page, "toml")
+    assert files
+    for _, text in files:
+        settings = parse_settings(tomllib.loads(text), where=page)
+        config = BrokerConfig(**settings)
+        for topic in config.topics.values():
+            parse_rule(topic.get("auth"))
+
+
+def test_tied_client_is_as_the_page_says() -> None:
+    (text,) = (t for _, t in blocks("docs/security.md", "toml") if "partner" in t)
+    topics = tomllib.loads(text)["topics"]
+    rules = {n: parse_rule(topics[name]["auth"]) for n, name in enumerate(topics, 1)}
+    policy = Policy(rules={n: rule for n, rule in rules.items() if rule is not None})
+
+    def may(name: str) -> list[int]:
+        client = Principal(name, frozenset([b"any"]))
+        return [n for n in (1, 2, 3) if decide(client, policy, n) is None]
+
+    assert may("partner") == [1, 2]
+    assert may("billing") == [1, 3]
+
+
+def test_every_metric_is_documented() -> None:
+    table = rows_of("docs/broker.md", "Metrics")
+    assert list(table) == [metric.name for metric in METRICS]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or NOT_SET
+        assert table[metric.name] == [metric.kind, labels, metric.help]
+
+
+def test_every_error_code_is_documented() -> None:
+    table = rows_of("docs/errors.md", "Codes")
+    assert list(table) == [f"0x{code:02X}" for code in ERROR_CODES]
+    for code, known in ERROR_CODES.items():
+        name, exception, retriable, cause, remedy = table[f"0x{code:02X}"]
+        assert (name, remedy) == (known.name, known.remedy)
+        assert exception == f"`{known.exception.__name__}`"
+        assert retriable == ("yes" if known.retriable else "no")
+        assert cause.endswith(".")
+
+
+def test_every_error_of_the_client_is_documented() -> None:
+    table = rows_of("docs/errors.md", "Errors of the client")
+    kinds = [k for k in vars(errors).values() if isinstance(k, type)]
+    others = (errors.BrokerError, errors.StoreError)
+    names = {k.__name__ for k in kinds if issubclass(k, errors.LanceError)}
+    names -= {k.__name__ for k in kinds if issubclass(k, others)}
+    assert set(table) == names - {"ProtocolError"}
+    for name, row in table.items():
+        assert row[0] == ("yes" if getattr(errors, name).retriable else "no")
+        assert len(row) == 3 and all(row), name
+
+
+def test_architecture_names_every_module() -> None:
+    page = read("docs/architecture.md")
+    section = page.partition("\n## Where things are\n")[2].partition("\n## ")[0]
+    named = set()
+    for line in section.splitlines():
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", line):
+            # A row names its folder once.
+            folder = name[: name.rfind("/") + 1] or folder
+            named.add(folder + name[name.rfind("/") + 1 :])
+    package = ROOT / "lance_spark"
+    there = {str(p.relative_to(package)) for p in package.rglob("*.py")}
+    # The command line is a module per command, which its own page lists.
+    there = {name for name in there if "__" not in name and not name.startswith("cli/")}
+    assert named == there
 
 
 def test_every_store_error_is_documented() -> None:
@@ -168,3 +300,157 @@ def read_journal(path: Path) -> list[Any]:
         found.append(json.loads(data[at + 12 : at + 12 + length]))
         at += 12 + length
     return found
+
+
+# The command line.
+
+
+def walk(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Give a command and all that are below it, by their full names."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for part in command.list_commands(context):
+            found = command.get_command(context, part)
+            assert found is not None
+            yield from walk(found, f"{name} {part}")
+
+
+def test_every_command_and_option_is_documented() -> None:
+    page = read("docs/cli.md")
+    headings = set(_HEADING.findall(page))
+    shared = page.partition("\n## Options of a server\n")[2].partition("\n## ")[0]
+    for name, command in walk(group, "lance-spark"):
+        if name == "lance-spark":
+            continue
+        assert name in headings, name
+        own = page.partition(f"# {name}\n")[2].partition("\n## ")[0]
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                for option in (*parameter.opts, *parameter.secondary_opts):
+                    assert (
+                        re.search(rf"{option}(?![\w-])", own) or f"`{option}`" in shared
+                    ), f"{name} {option}"
+
+
+def test_cli_lists_the_commands_in_their_order() -> None:
+    table = re.findall(
+        r"^\| \[`lance-spark (\w+)`\]", read("docs/cli.md"), re.MULTILINE
+    )
+    assert table == list(COMMANDS)
+
+
+# What is another one each time: times, rates, names that are made up, processes.
+_VOLATILE = re.compile(
+    r"\d{4}-\d\d-\d\d[T ][\d:.]+Z?|(?<=\"created_at\": )\d+|group-[0-9a-f]{16}"
+    r"|[\d.,]+ s: [\d,]+ records/s, [\d.,]+ [kMG]?B/s|(?<=process )\d+|\d{19}(?=\.lnc)"
+)
+
+
+class Terminal:
+    """Runs the blocks of a page as somebody would who types them."""
+
+    def __init__(self) -> None:
+        self._broker: subprocess.Popen[str] | None = None
+        self._address = ""
+
+    def run(self, line: str) -> str:
+        """Run a line, and return what a terminal would show."""
+        if line == "^C":
+            return self.interrupt()
+        feed, found, command = line.rpartition("lance-spark ")
+        if not found:
+            done = subprocess.run(line, shell=True, capture_output=True, text=True)
+            return done.stdout + done.stderr
+        arguments = [name for word in shlex.split(command) for name in expand(word)]
+        if arguments[0] == "broker":
+            return self._start_broker(arguments)
+        data = b""
+        if feed:
+            shell = feed.removesuffix("| ")
+            data = subprocess.run(shell, shell=True, capture_output=True).stdout
+        return self._run_here(arguments, data)
+
+    def _start_broker(self, arguments: list[str]) -> str:
+        program = [sys.executable, "-m", "lance_spark", *arguments]
+        self._broker = subprocess.Popen(
+            [*program, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+        )
+        assert self._broker.stdout is not None
+        line = self._broker.stdout.readline()
+        self._address = line.split()[4].rstrip(",")
+        return self._hide(line)
+
+    def interrupt(self) -> str:
+        """Press Ctrl-C in the broker's terminal."""
+        broker, self._broker = self._broker, None
+        if broker is None:
+            return ""
+        broker.send_signal(signal.SIGINT)
+        rest, _ = broker.communicate(timeout=30)
+        assert broker.returncode == 0
+        return rest
+
+    def _run_here(self, arguments: list[str], data: bytes) -> str:
+        remote = arguments[0] in ("topics", "produce", "consume", "groups")
+        if remote and arguments[1:2] != ["auth"]:
+            arguments = [*arguments, "--servers", self._address]
+        shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        usual, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
+        try:
+            with redirect_stdout(shown), redirect_stderr(shown):
+                main(arguments)
+        finally:
+            sys.stdin = usual
+        assert isinstance(shown.buffer, io.BytesIO)
+        return self._hide(shown.buffer.getvalue().decode())
+
+    def _hide(self, text: str) -> str:
+        return text.replace(self._address, "127.0.0.1:1992")
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """Have somebody in the group `readers`."""
+        with (
+            LanceClient(self._address) as client,
+            GroupedConsumer(client, "readers", ["events"]) as consumer,
+        ):
+            assert consumer.poll(timeout_s=30) is not None
+            consumer.commit()
+            yield
+
+
+def expand(word: str) -> list[str]:
+    """Expand a word with a star to the files that it means."""
+    return sorted(glob.glob(word)) if "*" in word else [word]
+
+
+def parse_session(text: str) -> list[tuple[str, str]]:
+    """Take a console block apart: what is typed, and what is shown."""
+    parts = re.split(r"^(?:\$ (.*)|(\^C))\n", text, flags=re.MULTILINE)
+    assert parts[0] == ""
+    typed = [a or b for a, b in zip(parts[1::3], parts[2::3], strict=True)]
+    return list(zip(typed, parts[3::3], strict=True))
+
+
+def replay(terminal: Terminal) -> Iterator[tuple[str, str, str]]:
+    """Give for each line of the page: what is typed, what it shows, what it says."""
+    for title, text in blocks("docs/cli.md", "console"):
+        if title == "not run":
+            continue
+        is_grouped = title == "with a member"
+        with terminal.member() if is_grouped else nullcontext():
+            for typed, shown in parse_session(text):
+                yield typed, terminal.run(typed), shown
+
+
+def test_commands_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    terminal = Terminal()
+    try:
+        for typed, printed, shown in replay(terminal):
+            assert _VOLATILE.sub("~", printed) == _VOLATILE.sub("~", shown), typed
+    finally:
+        terminal.interrupt()

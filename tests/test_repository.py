@@ -15,6 +15,7 @@ TARGETS = {
     "help",
     "env",
     "demo",
+    "soak",
     "test",
     "check",
     "bench",

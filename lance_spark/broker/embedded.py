@@ -15,6 +15,7 @@ from lance_spark.broker.metrics import Metrics
 from lance_spark.broker.policy import (
     apply_topics,
     make_policy,
+    read_named_rules,
     read_rules,
     read_tokens,
 )
@@ -140,6 +141,7 @@ class EmbeddedBroker:
             self._store,
             policy=make_policy(config, rules),
             tokens=read_tokens(config),
+            named=read_named_rules(config),
             metrics=self.metrics,
         )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}

@@ -20,8 +20,7 @@ from lance_spark.broker.batch import (
     unpacked_bytes_max,
 )
 from lance_spark.broker.bucket import TokenBucket
-from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.session import Owed, Session, Shared
+from lance_spark.broker.session import Session, Shared
 from lance_spark.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -76,7 +75,7 @@ class LwpSession(Session):
             if not staged and self._is_repeated(frame):
                 self._send([wire.encode_ack(frame.batch_id, checksum=self.checksum)])
                 return
-            self._store(frame, began_s)
+            self._append(frame, self._unpack(frame), began_s)
             if not staged:
                 self._dedup.remember(frame)
         except ConnectionLost:
@@ -108,43 +107,18 @@ class LwpSession(Session):
             crc=self.checksum,
         )
 
-    def _store(self, frame: wire.Frame, began_s: float) -> None:
-        batch = self._unpack(frame)
-        size = len(batch.data)
-        self._enqueue(size)
-        try:
-            appended = self._service.append(
-                self._client,
-                frame.topic_id,
-                frame.batch_id,
-                batch.data,
-                starts=batch.starts,
-                data_crc=batch.crc32c,
-            )
-        except BaseException:
-            self._queue.give_back(size)
-            raise
-        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
-
     # Commands.
 
-    def _control(self, frame: wire.Frame) -> None:
-        began_s = time.perf_counter()
-        # A client can make up any number of commands; this is a label of the metrics.
-        name = "Unknown"
+    def _decode(self, frame: wire.Frame) -> Message:
         try:
-            message = _decode(frame)
-            name = type(message).__name__
-            if not isinstance(message, wire.Authenticate):
-                self._service.check_client(self._client)
-            answer = _HANDLERS[type(message)](self, message)
-            if answer is not None:
-                self._send(wire.encode_message(answer, checksum=self.checksum))
-        except ConnectionLost:
+            return wire.decode_request(frame)
+        except RemoteProtocolError as error:
+            if frame.command in _OFFSET_COMMANDS:
+                raise InvalidOffset(str(error)) from error
             raise
-        except Exception as error:
-            self._send_error(to_broker_error(error))
-        self._metrics.observe_request(name, time.perf_counter() - began_s)
+
+    def _handle(self, message: Message) -> Message | None:
+        return _HANDLERS[type(message)](self, message)
 
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
@@ -353,15 +327,6 @@ class LwpSession(Session):
             }
             for group in self._service.describe_groups(self._client)
         ]
-
-
-def _decode(frame: wire.Frame) -> Message:
-    try:
-        return wire.decode_request(frame)
-    except RemoteProtocolError as error:
-        if frame.command in _OFFSET_COMMANDS:
-            raise InvalidOffset(str(error)) from error
-        raise
 
 
 def _describe(topic: Topic) -> wire.TopicInfo:

@@ -23,9 +23,9 @@ from dataclasses import replace
 from typing import Any
 
 from lance_spark import errors
-from lance_spark.broker.batch import find_starts
+from lance_spark.broker.batch import Batch, find_starts
 from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.session import Owed, Session, Shared
+from lance_spark.broker.session import Session, Shared
 from lance_spark.errors import BrokerError, ConnectionLost, PayloadOverLimit
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
@@ -37,6 +37,7 @@ from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
 _IDLE_TIMEOUT_S = 24 * 3600.0
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _FETCH_BYTES = 16
+_COMMITTED_MAX = 100_000
 # It looks at the low byte of a command only.
 _COMMAND_MASK = 0xFF
 
@@ -77,20 +78,9 @@ class PlainSession(Session):
         if not len(frame.payload):
             return
         began_s = time.perf_counter()
-        size = len(frame.payload)
+        batch = Batch(frame.payload, find_starts(frame.payload))
         try:
-            self._enqueue(size)
-            try:
-                appended = self._service.append(
-                    self._client,
-                    frame.topic_id,
-                    frame.batch_id,
-                    frame.payload,
-                    starts=find_starts(frame.payload),
-                )
-            except BaseException:
-                self._queue.give_back(size)
-                raise
+            self._append(frame, batch, began_s)
         except ConnectionLost:
             raise
         except Exception as error:
@@ -98,35 +88,21 @@ class PlainSession(Session):
             said = to_broker_error(error)
             unknown = isinstance(said, _UNKNOWN)
             self._send_error(type(said)("Unknown topic") if unknown else said)
-            return
-        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
 
     def _fail_batch(self, batch_id: int) -> None:
         """Remember nothing: batches are not recognised here."""
 
     # Commands.
 
-    def _control(self, frame: wire.Frame) -> None:
-        began_s = time.perf_counter()
-        command = frame.command & _COMMAND_MASK
-        name = "Unknown"
-        try:
-            message = self._decode(frame, command)
-            name = type(message).__name__
-            if not isinstance(message, wire.Authenticate):
-                self._service.check_client(self._client)
-            answer = _HANDLERS[type(message)](self, message)
-            if answer is not None:
-                self._send(wire.encode_message(answer, checksum=self.checksum))
-        except ConnectionLost:
-            raise
-        except Exception as error:
-            said = to_broker_error(error)
-            text = _TEXTS.get(type(said), said.message)
-            self._send_error(type(said)(text))
-        self._metrics.observe_request(name, time.perf_counter() - began_s)
+    def _say(self, error: Exception) -> BrokerError:
+        said = to_broker_error(error)
+        return type(said)(_TEXTS.get(type(said), said.message))
 
-    def _decode(self, frame: wire.Frame, command: int) -> Message:
+    def _handle(self, message: Message) -> Message | None:
+        return _HANDLERS[type(message)](self, message)
+
+    def _decode(self, frame: wire.Frame) -> Message:
+        command = frame.command & _COMMAND_MASK
         frame = replace(frame, batch_id=command)
         if command == Command.FETCH:
             if len(frame.payload) < _FETCH_BYTES:
@@ -227,6 +203,9 @@ class PlainSession(Session):
 
     def _commit_offset(self, message: wire.CommitOffset) -> Message:
         self._committed[message.consumer_id, message.topic_id] = message.offset
+        if len(self._committed) > _COMMITTED_MAX:
+            # That server would keep it; a stand-in has to live within its memory.
+            self._committed.pop(next(iter(self._committed)))
         return wire.CommitAck(message.consumer_id, message.offset)
 
 

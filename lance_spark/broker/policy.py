@@ -57,6 +57,20 @@ def read_rules(store: Store) -> dict[int, TopicRule]:
     return rules
 
 
+def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
+    """Read the rules that the configuration has for topics by name.
+
+    Raises:
+        OptionError: a rule or a CA file can't be read.
+    """
+    rules = {}
+    for name, table in config.topics.items():
+        rule = _parse(name, table.get("auth"))
+        if rule is not None:
+            rules[name] = _open_authority(name, rule)
+    return rules
+
+
 def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:
     """Put together what access is decided by."""
     path = config.tls_client_ca_path

@@ -1,13 +1,11 @@
 """What a broker does, whatever protocol it is asked in.
 
-Sessions translate their protocol to calls of `Service`; it has the store, the groups
-and the rules of access. The only way to a topic is `_admit`, which is the only place
-where access is decided, for every command.
+Sessions translate their protocol to calls of `Service`. Each call passes the gate
+(`gate`) before anything else, so that no protocol can forget to.
 """
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark import errors
-from lance_spark.broker.access import Policy, Principal, decide
+from lance_spark.broker.access import Policy, Principal, TopicRule
+from lance_spark.broker.gate import Gate
 from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
 from lance_spark.broker.metrics import Metrics, TopicGauge
 from lance_spark.errors import InvalidName, OutOfRange, TopicExists, UnknownTopic
@@ -63,8 +62,17 @@ class ConsumerState:
     max_batch_bytes: int | None
 
 
-class Service:
-    """A store with access rules, consumers and groups; any thread may call it."""
+class Service(Gate):
+    """A store behind its gate, with consumers and groups; any thread may call it.
+
+    Args:
+        store: the store.
+        policy: the rules of the topics that there are.
+        tokens: what clients may authenticate with.
+        named: rules by the names of topics; see `Gate`.
+        metrics: what is counted.
+        groups: the coordinator of groups.
+    """
 
     def __init__(
         self,
@@ -72,55 +80,18 @@ class Service:
         *,
         policy: Policy | None = None,
         tokens: Sequence[str] = (),
+        named: Mapping[str, TopicRule] | None = None,
         metrics: Metrics | None = None,
         groups: Groups | None = None,
     ) -> None:
-        self.store = store
+        super().__init__(store, policy=policy, tokens=tokens, named=named)
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
-        self.policy = policy or Policy()
-        self._tokens = [token.encode() for token in tokens]
         self._lock = Lock()
         self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
         self._version_base = time.time_ns() >> 20 << 20
-
-    # Access.
-
-    def authenticate(self, client: Principal, token: str) -> Principal:
-        """Check a token; give the client with it.
-
-        Raises:
-            AuthenticationFailed: it is none of ours.
-        """
-        # All are compared, so that the time taken tells nothing.
-        matches = [hmac.compare_digest(token.encode(), t) for t in self._tokens]
-        if self.policy.token_required and not any(matches):
-            raise errors.AuthenticationFailed("Authentication failed")
-        return Principal(client.common_name, client.chain, True)
-
-    def check_client(self, client: Principal) -> None:
-        """Refuse a client that may not even ask.
-
-        Raises:
-            AuthenticationRequired: it has presented no token.
-        """
-        self._admit(client, None)
-
-    def may_see(self, client: Principal, topic: int) -> bool:
-        """Tell whether a topic exists for a client."""
-        return decide(client, self.policy, topic) is None
-
-    def _admit(self, client: Principal, topic: int | None) -> None:
-        denial = decide(client, self.policy, topic)
-        if denial is not None:
-            raise denial
-
-    def _admit_name(self, client: Principal, name: str) -> None:
-        """Admit to a topic by name; whoever may ask at all may create one."""
-        found = self.store.find_topic(name)
-        self._admit(client, None if found is None else found.metadata.id)
 
     # Topics.
 
@@ -140,16 +111,11 @@ class Service:
         self._admit(client, topic)
         return self.store.topic(topic)
 
-    def hides(self, client: Principal, name: str) -> bool:
-        """Tell whether a topic of that name exists that a client may not see."""
-        found = self.store.find_topic(name)
-        return found is not None and not self.may_see(client, found.metadata.id)
-
     def create_topic(
         self, client: Principal, name: str, retention: Retention | None = None
     ) -> Topic:
         """Create a topic."""
-        self._admit(client, None)
+        self._admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
         try:
@@ -384,21 +350,6 @@ class Service:
             ConsumerState(consumer, committed.get(consumer), subscribed.get(consumer))
             for consumer in sorted(committed.keys() | subscribed.keys())
         ]
-
-    def resolve(self, client: Principal, names: Iterable[str]) -> Mapping[str, int]:
-        """Find the ids of topics that exist, by name.
-
-        Raises:
-            AccessDenied: one of them is not for this client.
-        """
-        self._admit(client, None)
-        ids = {}
-        for name in names:
-            found = self.store.find_topic(name)
-            if found is not None:
-                self._admit(client, found.metadata.id)
-                ids[name] = found.metadata.id
-        return ids
 
     # Groups. A member is as protected as what it subscribes to.
 

@@ -1,8 +1,10 @@
 """One connection: frames in, answers out, strictly in the order of the requests.
 
 This is the part that all dialects of LWP share: reading within the broker's memory,
-writing, acknowledging when the disk has it, keepalives, waiting for data. What a frame
-means is decided by `lwp.LwpSession` and `plain.PlainSession`.
+acknowledging when the disk has it, keepalives, waiting for data. What a frame means is
+decided by `lwp.LwpSession` and `plain.PlainSession`. It is long because reading, memory
+and what is owed can't be told apart: whoever waits for memory first settles what is
+owed, and whoever is owed is read from no further.
 
 A session runs in a thread of its own and blocks as it likes. It appends batches as
 they come and owes their acknowledgements; as soon as nothing more has arrived, or it
@@ -16,14 +18,15 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lance_spark.broker.access import Principal
+from lance_spark.broker.batch import Batch
 from lance_spark.broker.bucket import TokenBucket
 from lance_spark.broker.budget import Budget
 from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.outlet import PIECE_BYTES, Outlet
 from lance_spark.broker.refusal import to_broker_error
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
@@ -42,6 +45,7 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.waker import Waker
 from lance_spark.store import Appended, Slice
 from lance_spark.wire.lwp import (
+    Authenticate,
     Checksum,
     Command,
     ErrorResponse,
@@ -49,10 +53,12 @@ from lance_spark.wire.lwp import (
     FrameFlags,
     FrameParser,
     FrameType,
+    Message,
     encode_ack,
     encode_backpressure,
     encode_header,
     encode_keepalive,
+    encode_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -60,10 +66,6 @@ logger = logging.getLogger(__name__)
 # Acknowledgements that are owed at once, in number and in bytes of batches.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
-# A response up to this size is sent from memory, a larger one from the file.
-_PIECE_BYTES = 256 * 1024
-# So much of a file is sent within one timeout: progress counts, not the whole.
-_SEND_BYTES = 1024 * 1024
 # While others wait for memory, a client that sends nothing of a payload it has begun
 # for so long has to go.
 _STALL_S = 2.0
@@ -110,6 +112,7 @@ class Session(ABC):
         self._memory = shared.memory
         self._queue = shared.queue
         self._idle_timeout_s = idle_timeout_s
+        self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
         self._parser = FrameParser(
             checksum=config.frame_checksum, payload_bytes_max=config.payload_bytes_max
         )
@@ -121,7 +124,6 @@ class Session(ABC):
         # A request that came while the one before it was still waiting for data.
         self._ahead: Frame | None = None
         self._slowed_s = 0.0
-        self._piece: memoryview | None = None
         self._waker: Waker | None = None
         self._ending = False
         certificate = stream.certificate
@@ -190,8 +192,12 @@ class Session(ABC):
         """Store a batch; owe its acknowledgement or say what is wrong with it."""
 
     @abstractmethod
-    def _control(self, frame: Frame) -> None:
-        """Do what a control frame asks, and answer."""
+    def _decode(self, frame: Frame) -> Message:
+        """Read what a control frame asks."""
+
+    @abstractmethod
+    def _handle(self, message: Message) -> Message | None:
+        """Do what a client asks; give the answer, None if it was sent already."""
 
     @abstractmethod
     def _fail_batch(self, batch_id: int) -> None:
@@ -200,6 +206,29 @@ class Session(ABC):
     @abstractmethod
     def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
         """Write the payload of an error."""
+
+    def _say(self, error: Exception) -> BrokerError:
+        """Say what went wrong in the words of the dialect."""
+        return to_broker_error(error)
+
+    def _control(self, frame: Frame) -> None:
+        """Do what a control frame asks, and answer."""
+        began_s = time.perf_counter()
+        # A client can make up any number of commands; this is a label of the metrics.
+        name = "Unknown"
+        try:
+            message = self._decode(frame)
+            name = type(message).__name__
+            if not isinstance(message, Authenticate):
+                self._service.check_client(self._client)
+            answer = self._handle(message)
+            if answer is not None:
+                self._send(encode_message(answer, checksum=self.checksum))
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            self._send_error(self._say(error))
+        self._metrics.observe_request(name, time.perf_counter() - began_s)
 
     def _empty(self, frame: Frame) -> None:
         self._send_error(InvalidPayload(f"a frame without type and payload: {frame}"))
@@ -302,7 +331,7 @@ class Session(ABC):
         """Say no more, and let the client read what was said last."""
         self._stream.shutdown_write()
         deadline, left = Deadline.after(_DRAIN_S), _DRAIN_BYTES
-        room = memoryview(bytearray(_PIECE_BYTES))
+        room = memoryview(bytearray(PIECE_BYTES))
         while left > 0:
             size = self._stream.recv_into(room, deadline)
             if size == 0:
@@ -311,9 +340,25 @@ class Session(ABC):
 
     # Acknowledging.
 
-    def _owe(self, owed: Owed) -> None:
+    def _append(self, frame: Frame, batch: Batch, began_s: float) -> None:
+        """Write a batch, and owe its acknowledgement."""
+        size = len(batch.data)
+        self._enqueue(size)
+        try:
+            appended = self._service.append(
+                self._client,
+                frame.topic_id,
+                frame.batch_id,
+                batch.data,
+                starts=batch.starts,
+                data_crc=batch.crc32c,
+            )
+        except BaseException:
+            self._queue.give_back(size)
+            raise
+        owed = Owed(frame.batch_id, frame.topic_id, appended, size, began_s)
         self._owed.append(owed)
-        self._owed_bytes += owed.size
+        self._owed_bytes += size
 
     def _enqueue(self, size: int) -> None:
         """Make room for a batch among those that wait for the disk.
@@ -370,26 +415,7 @@ class Session(ABC):
     # Sending.
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
-        """Send buffers.
-
-        Raises:
-            ConnectionLost: the client does not take them. No other error means that
-                it can't be told of an error.
-        """
-        with self._sending() as deadline:
-            self._stream.send(buffers, deadline)
-        self._metrics.sent(sum(memoryview(b).nbytes for b in buffers))
-
-    @contextmanager
-    def _sending(self) -> Iterator[Deadline]:
-        timeout_s = self._config.idle_timeout_s
-        try:
-            yield Deadline.after(timeout_s)
-        except ConnectionLost:
-            raise
-        except LanceError as error:
-            # A frame that is cut off can't be followed by another one.
-            raise ConnectionLost(f"{self._stream.peer}: gave up: {error}") from error
+        self._outlet.send(buffers)
 
     def _send_error(self, error: BrokerError) -> None:
         self._send(self._error_frame(error))
@@ -409,37 +435,7 @@ class Session(ABC):
         ]
 
     def _send_slice(self, head: bytes, found: Slice) -> None:
-        """Send a fetch response: its own header, then records from the page cache.
-
-        The frame's header comes first and has a checksum of all that follows, so the
-        data is read twice: in pieces for the checksum, and by the kernel itself to be
-        sent. Neither makes a copy of the whole response, however slow its reader is.
-        """
-        if self._piece is None:
-            self._piece = memoryview(bytearray(_PIECE_BYTES))
-        crc = self.checksum.update(head)
-        piece = self._piece[:0]
-        for piece in found.pieces(self._piece):
-            crc = self.checksum.update(piece, crc)
-        header = encode_header(
-            FrameFlags.CONTROL,
-            batch_id=Command.FETCH_RESPONSE,
-            payload_length=len(head) + len(found),
-            payload_crc=crc,
-            checksum=self.checksum,
-        )
-        if len(found) <= len(piece):
-            self._send([header, head, piece])
-            return
-        self._send([header, head])
-        assert found.file is not None
-        for at in range(0, len(found), _SEND_BYTES):
-            size = min(_SEND_BYTES, len(found) - at)
-            with self._sending() as deadline:
-                self._stream.send_file(
-                    found.file.fileno(), found.position + at, size, deadline
-                )
-            self._metrics.sent(size)
+        self._outlet.send_slice(head, found, self.checksum)
 
     # Waiting.
 

@@ -516,3 +516,49 @@ def test_gauges(service: Service) -> None:
     assert (gauge.log_start, gauge.log_end, gauge.records) == (200, 1000, 8)
     assert gauge.bytes_on_disk > 800
     assert service.open_stages(ANYBODY, topic) == 2
+
+
+# Rules of the configuration hold for names, whoever makes the topic and when.
+
+
+NAMED = {"mine": TopicRule(True, None, frozenset({"spark"}), frozenset())}
+
+
+def test_a_topic_made_again_keeps_the_rule_of_its_name(store: Store) -> None:
+    service = Service(store, named=NAMED)
+    topic = service.create_topic(SPARK, "mine").metadata.id
+    with pytest.raises(AccessDenied, match=f"not authorized for topic {topic}"):
+        service.read(ANYBODY, topic, 0, 100)
+    service.delete_topic(SPARK, topic)
+    again = service.create_topic(SPARK, "mine").metadata.id
+    assert again != topic
+    with pytest.raises(AccessDenied, match=f"not authorized for topic {again}"):
+        service.read(FLINK, again, 0, 100)
+    assert service.topics(ANYBODY) == []
+    assert store.topic(again).metadata.auth == {
+        "mtls_enabled": True,
+        "client_ca_path": None,
+        "allowed_cns": ["spark"],
+        "allowed_topics": [],
+    }
+
+
+def test_a_rule_by_name_holds_before_there_is_a_topic(store: Store) -> None:
+    service = Service(store, named=NAMED)
+    calls = [
+        lambda: service.create_topic(ANYBODY, "mine"),
+        lambda: service.open_stage(FLINK, "mine", "job", 1),
+    ]
+    for call in calls:
+        with pytest.raises(AccessDenied, match="not authorized for topic 'mine'"):
+            call()
+    assert store.topics() == []
+    service.create_topic(ANYBODY, "yours")
+    stage = service.open_stage(SPARK, "mine", "job", 1)
+    assert stage >= 2**31
+
+
+def test_a_topic_that_is_gone_has_no_rule(store: Store) -> None:
+    service = Service(store, named=NAMED)
+    with pytest.raises(errors.UnknownTopic):
+        service.topic(ANYBODY, 77)

@@ -145,7 +145,7 @@ def check_message(message: Message) -> None:
 def examine(data: bytes, chance: random.Random, seen: Counter[str]) -> None:
     """Run one input through everything."""
     checksum = chance.choice((Checksum.CRC32C, Checksum.CRC32, None, None))
-    parser = FrameParser(checksum=checksum)
+    parser = FrameParser(checksum=checksum, payload_bytes_first=256 * 1024)
     frames = feed(parser, data, chance)
     assert len(frames) * HEADER_BYTES <= len(data)
     seen["frames"] += len(frames)

@@ -1,0 +1,139 @@
+"""The gate to a store: who may do what, for every command and every protocol.
+
+`_admit` and what is built on it is the only place where access is decided. Everything
+in `service` goes through here before it touches a topic.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+
+from lance_spark.broker.access import Policy, Principal, TopicRule, decide
+from lance_spark.broker.policy import set_rule
+from lance_spark.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BrokerError,
+    UnknownTopic,
+)
+from lance_spark.store import Store
+
+# Stands for a topic that does not exist yet; no topic ever gets this id.
+_NO_TOPIC = 2**32 - 1
+
+
+class Gate:
+    """A store and the rules of access to it.
+
+    Args:
+        store: the store.
+        policy: the rules of the topics that there are.
+        tokens: what clients may authenticate with.
+        named: rules that the configuration has for topics by name. They hold also for
+            a topic of that name that is made later.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        policy: Policy | None = None,
+        tokens: Sequence[str] = (),
+        named: Mapping[str, TopicRule] | None = None,
+    ) -> None:
+        self.store = store
+        self.policy = policy or Policy()
+        self._tokens = [token.encode() for token in tokens]
+        self._named = dict(named or {})
+        # Serialises changes of the policy, which is replaced as a whole.
+        self._adopting = Lock()
+
+    def authenticate(self, client: Principal, token: str) -> Principal:
+        """Check a token; give the client with it.
+
+        Raises:
+            AuthenticationFailed: it is none of ours.
+        """
+        # All are compared, so that the time taken tells nothing.
+        matches = [hmac.compare_digest(token.encode(), t) for t in self._tokens]
+        if self.policy.token_required and not any(matches):
+            raise AuthenticationFailed("Authentication failed")
+        return Principal(client.common_name, client.chain, True)
+
+    def check_client(self, client: Principal) -> None:
+        """Refuse a client that may not even ask.
+
+        Raises:
+            AuthenticationRequired: it has presented no token.
+        """
+        self._admit(client, None)
+
+    def may_see(self, client: Principal, topic: int) -> bool:
+        """Tell whether a topic exists for a client."""
+        return self._decide(client, topic) is None
+
+    def hides(self, client: Principal, name: str) -> bool:
+        """Tell whether a topic of that name exists that a client may not see."""
+        found = self.store.find_topic(name)
+        return found is not None and not self.may_see(client, found.metadata.id)
+
+    def resolve(self, client: Principal, names: Iterable[str]) -> Mapping[str, int]:
+        """Find the ids of topics that exist, by name.
+
+        Raises:
+            AccessDenied: one of them is not for this client.
+        """
+        self._admit(client, None)
+        ids = {}
+        for name in names:
+            found = self.store.find_topic(name)
+            if found is not None:
+                self._admit(client, found.metadata.id)
+                ids[name] = found.metadata.id
+        return ids
+
+    def _admit(self, client: Principal, topic: int | None) -> None:
+        denial = self._decide(client, topic)
+        if denial is not None:
+            raise denial
+
+    def _admit_name(self, client: Principal, name: str) -> None:
+        """Admit to a topic that need not exist.
+
+        Whoever may ask at all may create one, unless the configuration has a rule for
+        its name.
+        """
+        found = self.store.find_topic(name)
+        if found is not None:
+            self._admit(client, found.metadata.id)
+            return
+        self._admit(client, None)
+        rule = self._named.get(name)
+        if rule is None:
+            return
+        rules = {**self.policy.rules, _NO_TOPIC: rule}
+        if decide(client, replace(self.policy, rules=rules), _NO_TOPIC) is not None:
+            raise AccessDenied(
+                f"Access denied: client '{client.name}' not authorized for topic "
+                f"'{name}'"
+            )
+
+    def _decide(self, client: Principal, topic: int | None) -> BrokerError | None:
+        if self._named and topic is not None and topic not in self.policy.rules:
+            self._adopt(topic)
+        return decide(client, self.policy, topic)
+
+    def _adopt(self, topic: int) -> None:
+        """Give a topic that was made since the start the rule of its name."""
+        try:
+            rule = self._named.get(self.store.topic(topic).metadata.name)
+            if rule is not None:
+                with self._adopting:
+                    rules = {**self.policy.rules, topic: rule}
+                    self.policy = replace(self.policy, rules=rules)
+                set_rule(self.store, topic, rule)
+        except UnknownTopic:
+            return
