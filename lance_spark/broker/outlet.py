@@ -15,12 +15,14 @@ from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.store import Slice
+from lance_spark.store.crc import combine_crc32c
 from lance_spark.wire.lwp import Checksum, Command, FrameFlags, encode_header
 
 # A response up to this size is sent from memory, a larger one from the file.
 PIECE_BYTES = 256 * 1024
 # So much of a file is sent within one timeout: progress counts, not the whole.
 _SEND_BYTES = 1024 * 1024
+_NOTHING = memoryview(b"")
 
 
 class Outlet:
@@ -53,20 +55,24 @@ class Outlet:
     def send_slice(self, head: bytes, found: Slice, checksum: Checksum) -> None:
         """Send a fetch response: its own header, then records from the page cache.
 
-        The frame's header comes first and has a checksum of all that follows, so the
-        data is read twice: in pieces for the checksum, and by the kernel itself to be
-        sent.
+        The frame's header comes first and has a checksum of all that follows. Where
+        the store has that of the records, they are only read by the kernel, to be
+        sent; otherwise they are read once more before that, in pieces.
 
         Raises:
             ConnectionLost: the client does not take them.
             Corrupt, StoreError: the records can't be read, and nothing was sent.
         """
-        if self._piece is None:
-            self._piece = memoryview(bytearray(PIECE_BYTES))
-        crc = checksum.update(head)
-        piece = self._piece[:0]
-        for piece in found.pieces(self._piece):
-            crc = checksum.update(piece, crc)
+        crc, piece = checksum.update(head), _NOTHING
+        is_known = found.crc32c is not None and checksum is Checksum.CRC32C
+        if is_known and len(found) > PIECE_BYTES:
+            assert found.crc32c is not None
+            crc = combine_crc32c(crc, found.crc32c, len(found))
+        else:
+            if self._piece is None:
+                self._piece = memoryview(bytearray(PIECE_BYTES))
+            for piece in found.pieces(self._piece):
+                crc = checksum.update(piece, crc)
         header = encode_header(
             FrameFlags.CONTROL,
             batch_id=Command.FETCH_RESPONSE,
@@ -74,10 +80,13 @@ class Outlet:
             payload_crc=crc,
             checksum=checksum,
         )
-        if len(found) <= len(piece):
+        if len(found) <= PIECE_BYTES:
             self.send([header, head, piece])
             return
         self.send([header, head])
+        self._send_file(found)
+
+    def _send_file(self, found: Slice) -> None:
         assert found.file is not None
         for at in range(0, len(found), _SEND_BYTES):
             size = min(_SEND_BYTES, len(found) - at)

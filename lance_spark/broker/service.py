@@ -250,7 +250,7 @@ class Service(Gate):
                     at = view.locate_offset(at).offset
                 if max_bytes == 0:
                     return Reading(Slice(at, at, 0), view.end.offset)
-                found = view.read(at, max_bytes)
+                found = view.read(at, max_bytes, whole_batches=True)
             except OutOfRange:
                 continue  # Retention was quicker than this view.
             self.metrics.fetched(topic, found.records, len(found))

@@ -215,6 +215,11 @@ _BATCH_ROW = struct.Struct("<QQQIIIHHI")
 assert _BATCH_ROW.size == _ROW_CHECKED_BYTES
 
 
+# A batch has about so many inner rows at the most. More would make a large append
+# slower than they make any read faster: a piece of a batch is scanned in microseconds.
+INNER_ROWS = 32
+
+
 def make_batch_rows(
     position: int,
     record: int,
@@ -229,8 +234,7 @@ def make_batch_rows(
         return encode_batch_row(
             position, record, append_ns, length, len(starts), data_crc
         )
-    # The number of inner rows is a u16.
-    stride = max(stride, length // 2**15)
+    stride = max(stride, length // INNER_ROWS)
     wanted = np.searchsorted(starts, np.arange(stride, length, stride))
     inner = np.unique(wanted[wanted < len(starts)])
     rows = np.zeros(1 + len(inner), ROW)

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Location
 from lance_spark.store.boundary import Boundaries
+from lance_spark.store.crc import combine_crc32c
 from lance_spark.store.extent import LogStart, Point
 from lance_spark.store.files import File
-from lance_spark.store.index import Boundary
+from lance_spark.store.index import Boundary, IndexTable
 from lance_spark.store.log import Log
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.segment import Segment, verify_range
+
+# Smaller batches are read faster than their checksums are put together.
+_COMBINED_BYTES_MIN = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Slice:
     records: int
     file: File | None = None
     position: int = 0
+    # Of the bytes, where that is known without reading them.
+    crc32c: int | None = None
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -94,11 +100,19 @@ class View:
         """Look at a log."""
         return cls(log, *log.snapshot())
 
-    def read(self, offset: int, max_bytes: int) -> Slice:
+    def read(
+        self, offset: int, max_bytes: int, *, whole_batches: bool = False
+    ) -> Slice:
         """Give whole records from an offset on, at least one if there is any.
 
         An offset inside a record is served from that byte. A slice goes neither past
         the end of its segment nor into damaged bytes.
+
+        Args:
+            offset: the first byte.
+            max_bytes: the most to give, unless the first record is larger.
+            whole_batches: end where a batch does if that costs less than half of what
+                could be given. Batches have checksums, and the slice has theirs then.
 
         Raises:
             OutOfRange: the offset is before the start or behind the end.
@@ -115,6 +129,8 @@ class View:
             if end.position <= start:
                 end = found.at_or_after(start + 1)
                 self._verify(found, start, end.position)
+            if whole_batches:
+                end = _end_with_batch(found.table, start, end)
             records = max(0, end.record - found.at_or_after(start).record)
         return Slice(
             offset,
@@ -122,6 +138,7 @@ class View:
             records,
             found.opened.data,
             start,
+            _find_crc32c(found.table, start, end.position),
         )
 
     def read_bytes(self, offset: int, max_bytes: int) -> Slice:
@@ -253,3 +270,26 @@ class View:
             raise Corrupt(self.log.where, start, end, reason) from error
         except OSError as error:
             raise StoreError(f"{self.log.where}: could not read: {error}") from error
+
+
+def _end_with_batch(table: IndexTable, start: int, end: Boundary) -> Boundary:
+    """Move an end inside a batch back to that batch's start, if much is left."""
+    batch = table.batch(table.batch_at(end.position - 1))
+    if batch.end == end.position or 2 * batch.position < start + end.position:
+        return end
+    return Boundary(batch.position, batch.record)
+
+
+def _find_crc32c(table: IndexTable, start: int, end: int) -> int | None:
+    """Put the checksum of [start, end) together; None if it is not whole batches."""
+    first, last = table.batch_at(start), table.batch_at(end - 1)
+    batches = last - first + 1
+    if batches * _COMBINED_BYTES_MIN > end - start:
+        return None
+    if table.batch(first).position != start or table.batch(last).end != end:
+        return None
+    crc = 0
+    for number in range(first, last + 1):
+        batch = table.batch(number)
+        crc = combine_crc32c(crc, batch.data_crc, batch.length)
+    return crc

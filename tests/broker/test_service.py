@@ -393,7 +393,7 @@ def test_a_topic_that_is_cut_all_the_time(
 ) -> None:
     topic = fill(service)
 
-    def cut_off(*arguments: object) -> None:
+    def cut_off(*arguments: object, **options: object) -> None:
         raise OutOfRange(0, 1, 2)
 
     monkeypatch.setattr(View, "read", cut_off)

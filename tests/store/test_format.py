@@ -8,6 +8,7 @@ from crc32c import crc32c
 
 from lance_spark.store.format import (
     HEADER_BYTES,
+    INNER_ROWS,
     ROW_BYTES,
     Header,
     Kind,
@@ -155,11 +156,14 @@ def test_a_record_over_several_strides_has_no_row_inside() -> None:
     assert rows_of([0], 1_000)["position"].tolist() == [1_000]
 
 
-def test_inner_rows_are_never_more_than_their_number_can_count() -> None:
+def test_a_large_batch_has_no_more_inner_rows_than_others() -> None:
     length = 64 * 70_000
     rows = rows_of(list(range(0, length, 64)), length)
-    assert 2**14 < len(rows) - 1 == rows[0]["inner"] < 2**16
+    assert len(rows) - 1 == rows[0]["inner"] == INNER_ROWS - 1
     assert valid_rows(rows).all()
+    # As far apart as the others, where a record starts.
+    gaps = np.diff(rows["position"])
+    assert gaps.max() - gaps.min() <= 64
 
 
 def test_a_row_that_is_not_whole_is_left_out() -> None:

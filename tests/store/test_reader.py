@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -443,3 +444,61 @@ def test_a_disk_that_can_not_be_read_in_pieces(files: DiskFiles) -> None:
         with pytest.raises(StoreError, match="could not read 100 bytes"):
             list(piece.pieces(memoryview(bytearray(100))))
         files.before_read = lambda operation, name: None
+
+
+# Ending with a batch.
+
+
+@PROPERTY
+@given(batches=BATCHES, data=st.data())
+def test_reading_whole_batches_loses_less_than_half(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    clock = Clock()
+    with open_plain(DiskFiles(Disk()), clock) as store:
+        plain = fill(store, clock, batches)
+        view = store.view(1)
+        ends, end = set(), 0
+        for sizes in batches:
+            end += len(Plain().append(sizes, 0))
+            ends.add(end)
+        for _ in range(20):
+            offset = data.draw(st.integers(0, max(0, len(plain.data) - 1)))
+            max_bytes = data.draw(st.integers(0, len(plain.data) + 9))
+            most = view.read(offset, max_bytes)
+            piece = view.read(offset, max_bytes, whole_batches=True)
+            assert piece.start == most.start
+            assert 2 * len(piece) >= len(most)
+            assert piece.end == most.end or piece.end in ends
+            assert piece.read() == plain.data[offset : piece.end]
+            starts = [s for s in plain.starts if offset <= s < piece.end]
+            assert piece.records == len(starts)
+
+
+def large(name: str, size: int) -> bytes:
+    return record(name[:1].encode() * (size - 5))
+
+
+def test_the_checksum_of_whole_batches_is_known(files: DiskFiles) -> None:
+    with open_store(files=files, config=StoreConfig()) as store:
+        topic = store.create_topic("one").metadata.id
+        batches = [large(name, 200_000) * 2 for name in "abc"]
+        for batch in batches:
+            store.append(topic, batch)
+        view = store.view(topic)
+        first = view.read(0, 1_000_000, whole_batches=True)
+        assert (first.end, first.crc32c) == (800_000, crc32c(b"".join(batches[:2])))
+        assert view.read(0, 1_200_000).crc32c == crc32c(b"".join(batches))
+        # Inside a batch it would have to be computed.
+        assert view.read(0, 1_000_000).crc32c is None
+        assert view.read(200_000, 200_000).crc32c is None
+        assert view.read(200_000, 600_000).crc32c is None
+        assert view.read(1_200_000, 10).crc32c is None
+
+
+def test_the_checksums_of_small_batches_are_not_put_together(files: DiskFiles) -> None:
+    with open_store(files=files, config=StoreConfig()) as store:
+        topic = store.create_topic("one").metadata.id
+        for name in "abcd":
+            store.append(topic, large(name, 50_000))
+        assert store.view(topic).read(0, 200_000).crc32c is None

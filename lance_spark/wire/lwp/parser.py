@@ -232,7 +232,7 @@ class FrameParser:
 
     def _payload_room(self, header: Header) -> memoryview:
         if self._payload_filled == len(self._payload):
-            grown = memoryview(mmap.mmap(-1, self.payload_bytes_next))
+            grown = _map(self.payload_bytes_next)
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
@@ -305,6 +305,15 @@ class FrameParser:
                 header.payload_crc,
             )
         )
+
+
+def _map(size: int) -> memoryview:
+    # Private, as memory that could be shared is many times slower to come by; and in
+    # large pages, without which taking them costs more than all that is done to them.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def _allocate(size: int) -> memoryview:
