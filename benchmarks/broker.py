@@ -14,13 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
 import pyarrow as pa
 
+from benchmarks._frames import FrameSender
 from benchmarks._lnc_client import LncClient
 from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.client import Consumer, LanceClient, Producer
@@ -69,7 +70,7 @@ def run(report: Report) -> None:
             report.add_table(
                 ["", "1 connection", f"{_CONNECTIONS} connections", "ratio"],
                 bench.compare_connections(),
-                "The same bytes over one connection and over many, 1000-byte records:",
+                "Bytes per second over one connection and over many, records of 1000:",
             )
             report.add_table(
                 ["100-byte records", "ours", "`lnc-client`", "ratio"],
@@ -121,27 +122,30 @@ class _Bench:
         ]
 
     def compare_connections(self) -> list[list[str]]:
-        """Compare many connections with one, for the same bytes."""
+        """Compare many connections with one: a share each to write, all to read."""
         whole = _make_table(1000, self._size)
         share = _make_table(1000, self._size // _CONNECTIONS)
-        one, many = self._best(
-            partial(self._write, whole), partial(self._write, share, _CONNECTIONS)
+        frame, frames, one, many = self._best(
+            partial(self._send_frames, whole, 1),
+            partial(self._send_frames, share, _CONNECTIONS),
+            partial(self._write, whole),
+            partial(self._write, share, _CONNECTIONS),
         )
         with self._topic(whole) as topic:
             size = self.client.bounds(topic).end
             read, reads = self._best(
                 partial(self._read, topic, size),
-                partial(self._read, topic, size // _CONNECTIONS, _CONNECTIONS),
+                partial(self._read, topic, size, _CONNECTIONS),
             )
-        return [
-            [
-                what,
-                format_rate(size / one_s, "B"),
-                format_rate(size / many_s, "B"),
-                format_ratio(one_s / many_s),
-            ]
-            for what, one_s, many_s in (("write", one, many), ("read", read, reads))
-        ]
+        rows = []
+        for what, alone, together in (
+            ("write, prepared frames", size / frame, size / frames),
+            ("write, `Producer` per thread", size / one, size / many),
+            ("read, `Consumer` per thread", size / read, _CONNECTIONS * size / reads),
+        ):
+            rates = [format_rate(alone, "B"), format_rate(together, "B")]
+            rows.append([what, *rates, format_ratio(together / alone)])
+        return rows
 
     def compare_lnc_client(self, theirs: LncClient) -> list[list[str]]:
         """Compare with the client of the field, in the fastest way it has."""
@@ -206,6 +210,21 @@ class _Bench:
                 producer.send(b"hello")
                 producer.flush()
             return _time_in_threads([partial(write, p) for p in producers])
+
+    def _send_frames(self, table: pa.Table, connections: int) -> float:
+        payloads = [
+            (payload.data, payload.records)
+            for payload in encode(table, payload_bytes_max=MIB)
+        ]
+        with self._topic() as topic, ExitStack() as stack:
+            topic_id = self.client.topic(topic).id
+            senders = [
+                stack.enter_context(
+                    closing(FrameSender(self.client.config.servers, payloads, topic_id))
+                )
+                for _ in range(connections)
+            ]
+            return _time_in_threads([sender.send for sender in senders])
 
     def _read(self, topic: str, size: int, connections: int = 1) -> float:
         def read(consumer: Consumer) -> None:
