@@ -1,0 +1,171 @@
+"""What the system tests share: records that say who they are, raw clients, waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lance_spark.client import LanceClient
+from lance_spark.errors import ConnectionLost, Timeout
+from lance_spark.model import Buffer
+from lance_spark.net.address import parse_address
+from lance_spark.net.connect import connect
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.tls import ClientTls, make_client_context
+from lance_spark.wire import lwp
+from lance_spark.wire.lwp import Checksum, Frame, Message
+
+# Long enough for a loaded machine: nothing waits so long unless it hangs.
+PATIENCE_S = 60.0
+
+# A client that is quick to try again. The network of these tests comes back at once.
+QUICK: dict[str, Any] = {
+    "backoff_base_s": 0.001,
+    "backoff_max_s": 0.002,
+    "retry_timeout_s": PATIENCE_S,
+}
+
+
+def make_client(address: str, **options: Any) -> LanceClient:
+    """Make a client that does not wait long between tries."""
+    return LanceClient(address, **{**QUICK, **options})
+
+
+def wait_for(is_true: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    """Wait until something holds that nobody can tell us about."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def record(value: Buffer, kind: int = 1) -> bytes:
+    """Make one record."""
+    return lwp.encode_record(lwp.Record(kind, value))
+
+
+def read_bytes(client: LanceClient, topic: int | str, start: int = 0) -> bytes:
+    """Read all bytes of a topic."""
+    parts: list[bytes] = []
+    while True:
+        fetched = client.fetch(topic, start, 4 * 1024 * 1024)
+        if not len(fetched.data):
+            return b"".join(parts)
+        assert fetched.start == start
+        parts.append(bytes(fetched.data))
+        start = fetched.end
+
+
+def read_values(client: LanceClient, topic: int | str) -> list[bytes]:
+    """Read the values of all records of a topic."""
+    data = read_bytes(client, topic)
+    return [bytes(found.value) for found in lwp.decode_records(data)]
+
+
+def name_value(producer: str, sequence: int) -> bytes:
+    """Make a value that says which one it is."""
+    return f"{producer} {sequence}".encode()
+
+
+def by_producer(values: Iterable[bytes | None]) -> dict[str, list[int]]:
+    """Sort values of `name_value` by producer, in their order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for value in values:
+        assert value is not None, "a Null record that nobody sent"
+        producer, sequence = value.decode().rsplit(" ", 1)
+        found[producer].append(int(sequence))
+    return found
+
+
+def first_occurrences(sequences: Iterable[int]) -> list[int]:
+    """Drop what comes a second time, keeping the order."""
+    return list(dict.fromkeys(sequences))
+
+
+class Raw:
+    """A connection that says whatever a test wants it to say."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        checksum: Checksum = Checksum.CRC32C,
+        tls: ClientTls | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.checksum = checksum
+        self._timeout_s = timeout_s
+        self._parser = lwp.FrameParser(checksum=checksum)
+        self._stream = connect(
+            parse_address(address),
+            deadline=self._deadline(),
+            tls=None if tls is None else make_client_context(tls),
+        )
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._timeout_s)
+
+    def send(self, *buffers: Buffer) -> None:
+        """Send bytes."""
+        self._stream.send(buffers, self._deadline())
+
+    def try_send(self, *buffers: Buffer) -> None:
+        """Send bytes to a server that may have gone already."""
+        with contextlib.suppress(ConnectionLost):
+            self.send(*buffers)
+
+    def frame(self) -> Frame | None:
+        """Give the next frame, None at the end of the connection."""
+        while True:
+            frame = self._parser.next_frame()
+            if frame is not None:
+                return frame
+            try:
+                size = self._stream.recv_into(
+                    self._parser.buffer_for_read(), self._deadline()
+                )
+            except ConnectionLost:
+                return None  # A reset is an end too.
+            if not size:
+                return None
+            self._parser.bytes_written(size)
+
+    def answer(self, *, extended: bool = False) -> Message:
+        """Give the next frame as a message."""
+        frame = self.frame()
+        assert frame is not None, "the connection ended"
+        return lwp.decode_response(frame, extended=extended)
+
+    def ask(self, message: Message, *, extended: bool = False) -> Message:
+        """Send a request and give its answer."""
+        self.send(*lwp.encode_message(message, checksum=self.checksum))
+        return self.answer(extended=extended)
+
+    def ingest(self, payload: bytes, batch_id: int = 1, **fields: Any) -> None:
+        """Send a batch."""
+        fields = {"record_count": 1, "checksum": self.checksum, **fields}
+        self.send(*lwp.encode_ingest([payload], batch_id=batch_id, **fields))
+
+    def is_ended(self) -> bool:
+        """Wait for the end of the connection; False if a frame comes first."""
+        try:
+            return self.frame() is None
+        except Timeout:
+            return False
+
+    def shutdown_write(self) -> None:
+        """Say that nothing more will come."""
+        self._stream.shutdown_write()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._stream.close()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

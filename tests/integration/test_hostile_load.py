@@ -1,0 +1,310 @@
+"""Clients that cost: connections, memory and patience are bounded, others go on.
+
+The broker is a process of its own here, so that what it costs can be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lance_spark.client import Consumer, Producer, SeekPosition
+from lance_spark.errors import (
+    ConnectionLimit,
+    InvalidPayload,
+    LanceError,
+    PayloadTooLarge,
+)
+from lance_spark.net.address import parse_address
+from lance_spark.wire import lwp
+from tests.integration.kit import Raw, make_client, read_values, record, wait_for
+from tests.integration.process import HAS_PROC, BrokerProcess, count_files
+
+pytestmark = pytest.mark.skipif(not HAS_PROC, reason="/proc says what it costs")
+
+KIB, MIB = 1024, 1024 * 1024
+RECORD = record(b"hello")
+
+# `make soak` asks for many, with the default limit.
+IS_SOAK = "LANCE_SOAK_SECONDS" in os.environ
+SILENT, LIMIT = (10_000, 1024) if IS_SOAK else (1_000, 600)
+IDLE_S = 2.0
+MEMORY = 64 * MIB
+# What a session may cost that does nothing, one that sends a large answer from a file
+# besides, and everything else.
+SESSION_BYTES = 96 * KIB
+PIECE_BYTES = 256 * KIB
+SLACK_BYTES = 24 * MIB
+
+
+SETTINGS = {
+    "connections_max": LIMIT,
+    "idle_timeout_s": IDLE_S,
+    "memory_bytes_max": MEMORY,
+    "fsync": "none",
+}
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data_dir = tmp_path_factory.mktemp("hostile-process") / "data"
+    with BrokerProcess(data_dir, **SETTINGS) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def many_files(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"{wanted} files are more than this system gives ({hard})")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def crowd(address: str, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    target = parse_address(address)
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for _ in range(count):
+            sock = socket.create_connection((target.host, target.port), 30)
+            stack.callback(sock.close)
+            socks.append(sock)
+        yield socks
+
+
+class Bystander:
+    """A client that was there before, with all that it does."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self._client = make_client(address, keepalive_interval_s=0.5)
+        self._producer = Producer(self._client, topic, create_topic=True)
+        self._consumer = Consumer(self._client, topic, start=SeekPosition.END)
+        self._sent = 0
+        self.work()
+
+    def work(self) -> None:
+        """Produce and consume, and check that it works."""
+        value = f"{self._sent}".encode()
+        self._producer.send(value)
+        self._producer.flush(30)
+        self._sent += 1
+        (found,) = self._consumer.poll_blocking(30)
+        assert found.value == value
+        self._client.ping()
+
+    def close(self) -> None:
+        self._producer.close()
+        self._consumer.close()
+        self._client.close()
+
+    def __enter__(self) -> Bystander:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@pytest.mark.soak
+def test_connections_that_say_nothing(tmp_path: Path) -> None:
+    # A fresh one, that has no memory left over from other tests.
+    settings = {"connections_max": LIMIT, "idle_timeout_s": 600.0, "fsync": "none"}
+    with (
+        many_files(SILENT),
+        BrokerProcess(tmp_path / "data", **settings) as process,
+        Bystander(process.address, "crowd") as bystander,
+    ):
+        files, threads = count_files(process.pid), process.threads
+        rss = process.rss_bytes
+        with crowd(process.address, LIMIT):
+            wait_for(lambda: process.threads >= LIMIT, "the limit is reached")
+            wait_for(lambda: is_told_of_the_limit(process.address), "0x32")
+            with crowd(process.address, SILENT - LIMIT):
+                for _ in range(10):
+                    bystander.work()
+                # Some are served, a few are told, the others are closed.
+                assert process.threads <= LIMIT + 16 + threads
+                assert count_files(process.pid) <= files + LIMIT + 20
+                assert process.rss_bytes - rss <= LIMIT * SESSION_BYTES
+        wait_for(lambda: process.threads <= threads, "their places are free")
+        wait_for(lambda: count_files(process.pid) <= files, "their files are closed")
+        with make_client(process.address) as late:
+            assert late.connect().status().capabilities
+
+
+def test_silence_ends(process: BrokerProcess) -> None:
+    """The silent do not keep their places for ever, and those that ping do."""
+    with Bystander(process.address, "silence") as bystander:
+        threads = process.threads
+        with crowd(process.address, 50) as socks:
+            for sock in socks:
+                # The broker ends it, and says nothing.
+                assert sock.recv(1) == b""
+            wait_for(lambda: process.threads <= threads, "their threads have ended")
+            bystander.work()
+
+
+def is_told_of_the_limit(address: str) -> bool:
+    with make_client(address) as client:
+        try:
+            client.connect()
+        except ConnectionLimit:
+            return True
+        except LanceError:
+            return False  # Too many of them to tell each one.
+        raise AssertionError("one more was let in")
+
+
+@pytest.fixture(scope="module")
+def large(process: BrokerProcess) -> bytes:
+    """A topic with one record of the largest size; give its value."""
+    value = random.Random(1).randbytes(MIB) * 16
+    with (
+        make_client(process.address) as client,
+        Producer(client, "large", create_topic=True) as producer,
+    ):
+        producer.send(value)
+    return value
+
+
+def test_readers_that_do_not_read(process: BrokerProcess, large: bytes) -> None:
+    """They ask for gigabytes and take none of it; others get theirs."""
+    readers, fetches = 60, 8
+    with Bystander(process.address, "readers") as bystander:
+        with make_client(process.address) as client:
+            topic = client.topic_id("large")
+        threads, rss = process.threads, process.rss_bytes
+        process.reset_peak()
+        request = b"".join(
+            map(bytes, lwp.encode_message(lwp.Fetch(topic, 0, 16 * MIB)))
+        )
+        with crowd(process.address, readers) as socks:
+            for sock in socks:
+                sock.sendall(request * fetches)
+            for _ in range(10):
+                bystander.work()
+            limit = readers * (SESSION_BYTES + PIECE_BYTES) + SLACK_BYTES
+            assert process.peak_bytes - rss < limit
+            with make_client(process.address) as client:
+                assert read_values(client, "large") == [large]
+            assert process.peak_bytes - rss < limit
+            wait_for(lambda: process.threads <= threads, "they are closed")
+            bystander.work()
+
+
+def announce(size: int) -> bytes:
+    """Make the header of a batch that never comes."""
+    flags = lwp.FrameFlags.BATCH_MODE
+    return lwp.encode_header(flags, batch_id=1, record_count=1, payload_length=size)
+
+
+def test_writers_that_only_announce(process: BrokerProcess) -> None:
+    """A header that promises 16 MiB costs what is sent, and not what is promised."""
+    writers = 100
+    frame = announce(16 * MIB)
+    with Bystander(process.address, "announced") as bystander:
+        rss = process.rss_bytes
+        with crowd(process.address, writers) as socks:
+            for sock in socks:
+                sock.sendall(frame)
+            for _ in range(5):
+                bystander.work()
+            assert process.rss_bytes - rss < writers * SESSION_BYTES + SLACK_BYTES
+
+
+def push(socks: list[socket.socket], data: bytes) -> None:
+    """Send to all of them until none takes any more."""
+    left = {sock: memoryview(data) for sock in socks}
+    for sock in socks:
+        sock.setblocking(False)
+    quiet = 0
+    while quiet < 20:
+        quiet += 1
+        for sock, rest in left.items():
+            with contextlib.suppress(OSError):
+                size = sock.send(rest[:MIB]) if rest else 0
+                left[sock] = rest[size:]
+                quiet = 0 if size else quiet
+        # Whatever can still be taken is taken within this time.
+        time.sleep(0.005)
+
+
+def test_writers_that_stall_share_a_budget(process: BrokerProcess) -> None:
+    """Each sends almost all of a large payload; there is memory for some of them."""
+    writers, waves = 10, 4
+    frame = announce(16 * MIB) + bytes(15 * MIB)
+    with Bystander(process.address, "stalled") as bystander:
+        rss, threads = process.rss_bytes, process.threads
+        process.reset_peak()
+        for _ in range(waves):
+            with crowd(process.address, writers) as socks:
+                push(socks, frame)
+            wait_for(lambda: process.threads <= threads, "they are gone")
+        with crowd(process.address, writers) as socks:
+            push(socks, frame)
+            # The stalled ones have to go when somebody else needs the memory.
+            bystander.work()
+            with (
+                make_client(process.address) as client,
+                Producer(client, "stalled-too", create_topic=True) as producer,
+            ):
+                producer.send(bytes(8 * MIB))
+        # What was given back is used again, by whichever connection. Buffers that grow
+        # are there twice for a moment.
+        assert process.peak_bytes - rss < MEMORY + 2 * SLACK_BYTES
+
+
+def lz4_bomb(size: int) -> bytes:
+    """Make a raw block that grows to so many zeros, from a 255th of that."""
+    # One literal, and a match at distance 1 whose length goes on and on.
+    match = b"\x1f\x00\x01\x00" + b"\xff" * (size // 255) + b"\x00"
+    return match + b"\x50\x00\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pytest.param(lz4_bomb(1024 * MIB), id="block"),
+        pytest.param(struct.pack("<I", 2**32 - 1) + lz4_bomb(256 * MIB), id="sized"),
+        pytest.param(
+            bytes.fromhex("04224d18684000000040000000ee") + lz4_bomb(256 * MIB),
+            id="frame",
+        ),
+    ],
+)
+def test_lz4_bomb(process: BrokerProcess, bomb: bytes) -> None:
+    with Bystander(process.address, "bombs") as bystander:
+        process.reset_peak()
+        rss = process.rss_bytes
+        with make_client(process.address) as client, Raw(process.address) as raw:
+            topic = client.ensure_topic("bombs-target").id
+            before = client.bounds(topic).end
+            for batch in range(1, 4):
+                raw.ingest(bomb, batch, topic_id=topic, compressed=True)
+                answer = raw.answer()
+                assert isinstance(answer, lwp.ErrorResponse)
+                assert answer.code in (PayloadTooLarge.code, InvalidPayload.code)
+            raw.ingest(RECORD, 9, topic_id=topic)
+            assert str(raw.frame()) == "ack batch 9"
+            assert client.bounds(topic).end == before + len(RECORD)
+        assert process.peak_bytes - rss < SLACK_BYTES + 2 * lwp.PAYLOAD_BYTES_MAX
+        bystander.work()
+
+
+def test_bomb_is_one() -> None:
+    """The block above is good LZ4, or the test before would prove nothing."""
+    assert lwp.decompress(lz4_bomb(2550)).count(0) > 2550
