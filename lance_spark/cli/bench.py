@@ -16,7 +16,7 @@ import pyarrow as pa
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli.connect import connected, server_options
 from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import SIZE
+from lance_spark.cli.quantity import BATCH_SIZE, SIZE
 from lance_spark.cli.text import count, format_bytes, format_rate
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
@@ -38,7 +38,11 @@ _WRITE_BYTES = 4 * 1024 * 1024
     "--size", type=SIZE, default="100", show_default=True, help="Bytes of each."
 )
 @click.option(
-    "--batch-bytes", type=SIZE, default="1m", show_default=True, help="Size of a batch."
+    "--batch-bytes",
+    type=BATCH_SIZE,
+    default="1m",
+    show_default=True,
+    help="Size of a batch.",
 )
 @click.option(
     "--compression",

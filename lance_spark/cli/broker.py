@@ -15,6 +15,7 @@ import click
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.config import DEFAULT_PORT
 from lance_spark.broker.configfile import read_settings
+from lance_spark.cli.directory import check_can_be_store
 from lance_spark.cli.log import shown_log
 from lance_spark.cli.quantity import ADDRESS, SIZE
 
@@ -67,6 +68,8 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     where clients can connect; warnings are on standard error.
     """
     config = make_config(config_file, flags)
+    if config.data_dir is not None:
+        check_can_be_store(Path(config.data_dir))
     with shown_log(verbose=verbose), _stop_signals() as stop:
         broker = EmbeddedBroker(config).start()
         try:

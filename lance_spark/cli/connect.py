@@ -12,8 +12,11 @@ import click
 from lance_spark.cli.log import shown_log
 from lance_spark.cli.quantity import ADDRESSES, DURATION
 from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.client.config import DURATION_S_MAX
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+_TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
 
 _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 
@@ -65,7 +68,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "timeout_s": (
         ("--timeout", "timeout_s"),
         {
-            "type": DURATION,
+            "type": _TIMEOUT,
             "default": "30s",
             "show_default": True,
             "help": "How long to wait for a server that does not answer.",

@@ -11,12 +11,11 @@ Nothing here needs click before it was looked for.
 
 from __future__ import annotations
 
-import io
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
+from lance_spark.cli.stream import drop_output, prepare_streams, settle_output
 from lance_spark.errors import LanceError
 
 FAILED = 1
@@ -36,20 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger = logging.getLogger("lance_spark")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Data that a terminal's encoding can't show is no reason to fail.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        prepare_streams()
+    except LanceError as error:
+        return _fail(str(error), FAILED)
     try:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt as interrupt:
         # The terminal shows ^C on the line that was begun. A command may have said
         # how far it came.
         print("", *interrupt.args, sep="\n", file=sys.stderr)
+        settle_output()
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return PIPE_CLOSED
     except (LanceError, OSError) as error:
+        settle_output()
         return _fail(str(error), FAILED)
 
 
@@ -72,10 +74,3 @@ def _fail(text: str, code: int) -> int:
     """Say in one line what is wrong."""
     print("lance-spark:", " ".join(text.split()), file=sys.stderr)
     return code
-
-
-def _drop_output() -> None:
-    """Let what is still buffered go nowhere when Python exits."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -17,7 +17,13 @@ from lance_spark.cli.connect import connected, server_options
 from lance_spark.cli.line import LineReader, make_columns, read_whole
 from lance_spark.cli.pace import Pace
 from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import RECORD_TYPE, RECORD_TYPES, SEPARATOR, SIZE, TOPIC
+from lance_spark.cli.quantity import (
+    BATCH_SIZE,
+    RECORD_TYPE,
+    RECORD_TYPES,
+    SEPARATOR,
+    TOPIC,
+)
 from lance_spark.cli.text import count, format_bytes
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
@@ -52,7 +58,11 @@ from lance_spark.errors import LanceError, RowError
     "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
 )
 @click.option(
-    "--batch-bytes", type=SIZE, default="1m", show_default=True, help="Size of a batch."
+    "--batch-bytes",
+    type=BATCH_SIZE,
+    default="1m",
+    show_default=True,
+    help="Size of a batch.",
 )
 @click.option("--create", "create_topic", is_flag=True, help="Create a missing topic.")
 @server_options
@@ -85,6 +95,8 @@ def command(
 @contextmanager
 def _open(file: Path | None) -> Iterator[BinaryIO]:
     if file is None or str(file) == "-":
+        if sys.stdin is None:
+            raise LanceError("standard input is closed: give a FILE to send")
         yield sys.stdin.buffer
         return
     with file.open("rb") as stream:

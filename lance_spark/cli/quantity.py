@@ -12,10 +12,13 @@ import click
 from lance_spark.errors import OptionError
 from lance_spark.model import RecordType
 from lance_spark.net.address import parse_address, parse_addresses
+from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX
 
 # Binary, as in Spark: what is asked for here is memory and disk.
 _SIZE_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE = re.compile(r"(\d{1,18})([kmg]?)", re.ASCII)
+# Below 2**63, where numbers in files and frames end.
+_SIZE_END = 2**33 * _SIZE_UNITS["g"]
 
 # In ms; a number without a unit is in seconds.
 _DURATION_UNITS = {
@@ -49,14 +52,17 @@ def parse_size(text: str) -> int:
     """Read a number of bytes: `65536`, `64k`, `1m`, `10g`.
 
     Raises:
-        OptionError: it is none.
+        OptionError: it is none, or more than any disk has.
     """
     found = _SIZE.fullmatch(text.strip().lower())
     if found is None:
         raise OptionError(
             f"{text!r} is not a size: give bytes, or k, m or g, as in 64m"
         )
-    return int(found[1]) * _SIZE_UNITS[found[2]]
+    size = int(found[1]) * _SIZE_UNITS[found[2]]
+    if size >= _SIZE_END:
+        raise OptionError(f"{text!r} is too large: give less than {2**33}g")
+    return size
 
 
 def format_size(size: int) -> str:
@@ -191,6 +197,18 @@ class Parsed(_Type):
         except OptionError as error:
             self.fail(str(error), param, ctx)
 
+    def within(self, least: str, most: str) -> Parsed:
+        """Make a type of which both ends of a range are given as people type them."""
+        low, high = self._parse(least), self._parse(most)
+
+        def parse(text: str) -> Any:
+            value = self._parse(text)
+            if not low <= value <= high:
+                raise OptionError(f"{text!r} is out of range: give {least} to {most}")
+            return value
+
+        return Parsed(self.name, parse)
+
 
 def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
     """Make a parser that keeps the text and only looks at it."""
@@ -203,6 +221,7 @@ def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
 
 
 SIZE = Parsed("size", parse_size)
+BATCH_SIZE = SIZE.within("1", format_size(PAYLOAD_BYTES_MAX))
 DURATION = Parsed("duration", parse_duration)
 TOPIC = Parsed("topic", parse_topic)
 RECORD_TYPE = Parsed("type", parse_record_type)

@@ -104,7 +104,7 @@ def create(
 @server_options
 def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
     """Delete TOPIC and all of its records."""
-    if not yes and not sys.stdin.isatty():
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError("there is no terminal to ask on: say --yes")
     with connected(config) as client:
         info = client.topic(topic)

@@ -119,7 +119,11 @@ def _change(
 
 
 def _print(topic: Topic, rule: TopicRule | None) -> None:
-    print(f"topic {show_name(topic.metadata.name)}, id {topic.metadata.id}")
+    name, number = topic.metadata.name, topic.metadata.id
+    if name:
+        print(f"topic {show_name(name)}, id {number}")
+    else:
+        print(f"the default topic (id {number})")
     if rule is None:
         print("no rule: everybody who may connect may use it")
         return

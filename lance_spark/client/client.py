@@ -94,6 +94,11 @@ class LanceClient(
         self._dialer.prefer(leader)
         self._link.drop()
 
+    def avoid(self, server: Address) -> None:
+        """Go to the servers behind this one first, as it does not know the leader."""
+        self._dialer.avoid(server)
+        self._link.drop()
+
     def dedicated(self) -> LanceClient:
         """Make a client with the same settings and a connection of its own."""
         client = LanceClient.__new__(LanceClient)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 
+from lance_spark.client.attempt import Attempt
 from lance_spark.client.config import ClientConfig
 from lance_spark.client.event import Event
 from lance_spark.client.greeting import greet
@@ -56,6 +57,10 @@ from lance_spark.wire.lwp import (
 LAST_WORDS_S = 2.0
 # A look at what came while nobody waited ends here, however fast more is coming.
 _DRAIN_READS_MAX = 16
+
+
+class PingUnanswered(Timeout):
+    """A keepalive was sent and did not come back in time."""
 
 
 class Connection:
@@ -120,8 +125,11 @@ class Connection:
         deadline: Deadline,
         connect: Connect = connect_socket,
         clock: Callable[[], float] = time.monotonic,
+        attempt: Attempt | None = None,
     ) -> Connection:
         """Connect, authenticate if a token is set, and ask what the server can do.
+
+        With `attempt` another thread can end it once the server is reached.
 
         Raises:
             ConnectionLost: the server can't be reached.
@@ -141,11 +149,15 @@ class Connection:
         connection = cls(
             stream, address=address, checksum=checksum, config=config, clock=clock
         )
+        attempt = attempt or Attempt()
         try:
+            attempt.enter(connection)
             connection.status = greet(connection, config.auth_token, deadline)
         except BaseException:
             connection.close()
             raise
+        finally:
+            attempt.leave()
         return connection
 
     @property
@@ -231,12 +243,15 @@ class Connection:
 
         Raises:
             ConnectionLost: the connection is gone.
-            Timeout: the deadline passed.
+            PingUnanswered: the deadline passed without an answer.
+            Timeout: the deadline is too soon to send anything.
         """
         delay_s = self._pings.delay_s(self._clock())
         if delay_s >= deadline.remaining():
             raise Timeout(f"{self.address}: too many pings, wait {delay_s:.1f} s")
-        time.sleep(delay_s)
+        with self._changed:
+            # The end of the connection ends this too, and then nothing is sent.
+            self._changed.wait_for(lambda: self._failure is not None, delay_s)
         start_s = self._clock()
         self._pings.note(start_s)
         keepalive = self._send_keepalive(deadline)
@@ -245,7 +260,7 @@ class Connection:
             return self._clock() - start_s
         with self._changed:
             self._raise_failure()
-        raise Timeout(f"{self.address}: no answer in time to a keepalive")
+        raise PingUnanswered(f"{self.address}: no answer in time to a keepalive")
 
     def _send_keepalive(self, deadline: Deadline) -> SentKeepalive:
         keepalive = SentKeepalive()

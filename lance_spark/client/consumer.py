@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 from lance_spark.client.autocommit import CommitClock
 from lance_spark.client.cursor import Cursor, CursorOptions
-from lance_spark.client.offsets import BrokerOffsetStore, OffsetStore
+from lance_spark.client.offsets import (
+    BrokerOffsetStore,
+    Incarnation,
+    OffsetStore,
+    TopicOffset,
+)
 from lance_spark.client.poll import ConsumerRecord, PollResult, make_empty_result
 from lance_spark.client.reader import FETCH_BYTES_DEFAULT
 from lance_spark.client.seek import SeekPosition
 from lance_spark.columnar.decode import DEFAULT_COLUMNS
-from lance_spark.errors import LanceError, OptionError
+from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +57,7 @@ class Consumer:
 
     Raises:
         TopicNotFound: there is no such topic.
-        OptionError: an option can't be used.
+        OptionError: an option can't be used, or an offset is inside a record.
     """
 
     def __init__(
@@ -96,10 +101,17 @@ class Consumer:
             self._store = offset_store
             if name is not None and offset_store is None:
                 self._store = BrokerOffsetStore(self._client)
+            topic_id = self._client.topic_id(topic)
             self._committed = self._load()
+            loss = None
+            if self._store is not None:
+                self._incarnation = self._identify(topic_id)
+                loss = self._find_loss()
             if self._committed is not None:
-                start = SeekPosition.offset(self._committed)
-            self._cursor = Cursor(self._client, topic, start, options)
+                start = SeekPosition.offset(int(self._committed))
+            self._cursor = Cursor(
+                self._client, topic, start, options, topic_id=topic_id, loss=loss
+            )
         except BaseException:
             self._client.close()
             raise
@@ -139,10 +151,10 @@ class Consumer:
 
         Raises:
             Unsupported: it is a time, and the server has no index of times.
+            OptionError: it is inside a record, and the server can tell.
         """
         offset = self._cursor.seek(position)
-        self._seeks += 1
-        self._walked = None
+        self._end_walk()
         return offset
 
     def rewind(self) -> int:
@@ -161,10 +173,17 @@ class Consumer:
         """Go to the first record appended at or after a time in ns since 1970."""
         return self.seek(SeekPosition.time_ns(time_ns))
 
+    def _end_walk(self) -> None:
+        self._seeks += 1
+        self._walked = None
+
     # Reading.
 
     def poll(self) -> PollResult | None:
         """Return the next records; None if there are none now.
+
+        A server that can't be reached is waited for, up to the client's
+        `retry_timeout_s`, here and wherever something is read.
 
         Raises:
             DataLoss: they are not in the log any more.
@@ -173,7 +192,12 @@ class Consumer:
         return self._poll(0.0)
 
     def poll_blocking(self, timeout_s: float = 1.0) -> PollResult:
-        """Return the next records, waiting for some; an empty result if none came."""
+        """Return the next records, waiting for some; an empty result if none came.
+
+        Args:
+            timeout_s: how long to wait for records. A server that can't be reached is
+                waited for on top of it, up to the client's `retry_timeout_s`.
+        """
         result = self._poll(timeout_s)
         return result or make_empty_result(self.topic, self.current_offset)
 
@@ -201,7 +225,8 @@ class Consumer:
         if self._walked is not None:
             # Somebody polls in the middle of an iteration: what that has not given
             # yet comes next, and it will poll for the rest when it goes on.
-            self.seek(self._walked)
+            self._cursor.go_back(self._walked)
+            self._end_walk()
         if self._commits.take_due():
             self._commit_quietly()
         return self._cursor.poll(wait_s)
@@ -219,7 +244,7 @@ class Consumer:
             if self._seeks == seeks:
                 walked, self._walked = self._walked, None
                 if walked != result.current_offset:
-                    self._cursor.seek(walked)
+                    self._cursor.go_back(walked)
 
     # Commits.
 
@@ -235,9 +260,16 @@ class Consumer:
                 f"topic {self.topic!r}: a consumer without a name can't commit"
             )
         offset = self.current_offset
-        if offset != self._committed:
-            self._store.save(self.name, self.topic, offset)
-            self._committed = offset
+        if self._cursor.is_lost:
+            # The number is of another topic; nobody has decided yet where to go on.
+            return offset
+        if self._incarnation.topic_id != self._cursor.topic_id:
+            # The cursor has passed over the loss of the topic it began with.
+            self._incarnation = self._identify(self._cursor.topic_id)
+        fresh = TopicOffset(offset, self._incarnation)
+        if offset != self._committed or self._is_of_another(self._committed):
+            self._store.save(self.name, self.topic, fresh)
+            self._committed = fresh
         return offset
 
     @property
@@ -265,6 +297,25 @@ class Consumer:
         if self._store is None or self.name is None:
             return None
         return self._store.load(self.name, self.topic)
+
+    def _identify(self, topic_id: int) -> Incarnation:
+        try:
+            return Incarnation(topic_id, self._client.topic(topic_id).created_at_s)
+        except TopicNotFound:
+            # Servers in the field do not describe topic 0; who reads meets the rest.
+            return Incarnation(topic_id, 0)
+
+    def _is_of_another(self, offset: int) -> bool:
+        """Tell whether an offset is known to belong to another topic of this name."""
+        known = offset.incarnation if isinstance(offset, TopicOffset) else None
+        return known is not None and known != self._incarnation
+
+    def _find_loss(self) -> DataLoss | None:
+        committed = self._committed
+        if committed is None or not self._is_of_another(committed):
+            return None
+        reason = "the topic was created anew since the offset was saved"
+        return DataLoss(self.topic, int(committed), None, None, reason)
 
     def _commit_quietly(self) -> None:
         try:

@@ -14,6 +14,7 @@ from lance_spark.client.poll import PollResult, make_result
 from lance_spark.client.reader import FETCH_BYTES_DEFAULT, Chunk, RecordReader
 from lance_spark.client.seek import SeekKind, SeekPosition
 from lance_spark.errors import DataLoss, OptionError
+from lance_spark.wire.lwp import Capability
 
 if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
@@ -68,6 +69,11 @@ class CursorOptions:
         """Where to start if nothing else says so; None if that is an error."""
         return _RESETS[self.offset_reset]
 
+    @property
+    def passes_over_losses(self) -> bool:
+        """Whether to go on somewhere else if the next records are gone."""
+        return not self.fail_on_data_loss and self.reset_position is not None
+
 
 def resolve_position(
     client: LanceClient, topic: int | str, position: SeekPosition
@@ -76,8 +82,10 @@ def resolve_position(
 
     Raises:
         Unsupported: it is a time, and the server has no index of times.
+        OptionError: it is inside a record, and the server can tell.
     """
     if position.kind is SeekKind.OFFSET:
+        check_boundary(client, topic, position.value)
         return position.value
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset
@@ -86,6 +94,25 @@ def resolve_position(
         return bounds.end
     # A plain server counts from what is left of the log.
     return bounds.start or 0
+
+
+def check_boundary(client: LanceClient, topic: int | str, offset: int) -> None:
+    """Check that no record is cut by an offset, where the server can tell.
+
+    What is before the log's start or behind its end is left to who reads there.
+
+    Raises:
+        OptionError: it is inside a record.
+    """
+    if not client.supports(Capability.LOCATE):
+        return
+    found = client.locate_offset(topic, offset).offset
+    # The start comes second: if it is not behind the offset now, it was not before.
+    if found > offset >= client.locate_start(topic).offset:
+        raise OptionError(
+            f"offset {offset} of topic {topic!r} is inside a record: the next one "
+            f"starts at {found}; give the offset of a record"
+        )
 
 
 class Cursor:
@@ -97,10 +124,12 @@ class Cursor:
         start: where to begin; None says that nothing is known and the options decide.
         options: how to read.
         topic_id: the id of the topic, if it is known already.
+        loss: why the records at `start` are known to be gone; `poll` says so, unless
+            there is a seek first.
 
     Raises:
         TopicNotFound: there is no such topic.
-        OptionError: nothing says where to begin.
+        OptionError: nothing says where to begin, or it is inside a record.
     """
 
     def __init__(
@@ -111,6 +140,7 @@ class Cursor:
         options: CursorOptions,
         *,
         topic_id: int | None = None,
+        loss: DataLoss | None = None,
     ) -> None:
         self.topic = topic
         self._client = client
@@ -126,7 +156,14 @@ class Cursor:
             )
         if topic_id is None:
             topic_id = client.topic_id(topic)
-        self._reader = self._open(topic_id, start)
+        self._loss = loss
+        if loss is None:
+            offset = resolve_position(client, topic_id, start)
+        else:
+            offset = loss.asked
+        self._reader = self._open(topic_id, offset)
+        if loss is not None and options.passes_over_losses:
+            self._pass_over(loss)
 
     @property
     def topic_id(self) -> int:
@@ -138,14 +175,28 @@ class Cursor:
         """Offset of the next record to hand out."""
         return self._reader.position if self._rest is None else self._rest.start
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was told of a loss that nobody has got over by a seek yet."""
+        return self._loss is not None
+
     def seek(self, position: SeekPosition | int) -> int:
-        """Go to another place, and return its offset."""
+        """Go to another place, and return its offset.
+
+        Raises:
+            Unsupported: it is a time, and the server has no index of times.
+            OptionError: it is inside a record, and the server can tell.
+        """
         if isinstance(position, int):
             position = SeekPosition.offset(position)
         offset = resolve_position(self._client, self.topic_id, position)
-        self._rest = None
-        self._reader.seek(offset)
+        self.go_back(offset)
         return offset
+
+    def go_back(self, offset: int) -> None:
+        """Go to a record that was handed out, whose place needs no check."""
+        self._rest = self._loss = None
+        self._reader.seek(offset)
 
     def lag(self) -> int:
         """Say how many bytes are between here and the log's end."""
@@ -168,17 +219,19 @@ class Cursor:
         """Give up what is under way."""
         self._reader.close()
 
-    def _open(self, topic_id: int, position: SeekPosition) -> RecordReader:
+    def _open(self, topic_id: int, offset: int) -> RecordReader:
         return RecordReader(
             self._client,
             self.topic,
-            resolve_position(self._client, topic_id, position),
+            offset,
             fetch_bytes=self._options.fetch_bytes,
             prefetch=self._options.prefetch,
             topic_id=topic_id,
         )
 
     def _next_chunk(self, wait_s: float) -> Chunk | None:
+        if self._loss is not None:
+            raise self._loss
         for _ in range(_LOSSES_MAX):
             try:
                 return self._reader.next_chunk(wait_s)
@@ -189,10 +242,13 @@ class Cursor:
     def _pass_over(self, loss: DataLoss) -> None:
         """Go on where the options say, or raise the loss."""
         target = self._options.reset_position
-        if self._options.fail_on_data_loss or target is None:
+        if target is None or not self._options.passes_over_losses:
             raise loss
         # The topic may be another one of the same name by now.
         self._client.forget(self.topic)
         self._reader.close()
-        self._reader = self._open(self._client.topic_id(self.topic), target)
+        topic_id = self._client.topic_id(self.topic)
+        offset = resolve_position(self._client, topic_id, target)
+        self._reader = self._open(topic_id, offset)
+        self._loss = None
         logger.warning("%s; going on at offset %d", loss, self._reader.position)

@@ -28,11 +28,12 @@ from lance_spark.client.event import Acked, Event, Refused
 from lance_spark.client.ledger import Ledger
 from lance_spark.client.outbox import Batch
 from lance_spark.client.rate import Rate
-from lance_spark.client.retry import parse_leader
+from lance_spark.client.retry import may_pass_while_connecting, parse_leader
 from lance_spark.errors import (
     BrokerError,
     ConnectionLost,
     LanceError,
+    LeaderUnknown,
     NotLeader,
     RateLimited,
     RemoteProtocolError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
     from lance_spark.client.connection import Connection
     from lance_spark.client.writer import WriterOptions
+    from lance_spark.net.address import Address
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,8 @@ class Delivery:
         self._is_troubled = False
         # The topic was looked up again since then, which need not be done twice.
         self._is_looked_up = False
+        # Batches in flight that were refused and are to be sent again.
+        self._refused_ids: set[int] = set()
         # Below this id one batch is sent at a time, so that a refusal tells which.
         self._careful_below_id = 0
         self._thread = threading.Thread(
@@ -139,6 +143,22 @@ class Delivery:
             return
         with self._changed:
             self._waker.close()
+
+    def release(self) -> None:
+        """Have the thread deliver what is pending and end, without waiting for it.
+
+        This is called while objects are collected, maybe in the middle of something
+        that holds a lock, so that a thread of its own takes the locks.
+        """
+        threading.Thread(
+            target=self._run_out, name=f"lance-producer-end-{self._topic}", daemon=True
+        ).start()
+
+    def _run_out(self) -> None:
+        self.ledger.close()
+        # It has deadlines of its own for whatever is pending.
+        self._thread.join()
+        self.stop(abandon=False)
 
     def _abandon(self) -> None:
         with self._changed:
@@ -191,7 +211,9 @@ class Delivery:
         # Bytes that were garbled on their way are as good as a lost connection. A
         # server that could never be understood is another matter.
         is_garbled = isinstance(error, RemoteProtocolError)
-        return error.retriable or (is_garbled and self._connection is not None)
+        if self._connection is None:
+            return may_pass_while_connecting(error)
+        return error.retriable or is_garbled
 
     def _await_step(self) -> Batch | None:
         """Wait for something to do.
@@ -277,11 +299,13 @@ class Delivery:
         if events:
             trouble = self._settle(events)
             if trouble is not None:
+                self._hear_others(connection, trouble)
                 self._recover(trouble)
 
-    def _settle(self, events: Iterable[Event]) -> LanceError | None:
+    def _settle(
+        self, events: Iterable[Event], trouble: LanceError | None = None
+    ) -> LanceError | None:
         """Take note of what the server says; return what needs a new connection."""
-        trouble: LanceError | None = None
         with self._changed:
             now_s = self._clock()
             for event in events:
@@ -291,11 +315,28 @@ class Delivery:
                     # Behind one that needs a new connection the others do not count:
                     # they are all sent again.
                     trouble = trouble or self._settle_refusal(event)
+                    if trouble is not None and event.batch_id is not None:
+                        self._refused_ids.add(event.batch_id)
                 else:
                     self._rate.slow_down()
             self._resume_at_s = max(self._resume_at_s, now_s + self._rate.pause_s)
             self._changed.notify_all()
         return trouble
+
+    def _hear_others(self, connection: Connection, trouble: LanceError) -> None:
+        """Hear what became of the batches behind a refused one, to resend fewer."""
+        if not self._refused_ids:
+            # The server does not say which one it means, and nobody could count.
+            return
+        deadline = Deadline.after(_LAST_WORDS_S)
+        with suppress(ConnectionLost, RemoteProtocolError):
+            while self._has_unanswered() and not deadline.expired:
+                self._settle(connection.receive(deadline), trouble)
+
+    def _has_unanswered(self) -> bool:
+        with self._changed:
+            sent = {batch.id for batch in self._outbox.sent()}
+        return bool(sent - self._refused_ids)
 
     def _settle_ack(self, batch_id: int, now_s: float) -> None:
         batch = self._outbox.ack(batch_id)
@@ -338,15 +379,18 @@ class Delivery:
             LanceError: the same error, if there was no progress for too long.
         """
         error = self._listen_last(error) or error
+        server: Address | None = None
         if self._connection is not None:
+            server = self._connection.address
             self._connection.abort()
             self._connection = None
         if isinstance(error, (TopicNotFound, TopicDeleted)):
             self._look_up()
-        is_redirected = isinstance(error, NotLeader) and self._redirect(error)
+        is_redirected = self._find_leader(error, server)
         with self._changed:
             now_s = self._clock()
             self._outbox.requeue()
+            self._refused_ids.clear()
             delay_s = self._delay_s(error)
             if is_redirected and not self._is_troubled:
                 delay_s = 0.0
@@ -383,13 +427,15 @@ class Delivery:
             # The batches are sent once more in vain, and then refused by name.
             logger.warning("topic %r can't be found again: %s", self._topic, error)
 
-    def _redirect(self, error: NotLeader) -> bool:
+    def _find_leader(self, error: LanceError, server: Address | None) -> bool:
         """Go to the leader that a server names; False if it names none."""
-        leader = parse_leader(error)
-        if leader is None:
-            return False
-        self._client.redirect(leader)
-        return True
+        leader = parse_leader(error) if isinstance(error, NotLeader) else None
+        if leader is not None:
+            self._client.redirect(leader)
+        elif server is not None and isinstance(error, (NotLeader, LeaderUnknown)):
+            # The others may know more.
+            self._client.avoid(server)
+        return leader is not None
 
     def _delay_s(self, error: LanceError) -> float:
         delay_s = self._backoff.next_delay_s()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 
+from lance_spark.client.attempt import Attempt
 from lance_spark.client.config import ClientConfig
 from lance_spark.client.connection import Connection
 from lance_spark.client.greeting import ConnectionEnded
+from lance_spark.client.retry import may_pass_while_connecting
 from lance_spark.client.runtime import Runtime
 from lance_spark.errors import (
     AccessDenied,
     AuthenticationFailed,
     AuthenticationRequired,
+    ConnectionLimit,
     ConnectionLost,
     LanceError,
     OptionError,
@@ -70,25 +73,30 @@ class Dialer:
                 return order
             return [self._leader, *(s for s in order if s != self._leader)]
 
-    def dial(self, deadline: Deadline) -> Connection:
+    def dial(self, deadline: Deadline, attempt: Attempt | None = None) -> Connection:
         """Connect to one server, trying each once.
+
+        Args:
+            deadline: for all of them.
+            attempt: lets another thread end it.
 
         Raises:
             ConnectionLost: none can be reached; the text has every server's reason.
             BrokerError, RemoteProtocolError: none wants us, and this is what the last
                 one said.
         """
+        attempt = attempt or Attempt()
         failures: list[tuple[Address, LanceError]] = []
         for address in self.plan():
             try:
-                connection = self._open(address, deadline)
+                connection = self._open(address, deadline, attempt)
             except _HOPELESS:
                 raise
             except LanceError as error:
                 logger.debug("could not connect to %s: %s", address, error)
                 failures.append((address, error))
                 self._forget_leader(address)
-                if deadline.expired:
+                if deadline.expired or attempt.is_cancelled:
                     break
             else:
                 with self._lock:
@@ -101,21 +109,29 @@ class Dialer:
             if self._leader == address:
                 self._leader = None
 
-    def _open(self, address: Address, deadline: Deadline) -> Connection:
-        checksum = self._checksum or self._learnt.get(address)
-        if checksum is not None:
-            return self._open_with(checksum, address, deadline)
+    def _open(
+        self, address: Address, deadline: Deadline, attempt: Attempt
+    ) -> Connection:
+        if self._checksum is not None:
+            return self._open_with(self._checksum, address, deadline, attempt)
+        # What was learnt may be wrong by now: another server may be there.
+        checksum = self._learnt.get(address, Checksum.CRC32C)
         try:
-            connection = self._open_with(Checksum.CRC32C, address, deadline)
+            connection = self._open_with(checksum, address, deadline, attempt)
         except (ConnectionEnded, RemoteProtocolError):
-            connection = self._open_with(Checksum.CRC32, address, deadline)
+            connection = self._open_with(_other(checksum), address, deadline, attempt)
         with self._lock:
             self._learnt[address] = connection.checksum
         return connection
 
     def _open_with(
-        self, checksum: Checksum, address: Address, deadline: Deadline
+        self,
+        checksum: Checksum,
+        address: Address,
+        deadline: Deadline,
+        attempt: Attempt,
     ) -> Connection:
+        attempt.check()
         return Connection.open(
             self._config,
             address,
@@ -123,13 +139,20 @@ class Dialer:
             deadline=deadline.sooner(self._config.connect_timeout_s),
             connect=self._runtime.connect,
             clock=self._runtime.clock,
+            attempt=attempt,
         )
+
+
+def _other(checksum: Checksum) -> Checksum:
+    return Checksum.CRC32 if checksum is Checksum.CRC32C else Checksum.CRC32C
 
 
 def _sum_up(failures: list[tuple[Address, LanceError]]) -> LanceError:
     # One that may pass is the one to act on: it is worth another round.
-    retriable = [error for _, error in failures if error.retriable]
-    if len(failures) == 1 or not retriable:
+    passing = [error for _, error in failures if may_pass_while_connecting(error)]
+    if len(failures) == 1 or not passing:
         return failures[-1][1]
+    if all(isinstance(error, ConnectionLimit) for error in passing):
+        return passing[-1]
     reasons = "; ".join(f"{address}: {error}" for address, error in failures)
     return ConnectionLost(f"no server can be reached: {reasons}")

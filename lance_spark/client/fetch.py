@@ -13,7 +13,7 @@ from lance_spark.client.config import DURATION_S_MAX
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Request
 from lance_spark.client.pending import Pending
-from lance_spark.errors import OptionError, RemoteProtocolError
+from lance_spark.errors import ConnectionLost, OptionError, RemoteProtocolError
 from lance_spark.model import Location
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
@@ -91,6 +91,9 @@ class PendingFetch:
 class FetchCalls(Caller):
     """The client's calls for reading."""
 
+    # The connection of the last fetch, for those that may not wait for a new one.
+    _fetched_on: Connection | None = None
+
     def fetch(
         self,
         topic: int | str,
@@ -117,6 +120,7 @@ class FetchCalls(Caller):
 
         def ask(topic_id: int) -> Fetched:
             def build(connection: Connection) -> Request:
+                self._fetched_on = connection
                 if snap:
                     what = "reading from the next record boundary"
                     check_capability(connection, Capability.FETCH_FLAGS, what)
@@ -128,17 +132,32 @@ class FetchCalls(Caller):
         return self._on_topic(topic, ask)
 
     def submit_fetch(
-        self, topic_id: int, start: int, max_bytes: int, *, wait_s: float = 0.0
+        self,
+        topic_id: int,
+        start: int,
+        max_bytes: int,
+        *,
+        wait_s: float = 0.0,
+        dial: bool = True,
     ) -> PendingFetch:
         """Send a fetch and return at once, so that the next one is on its way early.
 
         It is not sent again if the connection is lost: `PendingFetch.result` says so.
 
+        Args:
+            topic_id: id of the topic.
+            start: the first byte.
+            max_bytes: how much at most.
+            wait_s: how long the server may wait for data.
+            dial: connect if need be, with all retries; otherwise the connection of
+                the last fetch has to be open still.
+
         Raises:
             ConnectionLost, Timeout: no server can be reached.
         """
         fetch = Fetch(topic_id, start, self._limit(max_bytes))
-        connection = self._link.connection()
+        connection = self._link.connection() if dial else self._find_connection()
+        self._fetched_on = connection
         request = _suit(fetch, connection, wait_s=wait_s)
         deadline = Deadline.after(self._config.request_timeout_s)
         return PendingFetch(
@@ -213,6 +232,17 @@ class FetchCalls(Caller):
             return self._ask(message, LocateResponse, needs=needs).location
 
         return self._on_topic(topic, ask)
+
+    def _find_connection(self) -> Connection:
+        """Return the connection of the last fetch, if it is open."""
+        connection = self._fetched_on
+        if connection is not None:
+            # An end that has come by now is noticed.
+            connection.drain()
+            if connection.is_open:
+                return connection
+        self._fetched_on = None
+        raise ConnectionLost("the connection of the last fetch is gone")
 
     def _limit(self, max_bytes: int) -> int:
         largest = self._config.response_bytes_max - _HEADER_BYTES

@@ -6,13 +6,16 @@ heartbeats (`member`). The order in which a topic is given up is the promise tha
 members read it at once:
 
     on_revoked, commit, stop reading, heartbeat with the new generation, on_assigned
+
+The file is over 400 lines because that order runs through all of it, and is easiest to
+check in one place.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,11 +24,17 @@ from lance_spark.client.autocommit import CommitClock
 from lance_spark.client.consumer import AUTO_COMMIT_INTERVAL_S
 from lance_spark.client.cursor import Cursor, CursorOptions
 from lance_spark.client.identity import consumer_id
-from lance_spark.client.member import GroupMember
+from lance_spark.client.member import MAX_POLL_INTERVAL_S, GroupMember
 from lance_spark.client.poll import PollResult
 from lance_spark.client.reader import FETCH_BYTES_DEFAULT
 from lance_spark.client.seek import SeekPosition
-from lance_spark.errors import LanceError, OptionError
+from lance_spark.errors import (
+    ConnectionLost,
+    ConsumerNotFound,
+    LanceError,
+    OptionError,
+    Timeout,
+)
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import AssignedTopic, AssignmentStrategy, Capability
 
@@ -63,6 +72,8 @@ class GroupedConsumer:
         topics: names of the topics to share.
         strategy: `range`, `round-robin` or `sticky`, the same for all members.
         session_timeout_s: silence after which the broker gives the topics to others.
+        max_poll_interval_s: how long heartbeats go on without a `poll`. Then the
+            topics go to others, and the next `poll` joins again.
         auto_commit: commit while polling, when topics go, and at `close`.
         auto_commit_interval_s: how often.
         on_assigned: called with the names of topics that came.
@@ -89,6 +100,7 @@ class GroupedConsumer:
         *,
         strategy: str = "range",
         session_timeout_s: float = SESSION_TIMEOUT_S,
+        max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
         auto_commit: bool = True,
         auto_commit_interval_s: float = AUTO_COMMIT_INTERVAL_S,
         on_assigned: Callback | None = None,
@@ -109,6 +121,11 @@ class GroupedConsumer:
             raise OptionError(
                 f"strategy {strategy!r} is unknown; use {', '.join(STRATEGIES)}"
             )
+        if not max_poll_interval_s > 0:
+            raise OptionError(
+                f"max_poll_interval_s {max_poll_interval_s} can't be used: "
+                "give more than 0 seconds"
+            )
         self.group = group
         self._consumer_id = consumer_id(group)
         self._commits = CommitClock(
@@ -116,7 +133,12 @@ class GroupedConsumer:
         )
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._clock = clock
+        # Commits that nobody asked for have as long as the topics are surely ours.
+        self._commit_round_s = min(session_timeout_s, client.config.retry_timeout_s)
         self._is_closed = False
+        # Whether topics are being given up that are others' already.
+        self._is_losing = False
         self._cursors: dict[AssignedTopic, Cursor] = {}
         self._committed: dict[AssignedTopic, int] = {}
         # Where topics ended when that was last heard of, by id.
@@ -133,6 +155,7 @@ class GroupedConsumer:
             group,
             strategy=STRATEGIES[strategy],
             session_timeout_s=session_timeout_s,
+            max_poll_interval_s=max_poll_interval_s,
             clock=clock,
         )
         try:
@@ -168,6 +191,8 @@ class GroupedConsumer:
         """Share these topics from now on; the next `poll` brings what changes."""
         if isinstance(topics, str) or not topics:
             raise OptionError(f"topics {topics!r}: give a list of names")
+        if self._member.is_lost:
+            self._lose()
         self._member.join(topics)
 
     # Reading.
@@ -175,20 +200,33 @@ class GroupedConsumer:
     def poll(self, timeout_s: float = 1.0) -> PollResult | None:
         """Return the next records of one of the topics; None if none came in time.
 
+        Args:
+            timeout_s: how long to wait for records. A server that can't be reached is
+                waited for on top of it, up to the client's `retry_timeout_s`.
+
         Raises:
             DataLoss: they are not in the log any more.
             RecordError: what is there is no record.
         """
         if self._is_closed:
             raise LanceError(f"group {self.group!r}: the consumer is closed")
-        deadline = Deadline.after(timeout_s)
+        try:
+            return self._poll(Deadline.after(timeout_s))
+        finally:
+            # It may have taken long; the time that counts is that of the caller.
+            self._member.note_poll()
+
+    def _poll(self, deadline: Deadline) -> PollResult | None:
         wait_s = 0.0
         while True:
+            self._member.note_poll()
             self._follow_group()
-            if self._commits.take_due():
-                self._commit_quietly()
+            is_last = deadline.expired and wait_s > 0
+            # A round may take long, so none begins when time is up.
+            if not is_last and self._commits.take_due():
+                self._commit_quietly(self._cursors)
             result = self._poll_ready()
-            if result is not None or (deadline.expired and wait_s):
+            if result is not None or is_last:
                 return result
             # At first only a look, as what is known of the ends may be old.
             self._wait(wait_s)
@@ -223,7 +261,7 @@ class GroupedConsumer:
         """Apply what the broker said last, and join again if it has lost us."""
         if self._member.is_lost:
             logger.warning("group %r: lost, joining again", self.group)
-            self._give_up(list(self._cursors), commit=False)
+            self._lose()
             self._member.join()
         for _ in range(_APPLY_ROUNDS_MAX):
             latest = self._member.latest
@@ -237,14 +275,22 @@ class GroupedConsumer:
                 self._member.apply(latest.generation)
             self._take_up([t for t in latest.topics if t not in self._cursors])
 
+    def _lose(self) -> None:
+        """Give up everything without a commit: others may be further already."""
+        self._is_losing = True
+        try:
+            self._give_up(list(self._cursors), commit=False)
+        finally:
+            self._is_losing = False
+
     def _give_up(self, topics: list[AssignedTopic], *, commit: bool) -> None:
         if not topics:
             return
         if self._on_revoked is not None:
             self._on_revoked(sorted(topic.name for topic in topics))
+        if commit:
+            self._commit_quietly(topics)
         for topic in topics:
-            if commit:
-                self._commit_quietly(topic)
             self._cursors.pop(topic).close()
             self._committed.pop(topic, None)
             self._turns.remove(topic)
@@ -276,26 +322,44 @@ class GroupedConsumer:
     def commit(self) -> dict[str, int]:
         """Have the broker remember how far every topic was handed out.
 
+        In an `on_revoked` for topics that are others' already it does nothing.
+
         Returns:
             The offsets by topic name.
 
         Raises:
+            ConsumerNotFound: the member was lost, and others may be further already;
+                the next `poll` joins again.
             LanceError: the broker could not.
         """
+        if self._is_losing:
+            return {}
+        if self._member.is_lost:
+            raise ConsumerNotFound(
+                f"group {self.group!r}: this member was lost and can't commit; "
+                "poll to join again"
+            )
         for topic in self._cursors:
             self._commit(topic)
         return {topic.name: offset for topic, offset in self._committed.items()}
 
-    def _commit(self, topic: AssignedTopic) -> None:
+    def _commit(self, topic: AssignedTopic, timeout_s: float | None = None) -> None:
         offset = self._cursors[topic].position
         if self._committed.get(topic) != offset:
-            self._control.commit_offset(topic.topic_id, self._consumer_id, offset)
+            self._control.commit_offset(
+                topic.topic_id, self._consumer_id, offset, timeout_s=timeout_s
+            )
             self._committed[topic] = offset
 
-    def _commit_quietly(self, *topics: AssignedTopic) -> None:
-        for topic in topics or tuple(self._cursors):
+    def _commit_quietly(self, topics: Iterable[AssignedTopic]) -> None:
+        """Commit what can be committed while the topics are surely ours."""
+        deadline = Deadline.after(self._commit_round_s, self._clock)
+        for topic in topics:
+            if deadline.expired or self._member.is_lost:
+                logger.warning("group %r: no time to commit all topics", self.group)
+                return
             try:
-                self._commit(topic)
+                self._commit(topic, deadline.remaining())
             except LanceError as error:
                 # What follows is read twice if nobody commits after this.
                 logger.warning(
@@ -304,6 +368,9 @@ class GroupedConsumer:
                     topic.name,
                     error,
                 )
+                if isinstance(error, (ConnectionLost, Timeout)):
+                    # The next topic would only meet the same, after as long a wait.
+                    return
 
     # The end.
 
@@ -313,8 +380,10 @@ class GroupedConsumer:
             return
         self._is_closed = True
         try:
-            is_ours = self._commits.is_on and not self._member.is_lost
-            self._give_up(list(self._cursors), commit=is_ours)
+            if self._member.is_lost:
+                self._lose()
+            else:
+                self._give_up(list(self._cursors), commit=self._commits.is_on)
         finally:
             self._leave()
 

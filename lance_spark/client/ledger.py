@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from lance_spark.client.outbox import Batch, Outbox
+from lance_spark.client.refusals import Refusals
 from lance_spark.errors import LanceError, Timeout, Undelivered
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
@@ -51,9 +52,8 @@ class Ledger:
         self.changed = threading.Condition()
         self.outbox = Outbox(options.batch_bytes, options.linger_s)
         self.is_closed = False
-        # What the server would not take and nobody was told of yet, and why.
-        self._refused: list[Batch] = []
-        self._refused_why: LanceError | None = None
+        # What the server would not take.
+        self._refusals = Refusals()
         # Whether nothing can be delivered any more, why, and what it was.
         self._is_failed = False
         self._failed_why: Exception | None = None
@@ -71,6 +71,7 @@ class Ledger:
         """
         size = memoryview(data).nbytes
         with self.changed:
+            self._refusals.enter(flushes=False)
             self._check_usable()
             while not self._has_room(size):
                 # What lingers would only keep us waiting.
@@ -91,6 +92,7 @@ class Ledger:
                 deadline passed; in that last case it may still be.
         """
         with self.changed:
+            self._refusals.enter(flushes=True)
             self.outbox.seal()
             below = self.outbox.next_id
             self._announce()
@@ -99,12 +101,13 @@ class Ledger:
                     raise self._make_overdue(below)
                 left_s = _LOOK_S if deadline is None else deadline.remaining()
                 self.changed.wait(min(left_s, _LOOK_S))
-            self._raise_undelivered()
+            self._raise_undelivered(flushes=True)
 
     def close(self) -> None:
-        """Take no more records."""
+        """Take no more records, and let those that are there wait for no others."""
         with self.changed:
             self.is_closed = True
+            self.outbox.seal()
             self._announce()
 
     # For the thread, which holds `changed`.
@@ -114,8 +117,7 @@ class Ledger:
         batch = self.outbox.refuse(batch_id)
         if batch is None:
             return False
-        self._refused.append(_strip(batch))
-        self._refused_why = self._refused_why or error
+        self._refusals.add(_strip(batch), error)
         return True
 
     def fail(self, error: Exception) -> None:
@@ -133,7 +135,7 @@ class Ledger:
         self._wake()
 
     def _check_usable(self) -> None:
-        self._raise_undelivered()
+        self._raise_undelivered(flushes=False)
         if self.is_closed:
             raise LanceError(f"topic {self.topic!r}: the producer is closed")
 
@@ -157,14 +159,16 @@ class Ledger:
         late = [batch for batch in self.outbox.pending() if batch.id < below]
         return self._make_undelivered(late, Timeout("no acknowledgement in time"))
 
-    def _raise_undelivered(self) -> None:
+    def _raise_undelivered(self, *, flushes: bool) -> None:
+        refusals = self._refusals.untold()
+        refused = [refusal.batch for refusal in refusals]
         if self._is_failed:
             why = self._failed_why
-            raise self._make_undelivered(self._refused + self._lost, why) from why
-        if self._refused:
-            batches, refused_why = self._refused, self._refused_why
-            self._refused, self._refused_why = [], None
-            raise self._make_undelivered(batches, refused_why) from refused_why
+            raise self._make_undelivered(refused + self._lost, why) from why
+        if refused:
+            self._refusals.note_told(flushes=flushes)
+            first_why = refusals[0].error
+            raise self._make_undelivered(refused, first_why) from first_why
 
     def _make_undelivered(
         self, batches: Iterable[Batch], cause: Exception | None

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lance_spark.client.attempt import Attempt
 from lance_spark.client.backoff import Backoff
 from lance_spark.client.config import ClientConfig
-from lance_spark.client.connection import Connection
+from lance_spark.client.connection import Connection, PingUnanswered
 from lance_spark.client.dialer import Dialer
 from lance_spark.client.keepalive import Keepalive
 from lance_spark.client.retry import Retry
@@ -62,6 +63,7 @@ class Link:
         self._connection: Connection | None = None
         self._keepalive: Keepalive | None = None
         self._closed = threading.Event()
+        self._attempt = Attempt()
 
     def ask(
         self,
@@ -132,7 +134,7 @@ class Link:
                 deadline = rules.deadline.sooner(self._config.request_timeout_s)
                 return connection.ping(deadline)
             except LanceError as error:
-                if connection is not None and isinstance(error, Timeout):
+                if isinstance(error, PingUnanswered):
                     # If its answer never comes, the next ping would wait for it too.
                     self.drop(connection)
                 self._recover(error, rules, connection, None)
@@ -150,6 +152,7 @@ class Link:
     def close(self) -> None:
         """Close the connection and end every call that is under way."""
         self._closed.set()
+        self._attempt.cancel()
         with self._lock:
             keepalive, self._keepalive = self._keepalive, None
         self.drop()
@@ -224,7 +227,12 @@ class Link:
             if connection.is_open:
                 return connection
             self.drop(connection)
-        connection = self._dialer.dial(deadline)
+        try:
+            connection = self._dialer.dial(deadline, self._attempt)
+        except LanceError as error:
+            # It may be `close` that has ended it.
+            self._check_open(error)
+            raise
         with self._lock:
             is_closed = self._closed.is_set()
             if not is_closed:

@@ -4,12 +4,17 @@ A store keeps one offset per consumer and topic: the first byte that the consume
 not been given yet. Three are here: in memory, in files, on the broker. Files are laid
 out so that one process can't overwrite what another one counts on:
 
-    <consumer>@<topic>.offset   the offset as a decimal number
+    <consumer>@<topic>.offset   the offset as a decimal number, and behind a space the
+                                incarnation of the topic, such as 7@1706918400
     <consumer>@<topic>.lock     held by flock from the first use to `close`
     <consumer>@<topic>.tmp      the next offset until it takes the place of the first
 
 Names are percent-encoded, capital letters too, because some file systems take `A` and
 `a` for the same. A topic that is given as a number is `#7`, which no name becomes.
+
+An offset means nothing in another topic of the same name. So what a consumer saves is a
+`TopicOffset`, a number that knows the incarnation of its topic; the stores here that
+keep offsets by name give it back as such, and the consumer compares.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lance_spark.client.identity import consumer_id
 from lance_spark.errors import LanceError, OptionError
@@ -32,9 +37,9 @@ if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
 
 _OFFSET_MAX = 2**64 - 1
-# The longest content that can be right: 20 digits and the end of the line.
-_CONTENT = re.compile(rb"[0-9]{1,20}\n?")
-_CONTENT_BYTES_MAX = 21
+# An offset, perhaps the topic's id and time of creation, and the end of the line.
+_CONTENT = re.compile(rb"([0-9]{1,20})(?: ([0-9]{1,10})@([0-9]{1,20}))?\n?")
+_CONTENT_BYTES_MAX = 20 + 1 + 10 + 1 + 20 + 1
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 # File systems stop at 255 bytes. A longer name is cut, and a hash tells it apart.
@@ -42,14 +47,41 @@ _STEM_BYTES_MAX = 200
 _STEM_BYTES_KEPT = 100
 
 
+class Incarnation(NamedTuple):
+    """What tells a topic from another that had, or will have, the same name."""
+
+    topic_id: int
+    created_at_s: int
+
+
+class TopicOffset(int):
+    """An offset that knows the topic it belongs to, as far as that was kept."""
+
+    incarnation: Incarnation | None
+
+    def __new__(
+        cls, offset: int, incarnation: Incarnation | None = None
+    ) -> TopicOffset:
+        """Make it of a number and an incarnation."""
+        made = super().__new__(cls, offset)
+        made.incarnation = incarnation
+        return made
+
+
 class OffsetStore(Protocol):
     """What a consumer needs to remember offsets; write your own to keep them elsewhere.
 
-    `topic` is what the consumer was given: a name, or the number of a topic.
+    `topic` is what the consumer was given: a name, or the number of a topic. The
+    offset that a consumer saves is a `TopicOffset`: keep its `incarnation` too and
+    give it back, and the consumer notices a topic that was created anew. A store that
+    keeps the mere number can be used, but then goes on in the middle of such a topic.
     """
 
     def load(self, consumer: str, topic: int | str) -> int | None:
-        """Return the offset that was saved last, None if none was."""
+        """Return the offset that was saved last, None if none was.
+
+        A mere int is taken for an offset of the topic that has the name now.
+        """
         ...
 
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
@@ -84,6 +116,7 @@ class BrokerOffsetStore:
     """Remembers offsets on the broker, which knows a consumer by `consumer_id`.
 
     Whether they survive a restart is the server's affair: ours keeps them on disk.
+    They belong to the id of a topic: one that is created anew has none.
     """
 
     def __init__(self, client: LanceClient) -> None:
@@ -94,8 +127,15 @@ class BrokerOffsetStore:
         return self._client.committed_offset(topic, consumer_id(consumer))
 
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
-        """Commit an offset."""
+        """Commit an offset.
+
+        Raises:
+            TopicNotFound: the topic that the offset belongs to is gone.
+        """
         _check_offset(offset)
+        if isinstance(offset, TopicOffset) and offset.incarnation is not None:
+            # Under the same name there may be another topic by now.
+            topic = offset.incarnation.topic_id
         self._client.commit_offset(topic, consumer_id(consumer), offset)
 
     def close(self) -> None:
@@ -144,7 +184,7 @@ class LockFileOffsetStore:
             stem = self._claim(consumer, topic)
             fresh = self._directory / f"{stem}.tmp"
             with fresh.open("wb") as file:
-                file.write(b"%d\n" % offset)
+                file.write(_make_content(offset))
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._directory / f"{stem}.offset")
@@ -209,9 +249,17 @@ def _encode_name(name: str) -> str:
     return "".join(chr(b) if b in _PLAIN else f"%{b:02x}" for b in encoded)
 
 
-def _parse_content(content: bytes, path: Path) -> int:
-    if _CONTENT.fullmatch(content) and int(content) <= _OFFSET_MAX:
-        return int(content)
+def _make_content(offset: int) -> bytes:
+    if isinstance(offset, TopicOffset) and offset.incarnation is not None:
+        return b"%d %d@%d\n" % (offset, *offset.incarnation)
+    return b"%d\n" % offset
+
+
+def _parse_content(content: bytes, path: Path) -> TopicOffset:
+    match = _CONTENT.fullmatch(content)
+    if match and int(match[1]) <= _OFFSET_MAX:
+        incarnation = Incarnation(int(match[2]), int(match[3])) if match[2] else None
+        return TopicOffset(int(match[1]), incarnation)
     raise LanceError(
         f"{path} holds {content[:40]!r} and not an offset: put the right one there, "
         "or delete the file to start where offset_reset says"

@@ -112,6 +112,10 @@ class Outbox:
         yield from self._in_flight.values()
         yield from self._sealed
 
+    def sent(self) -> Iterator[Batch]:
+        """Give the batches in flight, oldest first."""
+        yield from self._in_flight.values()
+
     def sent_first(self) -> Batch | None:
         """Give the batch that has been in flight for the longest time."""
         return next(iter(self._in_flight.values()), None)

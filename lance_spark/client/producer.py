@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 class Producer(Writer):
     """Sends records to a topic and keeps them until they are acknowledged.
 
-    Records keep their order. After a lost connection those that have no answer are sent
-    again, so that some may be stored twice. A batch that the server refuses is dropped
-    and named by the next `send`, `write`, `flush` or `close`; those behind it go on.
+    Records keep their order, unless the server refuses a batch for now: it is sent
+    again and comes after those behind it that were in flight. `max_in_flight=1` keeps
+    the order even then. After a lost connection those that have no answer are sent
+    again, so that some may be stored twice. A batch that the server refuses for good is
+    dropped, and those behind it go on; each thread is told by its next `send`, `write`,
+    `flush` or `close`.
 
-    It has a connection and a thread of its own; any number of threads may use it.
+    It has a connection and a thread of its own; any number of threads may use it. One
+    that is dropped without `close` delivers what it has, and nobody is told if it
+    can't.
 
     Args:
         client: says how to reach the server; it stays open.

@@ -171,7 +171,8 @@ class RecordReader:
 
         Args:
             wait_s: how long to wait for some at the log's end; `follow_s` if not
-                given.
+                given. A server that can't be reached is waited for on top of it, up
+                to the client's `retry_timeout_s`.
 
         Returns:
             At least one record, or None if there is none: all are read, or none came
@@ -263,7 +264,10 @@ class RecordReader:
             return
         size = self._plan_size(fetched.end, self._lacking - len(fetched.data))
         try:
-            self._pending = self._client.submit_fetch(self.topic_id, fetched.end, size)
+            # There are records to hand out, which must not wait for a connection.
+            self._pending = self._client.submit_fetch(
+                self.topic_id, fetched.end, size, dial=False
+            )
         except LanceError as error:
             # The next call will meet the same, and has time to do something about it.
             if not error.retriable:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from lance_spark.client.backoff import Backoff
 from lance_spark.errors import (
+    ConnectionLimit,
     ConnectionLost,
     LanceError,
     NotLeader,
@@ -65,7 +66,11 @@ class Retry:
             leader = self._follow(error, asked)
             if leader is not None:
                 return Step(0.0, leader)
-        if not error.retriable or (asked is not None and not self._resend):
+        if asked is None:
+            may_pass = may_pass_while_connecting(error)
+        else:
+            may_pass = error.retriable and self._resend
+        if not may_pass:
             raise error
         delay_s = self._delay_s(error)
         if delay_s >= self.deadline.remaining():
@@ -96,6 +101,15 @@ class Retry:
         if self._failures == 1 or not isinstance(error, (ConnectionLost, Timeout)):
             return error
         return type(error)(f"{error} (gave up after {self._failures} tries)")
+
+
+def may_pass_while_connecting(error: LanceError) -> bool:
+    """Tell whether another try to connect makes sense after a failure of one.
+
+    LWP §12.4 does not have a full server among what is worth a retry. But places get
+    free, and nothing was asked of it yet that could be done twice.
+    """
+    return error.retriable or isinstance(error, ConnectionLimit)
 
 
 def parse_leader(error: NotLeader) -> Address | None:

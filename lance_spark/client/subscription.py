@@ -58,8 +58,21 @@ class SubscriptionCalls(Caller):
 
         self._on_topic(topic, ask)
 
-    def commit_offset(self, topic: int | str, consumer_id: int, offset: int) -> int:
+    def commit_offset(
+        self,
+        topic: int | str,
+        consumer_id: int,
+        offset: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
         """Have the server remember how far a consumer is; return what it remembers.
+
+        Args:
+            topic: id or name.
+            consumer_id: see `lance_spark.client.consumer_id`.
+            offset: of the next record.
+            timeout_s: for the whole call; `retry_timeout_s` if not given.
 
         Raises:
             OffsetOutOfRange: the offset is behind the log's end.
@@ -67,7 +80,7 @@ class SubscriptionCalls(Caller):
 
         def ask(topic_id: int) -> int:
             message = CommitOffset(topic_id, consumer_id, offset)
-            return self._ask(message, CommitAck).offset
+            return self._ask(message, CommitAck, timeout_s=timeout_s).offset
 
         return self._on_topic(topic, ask)
 
@@ -80,12 +93,22 @@ class SubscriptionCalls(Caller):
         def ask(topic_id: int) -> int | None:
             if self._link.connection().capabilities:
                 details = self._ask(GetTopic(topic_id), TopicInfo).details
-                if "consumers" in details:
+                if _is_complete(details):
                     return _find_committed(details, consumer_id)
             # A subscription at 0 is the only question that LWP has for this.
             return self.subscribe(topic_id, consumer_id) or None
 
         return self._on_topic(topic, ask)
+
+
+def _is_complete(details: Mapping[str, Any]) -> bool:
+    """Tell whether all consumers of a topic are listed; a server may show only some."""
+    if "consumers" not in details:
+        return False
+    consumers, count = details["consumers"], details.get("consumer_count")
+    if not isinstance(consumers, list) or not isinstance(count, int):
+        return True
+    return len(consumers) >= count
 
 
 def _find_committed(details: Mapping[str, Any], consumer_id: int) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import warnings
+import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -91,6 +93,9 @@ class Writer:
         self._is_closed = False
         # Closed, and everything that was ever taken is acknowledged.
         self._is_delivered = False
+        # The thread does not know this object, so that one that is dropped can go.
+        self._dropped = weakref.finalize(self, _release, delivery)
+        self._dropped.atexit = False
 
     # Records in.
 
@@ -181,6 +186,9 @@ class Writer:
     def close(self, *, abandon: bool = False, timeout_s: float | None = None) -> None:
         """Flush and give everything back; may be called again.
 
+        No more records are taken from the beginning of the call on. Several threads
+        may close: each waits for the end, and one that abandons ends it for all.
+
         Args:
             abandon: do not flush; what is not acknowledged yet may get stored or not.
             timeout_s: how long to flush.
@@ -190,13 +198,17 @@ class Writer:
         """
         if self._is_closed:
             return
-        self._is_closed = True
+        # First: what `send` takes during the flush would belong to nobody.
+        self._ledger.close()
+        is_flushed = False
         try:
             if not abandon:
                 self.flush(timeout_s)
-                self._is_delivered = True
+                is_flushed = self._is_delivered = True
         finally:
-            self._delivery.stop(abandon=not self._is_delivered)
+            self._delivery.stop(abandon=not is_flushed)
+            self._is_closed = True
+            self._dropped.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -251,6 +263,13 @@ class Writer:
     def retried_batches(self) -> int:
         """How often a batch had to be sent again."""
         return self._ledger.outbox.retried.batches
+
+
+def _release(delivery: Delivery) -> None:
+    """Clean up after a writer that was dropped without `close`."""
+    delivery.release()
+    text = f"topic {delivery.ledger.topic!r}: a producer was dropped without close()"
+    warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
 def _to_bytes(data: Buffer | str) -> Buffer:

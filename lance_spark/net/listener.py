@@ -43,6 +43,7 @@ class Listener:
 
     Raises:
         OptionError: the address can't be listened on.
+        Timeout: there are no descriptors for it now.
     """
 
     def __init__(
@@ -52,10 +53,14 @@ class Listener:
         backlog: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock = _listen(address, backlog)
+        self._waker = Waker()
+        try:
+            self._sock = _listen(address, backlog)
+        except BaseException:
+            self._waker.close()
+            raise
         host, port = self._sock.getsockname()[:2]
         self.address = Address(host, port)
-        self._waker = Waker()
         self._stopped = False
         self._clock = clock
         self._logged_s: float | None = None

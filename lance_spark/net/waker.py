@@ -7,12 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from lance_spark.errors import Timeout
+
 
 class Waker:
     """Wakes a thread that waits in `Stream.wait_readable`; any thread may set it.
 
     It stays set until it is cleared, so that a wake-up before the wait is not lost.
     One that is closed counts as set: nobody waits for it in vain.
+
+    Raises:
+        Timeout: no descriptor is free for it, so that nothing can be waited for.
     """
 
     def __init__(self) -> None:
@@ -21,7 +26,13 @@ class Waker:
         self._is_closed = False
         self._listeners: list[Callable[[], None]] = []
         # A socket pair and not a pipe: one that is forgotten gives a ResourceWarning.
-        self._reader, self._writer = socket.socketpair()
+        try:
+            self._reader, self._writer = socket.socketpair()
+        except OSError as error:
+            raise Timeout(
+                f"can't wait: {error.strerror}; try again, or raise the limit of open "
+                "files (ulimit -n)"
+            ) from error
 
     @property
     def is_set(self) -> bool:

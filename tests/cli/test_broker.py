@@ -161,6 +161,17 @@ def test_port_in_use(run: Run, server: EmbeddedBroker, tmp_path: Path) -> None:
     assert run("check", tmp_path / "d").code == 0
 
 
+@pytest.mark.parametrize("by_file", [False, True])
+def test_data_dir_is_a_file(run: Run, tmp_path: Path, by_file: bool) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(f"data_dir = '{file}'\n" if by_file else "")
+    where = ["--config", file] if by_file else ["--data-dir", file]
+    done = run("broker", "--listen", "127.0.0.1:0", *where)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"lance-spark: {file}: not a directory")
+    assert done.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -57,6 +57,8 @@ def test_options_are_those_of_the_client() -> None:
         ["--servers", ""],
         ["--checksum", "md5"],
         ["--timeout", "soon"],
+        ["--timeout", "0"],
+        ["--timeout", "99999999d"],
     ],
 )
 def test_wrong_usage(run: Run, arguments: list[str]) -> None:

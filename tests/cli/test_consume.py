@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -254,6 +256,81 @@ def test_follow_until_interrupted(
         process.send_signal(signal.SIGINT)
         assert (process.stdout.read(), process.stderr.read()) == ("", "\n")
         assert process.wait(30) == 130
+
+
+# Buffered or not: an unbuffered write may be short, which must not go unnoticed.
+UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
+# More than a pipe holds, and printed by one write.
+LONG = b"x" * 1024 * 1024
+
+
+def _start(
+    server: EmbeddedBroker, topic: str, unbuffered: str
+) -> subprocess.Popen[bytes]:
+    """Print to a pipe that is full; who reads a byte knows that the write has begun."""
+    return subprocess.Popen(
+        [*PYTHON, "consume", topic, "-s", server.address, "--group", "g"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+
+
+@UNBUFFERED
+def test_reader_goes_away_within_a_write(
+    server: EmbeddedBroker, client: LanceClient, topic: str, unbuffered: str
+) -> None:
+    _send(client, topic, LONG)
+    with _start(server, topic, unbuffered) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"x"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 141
+    # Not all of it was printed, so it comes again.
+    assert client.committed_offset(topic, consumer_id("g")) is None
+
+
+@UNBUFFERED
+def test_stopped_within_a_write(
+    server: EmbeddedBroker, client: LanceClient, topic: str, unbuffered: str
+) -> None:
+    _send(client, topic, LONG, b"last")
+    with _start(server, topic, unbuffered) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        # As by Ctrl-Z, which makes the system end the write early.
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (0, b"")
+    assert b"x" + out == LONG + b"\nlast\n"
+
+
+@UNBUFFERED
+def test_file_gets_no_longer(
+    server: EmbeddedBroker,
+    client: LanceClient,
+    topic: str,
+    unbuffered: str,
+    tmp_path: Path,
+) -> None:
+    _send(client, topic, LONG)
+    # As a disk that is full soon: the first write is short, the next one fails.
+    limited = ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh"]
+    with (tmp_path / "out").open("wb") as file:
+        done = subprocess.run(
+            [*limited, *PYTHON, "consume", topic, "-s", server.address, "--group", "g"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr and done.stderr.count("\n") == 1
+    assert client.committed_offset(topic, consumer_id("g")) is None
 
 
 def test_reader_goes_away(

@@ -199,6 +199,37 @@ def test_reader_was_never_there() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_disk_is_full(unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PYTHON, "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_standard_output_is_closed() -> None:
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    done = subprocess.run([*shell, *PYTHON, "--version"], capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == (
+        b"lance-spark: standard output is closed: say >/dev/null if you want none\n"
+    )
+
+
+def test_standard_error_is_closed() -> None:
+    # Python would print to standard output instead, where the data is.
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    done = subprocess.run([*shell, *PYTHON, "check", "nowhere"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
 def test_output_that_the_terminal_cannot_show(segment: Path) -> None:
     done = subprocess.run(
         [*PYTHON, "inspect", str(segment), "--limit", "1"],

@@ -40,6 +40,23 @@ def test_no_size(text: str) -> None:
         parse_size(text)
 
 
+def test_size_that_no_number_holds() -> None:
+    assert parse_size("8589934591g") == 2**63 - 2**30
+    with pytest.raises(OptionError, match="too large: give less than 8589934592g"):
+        parse_size("8589934592g")
+
+
+@pytest.mark.parametrize(("text", "fits"), [("1", 1), ("2k", 2048)])
+def test_both_ends_are_within(text: str, fits: int) -> None:
+    assert SIZE.within("1", "2k").convert(text, None, None) == fits
+
+
+@pytest.mark.parametrize("text", ["0", "2049", "1g"])
+def test_not_within(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="out of range: give 1 to 2k"):
+        SIZE.within("1", "2k").convert(text, None, None)
+
+
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1536, 1024**2, 10 * 1024**3, 2**62])
 def test_size_can_be_typed_again(size: int) -> None:
     assert parse_size(format_size(size)) == size

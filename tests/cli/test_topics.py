@@ -97,6 +97,22 @@ def test_age_is_whole_seconds(ask: Run, age: str) -> None:
     assert "Error: " in done.err
 
 
+@pytest.mark.parametrize("command", ["create", "retention"])
+def test_limit_that_no_number_holds(ask: Run, command: str) -> None:
+    done = ask("topics", command, "never", "--max-bytes", "999999999999999999g")
+    assert (done.code, done.out) == (2, "")
+    assert "Invalid value for '--max-bytes'" in done.err
+    assert "give less than 8589934592g" in done.err
+
+
+def test_largest_limits(ask: Run, client: LanceClient, topic: str) -> None:
+    limits = ("--max-age", "999999999999d", "--max-bytes", "8589934591g")
+    assert ask("topics", "retention", topic, *limits).code == 0
+    assert client.topic(topic).retention == Retention(
+        999999999999 * 86400, 8589934591 * 1024**3
+    )
+
+
 def test_bad_name(ask: Run) -> None:
     done = ask("topics", "create", "../up")
     assert (done.code, done.out) == (1, "")
@@ -129,6 +145,17 @@ def test_delete_in_a_pipe_needs_yes(ask: Run, client: LanceClient, topic: str) -
     assert (done.code, done.out) == (2, "")
     assert "say --yes" in done.err
     assert client.topic(topic).name == topic
+
+
+def test_delete_without_standard_input(
+    ask: Run, client: LanceClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    done = ask("topics", "delete", topic)
+    assert (done.code, done.out) == (2, "")
+    assert "say --yes" in done.err
+    assert client.topic(topic).name == topic
+    assert ask("topics", "delete", topic, "--yes").code == 0
 
 
 @pytest.mark.parametrize("agreed", [True, False])

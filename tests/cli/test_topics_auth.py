@@ -93,7 +93,7 @@ def test_mistakes_change_nothing(
 
 def test_default_topic(run: Run, store_path: Path) -> None:
     done = run("topics", "auth", "--data-dir", store_path, "id:0")
-    assert done.lines[0] == "topic (default), id 0"
+    assert done.lines[0] == "the default topic (id 0)"
 
 
 def test_broker_has_the_directory(run: Run, store_path: Path) -> None:

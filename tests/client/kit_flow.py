@@ -19,7 +19,7 @@ from lance_spark.model import Buffer, Location
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.waker import Waker
-from lance_spark.wire.lwp import Record, encode_record
+from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
 
 # Long enough for any machine; only a test that fails anyway waits for it.
 PATIENCE_S = 20.0
@@ -166,6 +166,7 @@ class FakeClient:
         self.created: list[str] = []
         self.stages: list[tuple[str, str, int]] = []
         self.leaders: list[Address] = []
+        self.avoided: list[object] = []
         self._connections = list(connections or (FakeConnection(),))
         self._live: FakeConnection | None = None
 
@@ -192,6 +193,9 @@ class FakeClient:
         self.leaders.append(leader)
         if self._live is not None:
             self._live.fail(ConnectionLost("somebody else leads"))
+
+    def avoid(self, server: object) -> None:
+        self.avoided.append(server)
 
     def close(self) -> None:
         self.is_closed = True
@@ -245,6 +249,9 @@ class FakeLog:
         self.before: Callable[[], None] | None = None
         self.given_up = 0
         self.topic_ids = {"events": 7}
+        self.created_at_s = 1_700_000_000
+        # The offsets whose records were looked for.
+        self.located: list[int] = []
         self.forgotten: list[int | str] = []
         self.committed: dict[tuple[int | str, int], int] = {}
         self.is_closed = False
@@ -273,9 +280,30 @@ class FakeLog:
         self._check(topic)
         return Bounds(self.start if self.whole else None, len(self.data))
 
+    def supports(self, capability: Capability) -> bool:
+        assert capability is Capability.LOCATE
+        return self.whole
+
+    def topic(self, topic: int | str) -> TopicInfo:
+        self._check(topic)
+        topic_id = self.topic_id(topic)
+        return TopicInfo(topic_id, "events", self.created_at_s)
+
     def locate_time(self, topic: int | str, time_ns: int) -> Location:
         self._check(topic)
         return Location(time_ns, 0, time_ns)
+
+    def locate_start(self, topic: int | str) -> Location:
+        self._check(topic)
+        return Location(self.start, 0, 0)
+
+    def locate_offset(self, topic: int | str, offset: int) -> Location:
+        self._check(topic)
+        self.located.append(offset)
+        at = self.start
+        while at < min(offset, len(self.data)):
+            at += 5 + int.from_bytes(self.data[at + 1 : at + 5], "little")
+        return Location(at, 0, 0)
 
     def fetch(
         self, topic: int | str, start: int, max_bytes: int, *, wait_s: float = 0.0
@@ -287,18 +315,27 @@ class FakeLog:
         return self._read(start, max_bytes)
 
     def submit_fetch(
-        self, topic_id: int, start: int, max_bytes: int, *, wait_s: float = 0.0
+        self, topic_id: int, start: int, max_bytes: int, *, dial: bool
     ) -> FakePendingFetch:
-        assert wait_s == 0.0, "a fetch ahead must not wait"
+        assert not dial, "a fetch ahead must not wait for a connection"
         self.asked.append((start, max_bytes, "ahead"))
         return FakePendingFetch(self, topic_id, start, max_bytes)
 
-    def commit_offset(self, topic: int | str, consumer_id: int, offset: int) -> int:
+    def commit_offset(
+        self,
+        topic: int | str,
+        consumer_id: int,
+        offset: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
         self._interfere()
+        topic = self.topic_ids.get(str(topic), topic)
         self.committed[topic, consumer_id] = offset
         return offset
 
     def committed_offset(self, topic: int | str, consumer_id: int) -> int | None:
+        topic = self.topic_ids.get(str(topic), topic)
         return self.committed.get((topic, consumer_id))
 
     def _interfere(self) -> None:

@@ -12,6 +12,7 @@ from lance_spark.client import connection as module
 from lance_spark.client.config import ClientConfig
 from lance_spark.client.connection import Connection
 from lance_spark.client.event import Acked, Refused, SlowDown
+from lance_spark.client.pace import PINGS_MAX
 from lance_spark.errors import (
     ConnectionLost,
     LanceError,
@@ -681,6 +682,21 @@ def test_ping_does_not_take_a_stale_answer(connection: Connection, peer: Peer) -
     peer.keepalive()
     with pytest.raises(Timeout, match="keepalive"):
         connection.ping(Deadline.after(0.05))
+
+
+def test_the_end_of_the_connection_ends_the_wait_to_ping(
+    connection: Connection, pool: ThreadPoolExecutor
+) -> None:
+    for _ in range(PINGS_MAX):
+        connection._pings.note(connection._clock())
+    pinging = pool.submit(connection.ping, soon())
+    deadline = soon()
+    while not connection._changed._waiters:  # type: ignore[attr-defined]
+        assert not deadline.expired
+        threading.Event().wait(0.001)
+    connection.abort()
+    with pytest.raises(ConnectionLost, match="closed here"):
+        pinging.result()
 
 
 def test_keepalives_are_never_answered(connection: Connection, peer: Peer) -> None:

@@ -198,7 +198,7 @@ def test_commits_to_the_broker_by_default() -> None:
     with _consumer(log, name="me") as consumer:
         consumer.poll()
         consumer.commit()
-    assert log.committed == {("events", consumer_id("me")): 200}
+    assert log.committed == {(7, consumer_id("me")): 200}
     with _consumer(log, name="me") as consumer:
         assert consumer.current_offset == 200
 
@@ -252,6 +252,97 @@ def test_no_offset_and_nothing_to_fall_back_on() -> None:
     log.is_closed = False
     consumer = _consumer(log, name="me", offset_store=store, offset_reset="error")
     assert consumer.current_offset == 30
+
+
+# Topics that are created anew.
+
+
+def _commit_and_recreate(log: FakeLog, store: Any) -> None:
+    """Commit 50 of a topic, and put another one of the same name in its place."""
+    with _consumer(log, name="me", offset_store=store, max_poll_records=5) as consumer:
+        consumer.poll()
+        consumer.commit()
+    log.topic_ids = {"events": 8}
+
+
+@pytest.mark.parametrize("change", ["id", "time"])
+def test_an_offset_of_another_topic_is_lost_data(change: str) -> None:
+    log, store = FakeLog(DATA, whole=True), MemoryOffsetStore()
+    _commit_and_recreate(log, store)
+    if change == "time":
+        # A server that was set up anew counts its topics from the start.
+        log.topic_ids = {"events": 7}
+        log.created_at_s += 1
+    with _consumer(log, name="me", offset_store=store) as consumer:
+        with pytest.raises(DataLoss, match="created anew"):
+            consumer.poll()
+        # Nothing is changed before somebody has decided.
+        assert consumer.commit() == consumer.committed_offset == 50
+    with (
+        _consumer(log, name="me", offset_store=store) as consumer,
+        pytest.raises(DataLoss, match="created anew"),
+    ):
+        consumer.poll()
+
+
+def test_an_offset_of_another_topic_may_be_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, store = FakeLog(DATA, whole=True), MemoryOffsetStore()
+    _commit_and_recreate(log, store)
+    options = {"name": "me", "offset_store": store, "max_poll_records": 5}
+    with _consumer(log, fail_on_data_loss=False, **options) as consumer:
+        assert "created anew" in caplog.text
+        result = consumer.poll()
+        assert result is not None
+        assert _values(result.records()) == [0, 1, 2, 3, 4]
+        # The same number as before, but it is another topic's.
+        assert consumer.commit() == 50
+    with _consumer(log, **options) as consumer:
+        assert consumer.current_offset == 50
+        assert consumer.poll() is not None
+
+
+def test_a_consumer_that_passed_over_a_loss_commits_for_the_new_topic() -> None:
+    log, store = FakeLog(DATA, whole=True), MemoryOffsetStore()
+    options = {"name": "me", "offset_store": store}
+    with _consumer(log, fail_on_data_loss=False, **options) as consumer:
+        consumer.poll()
+        log.topic_ids = {"events": 8}
+        assert len(consumer.poll_blocking(0.0)) == 20
+        consumer.commit()
+    with _consumer(log, **options) as consumer:
+        assert consumer.poll() is None
+
+
+def test_a_mere_number_is_taken_for_the_topic_that_is_there() -> None:
+    log, store = FakeLog(DATA, whole=True), MemoryOffsetStore()
+    store.save("me", "events", 50)
+    with _consumer(log, name="me", offset_store=store) as consumer:
+        result = consumer.poll()
+        assert result is not None
+        assert result.start_offset == 50
+
+
+def test_a_topic_that_is_not_described_is_known_by_its_id() -> None:
+    class Log(FakeLog):
+        def topic(self, topic: int | str) -> Any:
+            raise TopicNotFound("Topic 0 not found")
+
+    log, store = Log(DATA), MemoryOffsetStore()
+    for expected in (20, 0):
+        with _consumer(log, name="me", offset_store=store) as consumer:
+            assert len(consumer.poll_blocking(0.0)) == expected
+            consumer.commit()
+
+
+def test_commits_of_a_topic_that_is_gone_are_not_made_for_the_next() -> None:
+    log = FakeLog(DATA, whole=True)
+    with _consumer(log, name="me") as consumer:
+        consumer.poll()
+        log.topic_ids = {"events": 8}
+        consumer.commit()
+    assert (8, consumer_id("me")) not in log.committed
 
 
 # Automatic commits.
@@ -386,6 +477,42 @@ def test_remembers_in_files(client: LanceClient, tmp_path: Path) -> None:
         ):
             assert _values(consumer.poll_blocking().records()) == expected
             consumer.commit()
+
+
+def test_files_tell_a_topic_that_is_created_anew(
+    client: LanceClient, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"name": "me", "max_poll_records": 10}
+    with LockFileOffsetStore(tmp_path) as store:
+        options["offset_store"] = store
+        _fill(client, "anew", 10)
+        with Consumer(client, "anew", **options) as consumer:
+            list(consumer)
+            consumer.commit()
+        client.delete_topic("anew")
+        _fill(client, "anew", 15)
+        with (
+            Consumer(client, "anew", **options) as consumer,
+            pytest.raises(DataLoss, match="created anew"),
+        ):
+            consumer.poll()
+        with Consumer(client, "anew", fail_on_data_loss=False, **options) as consumer:
+            assert _values(iter(consumer)) == [*range(15)]
+
+
+def test_starts_inside_a_record(client: LanceClient, broker: EmbeddedBroker) -> None:
+    with Producer(client, "inside", create_topic=True) as producer:
+        producer.send(record(b"abc"))
+        producer.send(b"second")
+    if _is_plain(broker):
+        # It can't be asked where records start.
+        with Consumer.from_offset(client, "inside", 5) as consumer:
+            assert consumer.current_offset == 5
+        return
+    with pytest.raises(OptionError, match=r"offset 5 .*inside a record.* 13;"):
+        Consumer.from_offset(client, "inside", 5)
+    with Consumer.from_offset(client, "inside", 13) as consumer:
+        assert [found.value for found in consumer] == [b"second"]
 
 
 def test_time(client: LanceClient, broker: EmbeddedBroker) -> None:

@@ -50,6 +50,42 @@ def test_resolve(whole: bool) -> None:
     assert offsets == [50 if whole else 0, 200, 70, 123]
 
 
+@pytest.mark.parametrize("offset", [51, 55, 59])
+def test_an_offset_inside_a_record_is_refused(offset: int) -> None:
+    log = FakeLog(DATA, whole=True)
+    log.start = 50
+    text = f"offset {offset} of topic 7 is inside a record: the next one starts at 60"
+    with pytest.raises(OptionError, match=text):
+        _cursor(log, SeekPosition.offset(offset))
+    cursor = _cursor(log)
+    with pytest.raises(OptionError, match=text):
+        cursor.seek(offset)
+    assert cursor.position == 50, "it stays where it was"
+
+
+@pytest.mark.parametrize("offset", [0, 49, 50, 60, 200, 201, 1000])
+def test_what_is_no_inside_of_a_record_is_no_error(offset: int) -> None:
+    log = FakeLog(DATA, whole=True)
+    log.start = 50
+    # What is gone, or not there, is told when it is read.
+    assert _cursor(log, SeekPosition.offset(offset)).position == offset
+
+
+def test_a_plain_server_can_not_tell_what_is_inside_a_record() -> None:
+    log = FakeLog(DATA)
+    assert _cursor(log, SeekPosition.offset(55)).position == 55
+    assert log.located == []
+
+
+def test_going_back_asks_nobody() -> None:
+    log = FakeLog(DATA, whole=True)
+    cursor = _cursor(log)
+    cursor.poll()
+    cursor.go_back(30)
+    assert _values(cursor)[0] == "00003"
+    assert log.located == []
+
+
 def test_begins_where_it_is_told() -> None:
     log = FakeLog(DATA, whole=True)
     for start, first in (
@@ -180,6 +216,37 @@ def test_a_topic_created_anew_is_read_from_its_start() -> None:
     assert _values(cursor) == ["fresh"]
     assert cursor.topic_id == 9
     assert log.forgotten == ["events"]
+
+
+def _known_loss(log: FakeLog, **options: Any) -> Cursor:
+    client: Any = log
+    start = SeekPosition.offset(55)
+    loss = DataLoss("events", 55, None, None, "created anew")
+    return Cursor(client, "events", start, CursorOptions(**options), loss=loss)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"fail_on_data_loss": False, "offset_reset": "error"}]
+)
+def test_a_loss_that_is_known_is_told_until_somebody_seeks(
+    options: dict[str, Any],
+) -> None:
+    cursor = _known_loss(FakeLog(DATA, whole=True), **options)
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="created anew"):
+            cursor.poll()
+    assert cursor.position == 55
+    cursor.seek(60)
+    assert _values(cursor)[0] == "00006"
+
+
+def test_a_loss_that_is_known_may_be_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cursor = _known_loss(FakeLog(DATA, whole=True), fail_on_data_loss=False)
+    assert cursor.position == 0
+    assert len(_values(cursor)) == 20
+    assert "created anew" in caplog.text
 
 
 def test_a_topic_that_stays_away_is_an_error() -> None:

@@ -12,13 +12,15 @@ import pytest
 
 from lance_spark.client import delivery as delivery_module
 from lance_spark.client.delivery import Delivery
-from lance_spark.client.event import Acked, Refused, SlowDown
+from lance_spark.client.event import Acked, Event, Refused, SlowDown
 from lance_spark.client.writer import WriterOptions
 from lance_spark.errors import (
     AccessDenied,
+    ConnectionLimit,
     ConnectionLost,
     InvalidPayload,
     LanceError,
+    LeaderUnknown,
     NotLeader,
     PayloadTooLarge,
     QuorumNotReached,
@@ -33,6 +35,7 @@ from lance_spark.errors import (
 )
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
+from lance_spark.net.waker import Waker
 from tests.client.kit_flow import (
     PATIENCE_S,
     QUICK,
@@ -271,7 +274,8 @@ def test_a_loss_while_idle_is_met_by_the_next_batch(make: Make) -> None:
 
 def test_a_connection_that_can_not_be_made_is_tried_again(make: Make) -> None:
     connection = FakeConnection()
-    delivery = make(FakeClient(ConnectionLost("no"), Timeout("no"), connection))
+    failures = (ConnectionLost("no"), Timeout("no"), ConnectionLimit("full"))
+    delivery = make(FakeClient(*failures, connection))
     _add(delivery, "a")
     _flush(delivery)
     assert _ids(connection) == [1]
@@ -480,6 +484,64 @@ def test_a_redirect_to_nobody_is_tried_again(make: Make) -> None:
     _add(delivery, "a")
     _flush(delivery)
     assert _ids(second) == [1]
+
+
+@pytest.mark.parametrize("error", [LeaderUnknown("who"), NotLeader("not me")])
+def test_a_server_that_knows_no_leader_is_left(make: Make, error: LanceError) -> None:
+    first, second = FakeConnection(_refuse_one(1, error)), FakeConnection()
+    client = FakeClient(first, second)
+    delivery = make(client)
+    _add(delivery, "a")
+    _flush(delivery)
+    assert _ids(second) == [1]
+    assert client.avoided == [first.address]
+
+
+class _OneByOne(FakeConnection):
+    """Its events come one at a time."""
+
+    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Event]:
+        events = super().receive(deadline, waker)
+        with self._changed:
+            self._events[:0] = events[1:]
+        return events[:1]
+
+
+def test_batches_behind_a_refused_one_are_heard_of_before_it_is_sent_again(
+    make: Make,
+) -> None:
+    first, second = _OneByOne(ignore), FakeConnection()
+    delivery = make(FakeClient(first, second), max_in_flight=4)
+    _add(delivery, *"abcd")
+    first.await_sent(4)
+    error = QuorumNotReached("not enough nodes")
+    first.push(Refused(error, 2), Acked(1), Refused(error, 3), Acked(4))
+    _flush(delivery)
+    assert _ids(second) == [2, 3]
+
+
+def test_refusals_behind_one_that_may_pass_do_not_end_a_stage(make: Make) -> None:
+    first, second = _OneByOne(ignore), FakeConnection()
+    delivery = make(FakeClient(first, second), max_in_flight=3, strict=True)
+    _add(delivery, *"abc")
+    first.await_sent(3)
+    first.push(Acked(1), Refused(QuorumNotReached("not now"), 2))
+    first.push(Refused(InvalidPayload("batch 2 is missing"), 3))
+    _flush(delivery)
+    assert _ids(second) == [2, 3]
+
+
+def test_batches_that_are_not_heard_of_are_sent_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_module, "_LAST_WORDS_S", 0.01)
+    first, second = FakeConnection(ignore), FakeConnection()
+    delivery = make(FakeClient(first, second), max_in_flight=3)
+    _add(delivery, *"abc")
+    first.await_sent(3)
+    first.push(Refused(QuorumNotReached("not now"), 1), Acked(3))
+    _flush(delivery)
+    assert _ids(second) == [1, 2]
 
 
 def test_a_refusal_of_the_only_batch_in_flight_is_its_own(make: Make) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lance_spark.client.attempt import Attempt
 from lance_spark.client.config import ClientConfig
 from lance_spark.client.dialer import Dialer
 from lance_spark.client.runtime import Runtime
@@ -88,6 +89,13 @@ def test_one_that_refuses_is_passed_over(network: Network) -> None:
 def test_all_refuse(network: Network) -> None:
     network.at("a:1", garbling)
     network.at("b:2", refusing(0x32, "full"))
+    with pytest.raises(ConnectionLimit, match="full"):
+        make_dialer(network, "a:1,b:2").dial(soon())
+
+
+def test_a_full_server_is_what_may_pass(network: Network) -> None:
+    network.at("a:1", refusing(0x32, "full"))
+    network.at("b:2", garbling)
     with pytest.raises(ConnectionLimit, match="full"):
         make_dialer(network, "a:1,b:2").dial(soon())
 
@@ -247,3 +255,38 @@ def test_a_fixed_checksum_is_not_changed(field: Network) -> None:
         make_dialer(field, "a:1").dial(soon())
     assert len(field.dialed) == 1
     make_dialer(field, "a:1", checksum="crc32").dial(soon()).close()
+
+
+def test_auto_with_a_server_that_was_replaced_by_one_of_the_other_kind(
+    network: Network,
+) -> None:
+    def strict_crc32(peer: Peer) -> None:
+        peer.parser._checksum = Checksum.CRC32
+        strict(peer)
+
+    network.at("a:1", strict, strict_crc32, strict_crc32, strict_crc32, strict, strict)
+    dialer = make_dialer(network, "a:1", checksum="auto")
+    found = []
+    for _ in range(4):
+        connection = dialer.dial(soon())
+        found.append((connection.checksum.value, len(network.dialed)))
+        connection.close()
+    assert found == [("crc32c", 1), ("crc32", 3), ("crc32", 4), ("crc32c", 6)]
+
+
+# Giving up.
+
+
+def test_no_more_is_tried_once_nobody_wants_a_connection(network: Network) -> None:
+    attempt = Attempt()
+
+    def script(peer: Peer) -> None:
+        peer.request(GetClusterStatus)
+        attempt.cancel()
+        peer.wait_for_end()
+
+    network.at("a:1", script)
+    dialer = make_dialer(network, checksum="auto", connect_timeout_s=60.0)
+    with pytest.raises(ConnectionLost):
+        dialer.dial(soon(), attempt)
+    assert network.dialed == ["a:1"]

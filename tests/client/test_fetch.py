@@ -230,6 +230,25 @@ def test_a_fetch_in_flight_is_not_repeated(network: Network, log: Log) -> None:
     assert len(network.dialed) == 2
 
 
+def test_a_fetch_in_flight_may_need_a_connection_that_is_there(
+    network: Network, log: Log
+) -> None:
+    network.serve(serving({Fetch: log.fetch}), serving({Fetch: log.fetch}))
+    client = network.client()
+    with pytest.raises(ConnectionLost, match="last fetch"):
+        client.submit_fetch(3, 0, 4, dial=False)
+    assert len(network.dialed) == 0
+    client.fetch(3, 0, 4)
+    assert client.submit_fetch(3, 4, 4, dial=False).result(soon()).end == 8
+    client.disconnect()
+    with pytest.raises(ConnectionLost, match="last fetch"):
+        client.submit_fetch(3, 4, 4, dial=False)
+    assert len(network.dialed) == 1
+    client.fetch(3, 0, 4)
+    assert client.submit_fetch(3, 4, 4, dial=False).result(soon()).end == 8
+    assert len(network.dialed) == 2
+
+
 def test_a_fetch_in_flight_that_is_given_up(network: Network) -> None:
     def stuck(peer: Peer) -> None:
         peer.greet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from lance_spark.errors import (
     DataLoss,
     LanceError,
     OptionError,
+    StorageError,
+    Timeout,
     Unsupported,
 )
 from lance_spark.wire.lwp import (
@@ -52,6 +55,9 @@ class FakeGroupClient(FakeLog):
         self.topics: tuple[str, ...] = ("a",)
         self.heartbeat_error: LanceError | None = None
         self.commit_error: LanceError | None = None
+        self.chosen: list[str] = []
+        # Called with the time that a commit is given.
+        self.on_commit: Callable[[float | None], None] | None = None
 
     def require(self, capability: Capability, what: str) -> None:
         assert capability is Capability.WAIT
@@ -68,8 +74,11 @@ class FakeGroupClient(FakeLog):
         strategy: AssignmentStrategy,
         session_timeout_s: float,
     ) -> GroupJoined:
-        self.log.append(("join", member, topics))
-        return GroupJoined(self.generation, member or "m-1", self.assigned())
+        # The first name is of the member's own choice, and the server's word counts.
+        name = member if member == "m-1" else ""
+        self.chosen = [*self.chosen, *([] if name else [member])]
+        self.log.append(("join", name, topics))
+        return GroupJoined(self.generation, "m-1", self.assigned())
 
     def heartbeat(
         self, group: str, member: str, generation: int, *, timeout_s: float
@@ -82,8 +91,17 @@ class FakeGroupClient(FakeLog):
     def leave_group(self, group: str, member: str, *, timeout_s: float) -> None:
         self.log.append(("leave", member))
 
-    def commit_offset(self, topic: int | str, consumer_id: int, offset: int) -> int:
+    def commit_offset(
+        self,
+        topic: int | str,
+        consumer_id: int,
+        offset: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
         self.log.append(("commit", topic, offset))
+        if self.on_commit is not None:
+            self.on_commit(timeout_s)
         if self.commit_error is not None:
             raise self.commit_error
         return super().commit_offset(topic, consumer_id, offset)
@@ -275,6 +293,96 @@ def test_joins_again_after_a_session_of_silence(fake: FakeGroupClient) -> None:
         assert fake.log[1] == ("join", "m-1", ("a", "b", "c"))
 
 
+def _get_lost(consumer: GroupedConsumer, fake: FakeGroupClient) -> None:
+    """Have the broker forget the member, and another one commit 20 of its topic."""
+    fake.heartbeat_error = ConsumerNotFound("who?")
+    _hear(consumer)
+    fake.heartbeat_error = None
+    fake.committed[1, consumer_id("readers")] = 20
+    fake.log.clear()
+
+
+def test_subscribe_after_the_member_was_lost(fake: FakeGroupClient) -> None:
+    with _grouped(fake, max_poll_records=1) as consumer:
+        consumer.poll(0.0)
+        _get_lost(consumer, fake)
+        consumer.subscribe(["a", "b"])
+        assert fake.log == [("revoked", ["a"]), ("join", "m-1", ("a", "b"))]
+        result = consumer.poll(0.0)
+        assert result is not None
+        assert result.start_offset == 20, "it goes on where the other one was"
+
+
+def test_a_lost_member_can_not_commit(fake: FakeGroupClient) -> None:
+    with _grouped(fake, max_poll_records=1) as consumer:
+        consumer.poll(0.0)
+        _get_lost(consumer, fake)
+        with pytest.raises(ConsumerNotFound, match="poll to join again"):
+            consumer.commit()
+        consumer.poll(0.0)
+        consumer.commit()
+        assert fake.committed[1, consumer_id("readers")] == 30
+
+
+@pytest.mark.parametrize("how", ["poll", "subscribe", "close"])
+def test_a_callback_that_commits_does_not_do_so_for_others(
+    fake: FakeGroupClient, how: str
+) -> None:
+    seen: list[Any] = []
+
+    def on_revoked(names: list[str]) -> None:
+        seen.append(consumer.commit())
+
+    consumer = _grouped(fake, auto_commit=False, on_revoked=on_revoked)
+    consumer.poll(0.0)
+    _get_lost(consumer, fake)
+    if how == "poll":
+        consumer.poll(0.0)
+    elif how == "subscribe":
+        consumer.subscribe(["a"])
+    else:
+        consumer.close()
+    assert seen == [{}]
+    assert fake.committed[1, consumer_id("readers")] == 20
+    consumer.close()
+
+
+def test_who_does_not_poll_is_out(fake: FakeGroupClient) -> None:
+    now_s = [0.0]
+    options = {"clock": lambda: now_s[0], "max_poll_interval_s": 100.0}
+    with _grouped(fake, auto_commit=False, **options) as consumer:
+        consumer.poll(0.0)
+        fake.log.clear()
+        now_s[0] = 101.0
+        consumer._member._keep_place()
+        assert fake.log == [], "no heartbeat keeps the topic from others"
+        now_s[0] = 3601.0
+        consumer.poll(0.0)
+        assert fake.log[:2] == [("revoked", ["a"]), ("join", "m-1", ("a", "b", "c"))]
+
+
+def test_a_poll_that_takes_long_is_no_silence(fake: FakeGroupClient) -> None:
+    now_s = [0.0]
+    options = {"clock": lambda: now_s[0], "max_poll_interval_s": 100.0}
+    with _grouped(fake, auto_commit=False, **options) as consumer:
+        fake.before = lambda: now_s.__setitem__(0, 101.0)
+        consumer.poll(0.0)
+        fake.log.clear()
+        consumer._member._keep_place()
+        assert fake.log == [("beat", 1)]
+
+
+def test_a_consumer_that_is_dropped_keeps_no_topics(fake: FakeGroupClient) -> None:
+    consumer = _grouped(fake)
+    consumer.poll(0.0)
+    thread = consumer._member._thread
+    assert thread.is_alive()
+    del consumer
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
 # Reading.
 
 
@@ -391,6 +499,61 @@ def test_a_commit_that_fails_does_not_stop_the_group(
     assert "could not commit topic 'a': down" in caplog.text
 
 
+def test_commits_stop_when_the_server_is_gone(fake: FakeGroupClient) -> None:
+    fake.topics = ("a", "b", "c")
+    for error, tries in (
+        (ConnectionLost("down"), 1),
+        (Timeout("late"), 1),
+        (StorageError("only this one"), 3),
+    ):
+        fake.is_closed, fake.commit_error = False, error
+        consumer = _grouped(fake)
+        for _ in range(3):
+            assert consumer.poll(0.0) is not None
+        fake.log.clear()
+        consumer.close()
+        assert [entry[0] for entry in fake.log].count("commit") == tries
+        assert fake.log[-1] == ("leave", "m-1")
+
+
+@pytest.mark.parametrize("how", ["poll", "close"])
+def test_commits_of_a_round_share_a_deadline(fake: FakeGroupClient, how: str) -> None:
+    fake.topics = ("a", "b", "c")
+    now_s = [0.0]
+    given_s: list[float | None] = []
+
+    def take_long(timeout_s: float | None) -> None:
+        given_s.append(timeout_s)
+        now_s[0] += 12.0
+
+    # A round has as long as a call may take (20 s here), or a session if that is less.
+    consumer = _grouped(fake, clock=lambda: now_s[0], auto_commit_interval_s=5.0)
+    for _ in range(3):
+        consumer.poll(0.0)
+    fake.on_commit = take_long
+    now_s[0] = 5.0
+    if how == "poll":
+        consumer.poll(0.0)
+    else:
+        consumer.close()
+    assert given_s == [20.0, 8.0]
+    fake.on_commit = None
+    consumer.close()
+
+
+def test_a_member_that_gets_lost_stops_committing(fake: FakeGroupClient) -> None:
+    fake.topics = ("a", "b", "c")
+    now_s = [0.0]
+    consumer = _grouped(fake, clock=lambda: now_s[0], session_timeout_s=15.0)
+    for _ in range(3):
+        consumer.poll(0.0)
+    now_s[0] = 10.0
+    fake.on_commit = lambda timeout_s: now_s.__setitem__(0, 16.0)
+    fake.log.clear()
+    consumer.close()
+    assert [entry[0] for entry in fake.log] == ["revoked", "commit"]
+
+
 # The end.
 
 
@@ -432,6 +595,8 @@ def test_a_callback_that_fails_does_not_keep_the_member(fake: FakeGroupClient) -
     [
         ({"strategy": "best"}, "'best' is unknown; use range, round-robin, sticky"),
         ({"offset_reset": "now"}, "offset_reset"),
+        ({"max_poll_interval_s": 0.0}, "max_poll_interval_s"),
+        ({"max_poll_interval_s": float("nan")}, "max_poll_interval_s"),
     ],
 )
 def test_bad_options(fake: FakeGroupClient, options: dict[str, Any], text: str) -> None:

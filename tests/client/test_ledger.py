@@ -227,3 +227,43 @@ def test_closed() -> None:
     assert wakes
     with pytest.raises(LanceError, match="closed"):
         ledger.add(b"a", 1, _soon())
+
+
+def test_close_lets_nothing_linger() -> None:
+    ledger = Ledger("events", WriterOptions(linger_s=1000.0), wake=lambda: None)
+    ledger.add(b"a", 1, _soon())
+    assert not ledger.outbox.has_sealed
+    ledger.close()
+    assert ledger.outbox.has_sealed
+
+
+# Several threads.
+
+
+def test_a_send_of_another_thread_does_not_hide_a_refusal() -> None:
+    ledger = _make(buffer_bytes=100)
+    ledger.add(b"1234567890", 1, _soon())
+    assert _refuse(ledger, 1, InvalidPayload("no"))
+    other = Background(lambda: ledger.add(b"b", 1, _soon()))
+    with pytest.raises(Undelivered):
+        other.join()
+    with pytest.raises(Undelivered) as caught:
+        ledger.flush()
+    assert caught.value.batches == (1,)
+    ledger.flush()
+
+
+def test_flushes_of_several_threads_all_tell() -> None:
+    ledger = _make()
+    ledger.add(b"1234567890", 1, _soon())
+    flushing = [Background(ledger.flush) for _ in range(3)]
+    deadline = _soon()
+    while len(ledger.changed._waiters) < 3:  # type: ignore[attr-defined]
+        assert not deadline.expired
+        threading.Event().wait(0.001)
+    assert _refuse(ledger, 1, InvalidPayload("no"))
+    with ledger.changed:
+        ledger.changed.notify_all()
+    for each in flushing:
+        with pytest.raises(Undelivered):
+            each.join()

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from lance_spark.client.client import LanceClient
+from lance_spark.client.pace import PINGS_MAX, WINDOW_S
 from lance_spark.client.runtime import Runtime
 from lance_spark.errors import (
     AuthenticationFailed,
+    ConnectionLimit,
     ConnectionLost,
     InternalError,
     LanceError,
@@ -260,6 +262,37 @@ def test_a_rate_limit_beyond_the_deadline(
     assert fake_time.pauses == []
 
 
+def full(peer: Peer) -> None:
+    peer.request()
+    peer.refuse(0x32, "full")
+    peer.wait_for_end()
+
+
+def test_a_full_server_is_tried_again(network: Network, fake_time: FakeTime) -> None:
+    network.serve(full, full, serving(TABLE))
+    client = network.client(runtime=fake_time.runtime(network))
+    assert ask(client, retry=False) == ANSWER
+    assert fake_time.pauses == [0.2, 0.4]
+
+
+def test_a_server_that_stays_full(network: Network, fake_time: FakeTime) -> None:
+    network.serve(*[full] * 9)
+    client = network.client(runtime=fake_time.runtime(network), retry_timeout_s=1.0)
+    with pytest.raises(ConnectionLimit, match="full"):
+        ask(client)
+    assert fake_time.pauses == [0.2, 0.4]
+
+
+def test_a_limit_that_is_told_to_a_request_is_final(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(refusing(0x32, "full"))
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLimit):
+        ask(client)
+    assert fake_time.pauses == []
+
+
 def test_retries_are_logged(
     network: Network, fake_time: FakeTime, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -466,6 +499,20 @@ def test_a_ping_without_an_answer_drops_the_connection(network: Network) -> None
     assert len(network.dialed) == 2
 
 
+def test_pings_that_are_held_back_do_not_cost_the_connection(
+    network: Network, fake_time: FakeTime
+) -> None:
+    network.serve(serving(TABLE), serving(TABLE))
+    runtime = fake_time.runtime(network)
+    client = network.client(runtime=runtime, request_timeout_s=WINDOW_S / 2)
+    for _ in range(PINGS_MAX):
+        client.ping()
+    assert fake_time.pauses == []
+    client.ping()
+    assert sum(fake_time.pauses) >= WINDOW_S / 2
+    assert network.dialed == [SERVER]
+
+
 def test_pings_that_can_not_be_sent(network: Network, fake_time: FakeTime) -> None:
     runtime = fake_time.runtime(network)
     client = network.client(runtime=runtime, retry_timeout_s=0.5)
@@ -527,6 +574,27 @@ def test_close_ends_calls_under_way(network: Network, pool: ThreadPoolExecutor) 
         waiting.result(PATIENCE_S)
     assert type(caught.value) is LanceError
     assert isinstance(caught.value.__cause__, ConnectionLost)
+
+
+def test_close_ends_a_connection_that_is_being_set_up(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    asked = threading.Event()
+
+    def silent(peer: Peer) -> None:
+        peer.request()
+        asked.set()
+        peer.wait_for_end()
+
+    network.at("a:1", silent)
+    network.at("b:2", silent)
+    client = network.client("a:1,b:2", connect_timeout_s=3 * PATIENCE_S)
+    waiting = pool.submit(ask, client)
+    assert asked.wait(PATIENCE_S)
+    client.close()
+    with pytest.raises(LanceError, match="is closed"):
+        waiting.result(PATIENCE_S)
+    assert network.dialed == ["a:1"]
 
 
 def test_close_ends_a_pause(network: Network, pool: ThreadPoolExecutor) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -42,9 +44,7 @@ class FakeGroups:
         self.calls.append(("join", group, topics, member, strategy, session_timeout_s))
         if self.error is not None:
             raise self.error
-        return GroupJoined(
-            self.assignment.generation, member or "m-1", self.assignment.topics
-        )
+        return GroupJoined(self.assignment.generation, "m-1", self.assignment.topics)
 
     def heartbeat(
         self, group: str, member: str, generation: int, *, timeout_s: float
@@ -97,7 +97,7 @@ def test_join_tells_everything(groups: FakeGroups, make: Make) -> None:
     member = make()
     member.join(["a", "b"])
     assert groups.calls == [
-        ("join", "readers", ("a", "b"), "", AssignmentStrategy.STICKY, 600.0)
+        ("join", "readers", ("a", "b"), ANY, AssignmentStrategy.STICKY, 600.0)
     ]
     assert member.id == "m-1"
     assert member.latest == Assignment(1, (A,))
@@ -143,10 +143,84 @@ def test_joins_again_under_its_name(groups: FakeGroups, make: Make) -> None:
     member.join(["b"])
     member.join()
     assert [call[2:4] for call in groups.calls] == [
-        (("a",), ""),
+        (("a",), ANY),
         (("b",), "m-1"),
         (("b",), "m-1"),
     ]
+
+
+def test_the_first_join_has_a_name_that_a_repeat_would_have_too(
+    groups: FakeGroups, make: Make
+) -> None:
+    first, second = make(), make()
+    groups.error = ConnectionLost("the answer is lost")
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            first.join(["a"])
+    groups.error = None
+    first.join(["a"])
+    second.join(["a"])
+    names = [call[3] for call in groups.calls]
+    assert names[0]
+    assert names[:3] == [names[0]] * 3
+    assert names[3] not in ("", names[0])
+
+
+# Members that nobody needs.
+
+
+def test_a_member_that_is_dropped_sends_no_more(groups: FakeGroups) -> None:
+    client: Any = groups
+    member = GroupMember(
+        client,
+        "readers",
+        strategy=AssignmentStrategy.RANGE,
+        session_timeout_s=600.0,
+    )
+    member.join(["a"])
+    thread = member._thread
+    assert thread.is_alive()
+    del member
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_no_heartbeats_without_polls(
+    groups: FakeGroups, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [0.0]
+    member = make(clock=lambda: now_s[0], max_poll_interval_s=100.0)
+    member.join(["a"])
+    member.apply(1)
+    now_s[0] = 100.0
+    member._keep_place()
+    assert len(groups.beats()) == 2
+    for now_s[0] in (100.1, 103.0, 106.0):
+        member._keep_place()
+    assert len(groups.beats()) == 2
+    assert caplog.text.count("no poll for 100 s") == 1
+    assert not member.is_lost, "the session goes on for a while"
+    member.note_poll()
+    assert len(groups.beats()) == 3, "at once, as little of it may be left"
+    member._keep_place()
+    assert len(groups.beats()) == 4
+
+
+def test_who_polls_too_late_is_lost(groups: FakeGroups, make: Make) -> None:
+    now_s = [0.0]
+    member = make(clock=lambda: now_s[0], max_poll_interval_s=100.0)
+    member.join(["a"])
+    now_s[0] = 101.0
+    member._keep_place()
+    now_s[0] = 601.0
+    member.note_poll()
+    assert member.is_lost
+    assert groups.beats() == []
+    member.join()
+    assert not member.is_lost
+    member._keep_place()
+    assert len(groups.beats()) == 1
 
 
 def test_is_lost_when_the_broker_says_so(groups: FakeGroups, make: Make) -> None:
@@ -255,4 +329,5 @@ def test_a_join_that_is_refused(groups: FakeGroups, make: Make) -> None:
     member = make()
     with pytest.raises(LanceError, match="no"):
         member.join(["a"])
-    assert member.id == ""
+    member.leave()
+    assert [call[0] for call in groups.calls] == ["join"], "it was never in"

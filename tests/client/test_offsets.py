@@ -15,9 +15,11 @@ import pytest
 from lance_spark.client.identity import consumer_id
 from lance_spark.client.offsets import (
     BrokerOffsetStore,
+    Incarnation,
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
+    TopicOffset,
 )
 from lance_spark.errors import LanceError, OptionError
 from tests.client.kit_flow import FakeLog
@@ -44,12 +46,12 @@ def test_remembers_per_consumer_and_topic(store: OffsetStore) -> None:
     store.save("a", "events", 10)
     store.save("b", "events", 20)
     store.save("a", "logs", 30)
-    store.save("a", 7, 40)
+    store.save("a", 9, 40)
     assert store.load("a", "events") == 10
     assert store.load("b", "events") == 20
     assert store.load("a", "logs") == 30
-    assert store.load("a", 7) == 40
-    assert store.load("a", "7") is None
+    assert store.load("a", 9) == 40
+    assert store.load("a", "9") is None
     assert store.load("b", "logs") is None
 
 
@@ -69,7 +71,35 @@ def test_refuses_what_is_no_offset(store: OffsetStore, offset: int) -> None:
 def test_broker_store_uses_the_consumers_number() -> None:
     client: Any = FakeLog()
     BrokerOffsetStore(client).save("billing", "events", 99)
-    assert client.committed == {("events", consumer_id("billing")): 99}
+    assert client.committed == {(7, consumer_id("billing")): 99}
+
+
+def test_broker_store_uses_the_id_that_the_offset_belongs_to() -> None:
+    client: Any = FakeLog()
+    # Under the name there is another topic by now.
+    offset = TopicOffset(99, Incarnation(3, 1_700_000_000))
+    BrokerOffsetStore(client).save("billing", "events", offset)
+    assert client.committed == {(3, consumer_id("billing")): 99}
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_the_incarnation_is_kept(kind: str, tmp_path: Path) -> None:
+    memory = MemoryOffsetStore()
+
+    def make() -> OffsetStore:
+        return memory if kind == "memory" else LockFileOffsetStore(tmp_path)
+
+    incarnation = Incarnation(2**32 - 1, 2**64 - 1)
+    store = make()
+    store.save("a", "events", TopicOffset(2**64 - 1, incarnation))
+    store.close()
+    store = make()
+    found = store.load("a", "events")
+    assert isinstance(found, TopicOffset)
+    assert (found, found.incarnation) == (2**64 - 1, incarnation)
+    store.save("a", "events", 5)
+    assert getattr(store.load("a", "events"), "incarnation", None) is None
+    store.close()
 
 
 # Files.
@@ -85,7 +115,10 @@ def test_offsets_survive(tmp_path: Path) -> None:
 def test_the_file_is_text_for_people(tmp_path: Path) -> None:
     with LockFileOffsetStore(tmp_path) as store:
         store.save("billing", "events", 12345)
-    assert (tmp_path / "billing@events.offset").read_text() == "12345\n"
+        path = tmp_path / "billing@events.offset"
+        assert path.read_text() == "12345\n"
+        store.save("billing", "events", TopicOffset(12345, Incarnation(7, 1706918400)))
+        assert path.read_text() == "12345 7@1706918400\n"
 
 
 NAMES = [
@@ -142,6 +175,10 @@ def test_empty_names(tmp_path: Path, consumer: str, topic: str) -> None:
         b"-1",
         b"1.5",
         b"12 34",
+        b"12 34@",
+        b"12 34@56 ",
+        b"12  34@56",
+        b"12 34@-5",
         b"1_000",
         b" 12",
         b"12\n\n",

@@ -200,6 +200,13 @@ def test_oldest_id() -> None:
     assert outbox.oldest_id is None
 
 
+def test_what_is_in_flight() -> None:
+    outbox = _filled(3)
+    outbox.take(0.0, 9)
+    outbox.take(0.0, 9)
+    assert [batch.id for batch in outbox.sent()] == [1, 2]
+
+
 def test_the_one_that_waits_longest() -> None:
     outbox = _filled(2)
     assert outbox.sent_first() is None

@@ -23,7 +23,8 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.wire.lwp import CreateTopic
-from tests.client.kit_flow import FakeClient, FakeConnection, record
+from tests.client.kit_flow import PATIENCE_S, FakeClient, FakeConnection, record
+from tests.client.scripted import Network, Peer
 
 # What they ask of the client.
 
@@ -47,6 +48,47 @@ def test_takes_a_topics_number_at_its_word() -> None:
     with _producer(FakeClient(connection, topics={}), 0) as producer:
         producer.send(b"a")
     assert [sent.topic_id for sent in connection.sent] == [0]
+
+
+def test_leaves_a_server_that_knows_no_leader(network: Network) -> None:
+    def lost(peer: Peer) -> None:
+        peer.greet()
+        peer.ingest()
+        peer.refuse(0x22, "leader unknown")
+        peer.wait_for_end()
+
+    def leader(peer: Peer) -> None:
+        peer.greet()
+        peer.ack(peer.ingest().batch_id)
+        peer.wait_for_end()
+
+    network.at("a:1", lost)
+    network.at("b:2", leader)
+    client = network.client("a:1,b:2", backoff_base_s=0.001, retry_timeout_s=9.0)
+    with Producer(client, 7) as producer:
+        producer.send(b"a")
+    assert network.dialed == ["a:1", "b:2"]
+
+
+def test_close_does_not_wait_for_a_server_that_does_not_answer(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = threading.Event()
+
+    def silent(peer: Peer) -> None:
+        peer.request()
+        asked.set()
+        peer.wait_for_end()
+
+    network.serve(silent)
+    client = network.client(connect_timeout_s=60.0)
+    producer = Producer(client, 7)
+    producer.send(b"a")
+    # The thread connects when there is something to send.
+    assert asked.wait(PATIENCE_S)
+    with pytest.raises(Undelivered):
+        producer.close(timeout_s=0.0)
+    assert "does not end" not in caplog.text
 
 
 def test_does_not_create_a_topic_unless_told() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lance_spark.client.client import LanceClient
-from lance_spark.errors import ConsumerNotFound, OffsetOutOfRange
+from lance_spark.errors import ConnectionLost, ConsumerNotFound, OffsetOutOfRange
 from lance_spark.wire.lwp import (
     CommitAck,
     CommitOffset,
@@ -20,7 +20,7 @@ from lance_spark.wire.lwp import (
     TopicListing,
     Unsubscribe,
 )
-from tests.client.scripted import EVERYTHING, Network, Peer, serving
+from tests.client.scripted import EVERYTHING, FakeTime, Network, Peer, serving
 
 TOPICS = TopicListing((TopicInfo(3, "events"),))
 
@@ -109,3 +109,10 @@ def test_committed_on_a_plain_server(
 def test_committed_on_a_server_that_does_not_describe(network: Network) -> None:
     table = {GetTopic: TopicInfo(3, "events"), Subscribe: SubscribeAck(7, 5)}
     assert answering(network, table, "wait").committed_offset(3, 7) == 5
+
+
+def test_a_deadline_for_a_commit(network: Network, fake_time: FakeTime) -> None:
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLost):
+        client.commit_offset(3, 5, 10, timeout_s=0.3)
+    assert fake_time.pauses == [0.2]

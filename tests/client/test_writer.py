@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from lance_spark.client.delivery import Delivery
+from lance_spark.client.event import Acked
 from lance_spark.client.writer import Writer, WriterOptions
 from lance_spark.errors import (
     LanceError,
@@ -187,6 +192,72 @@ def test_close_raises_what_is_undelivered_and_still_closes() -> None:
     assert caught.value.batches == (1,)
     assert not connection.is_open
     writer.close()
+
+
+def _in_background(call: Callable[[], None]) -> Future[None]:
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def test_nothing_is_taken_once_close_has_begun() -> None:
+    connection = FakeConnection(ignore)
+    writer = _make(connection, linger_s=1000)
+    writer.send(b"a")
+    closing = _in_background(writer.close)
+    connection.await_sent(1)
+    # It would be in no flush, and could only be lost.
+    with pytest.raises(LanceError, match="the producer is closed"):
+        writer.send(b"late")
+    connection.push(Acked(1))
+    closing.result(PATIENCE_S)
+    assert (writer.acked_records, writer.pending_records) == (1, 0)
+
+
+def test_a_second_close_does_not_return_before_everything_is_acknowledged() -> None:
+    connection = FakeConnection(ignore)
+    writer = _make(connection)
+    writer.send(b"a")
+    closing = _in_background(writer.close)
+    connection.await_sent(1)
+    with pytest.raises(Undelivered):
+        writer.close(timeout_s=0.0)
+    with pytest.raises(Undelivered, match="the producer was closed"):
+        closing.result(PATIENCE_S)
+    writer.close()
+
+
+def test_one_that_is_dropped_delivers_what_it_has_and_ends() -> None:
+    connection = FakeConnection()
+    chosen = WriterOptions(linger_s=1000)
+    client: Any = FakeClient(connection)
+    writer = Writer(Delivery(client, "dropped", 7, options=chosen), chosen, PATIENCE_S)
+    writer.send(b"a")
+    with pytest.warns(ResourceWarning, match="'dropped': a producer was dropped"):
+        del writer
+        gc.collect()
+    connection.await_sent(1)
+    for thread in threading.enumerate():
+        if thread.name.startswith("lance-producer") and "dropped" in thread.name:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    assert client.is_closed
+
+
+def test_one_that_was_closed_can_be_dropped_in_silence() -> None:
+    # A warning would be an error here.
+    writer = _make(FakeConnection())
+    writer.close()
+    del writer
+    gc.collect()
 
 
 def test_an_exception_in_the_block_is_not_hidden(

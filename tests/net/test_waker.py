@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import errno
+import os
 import select
 from collections.abc import Iterator
 
 import pytest
 
+from lance_spark.errors import Timeout
+from lance_spark.net.address import Address
+from lance_spark.net.listener import Listener
 from lance_spark.net.waker import Waker
 
 
@@ -76,3 +81,15 @@ def test_close_after_set() -> None:
     waker.set()
     waker.close()
     assert waker.is_set
+
+
+def test_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("socket.socketpair", refuse)
+    with pytest.raises(Timeout, match=r"can't wait: Too many open files; .*ulimit -n"):
+        Waker()
+    # And no socket is left behind, which would be a warning.
+    with pytest.raises(Timeout):
+        Listener(Address("127.0.0.1", 0))
