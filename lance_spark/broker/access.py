@@ -42,11 +42,6 @@ class Principal:
         """What it is called in texts."""
         return _ANONYMOUS if self.common_name is None else self.common_name
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether it has shown a certificate that was verified."""
-        return self.common_name is not None or bool(self.chain)
-
 
 @dataclass(frozen=True, slots=True)
 class TopicRule:
@@ -144,8 +139,9 @@ class Policy:
 
     Args:
         token_required: a client has to have presented a token.
-        authority: SHA-256 of the server-wide client authorities; empty for any that
-            the TLS layer has verified.
+        authority: SHA-256 of the server-wide client authorities. Without any, a rule
+            that names none of its own lets nobody in: what the TLS layer has verified
+            may be of an authority that only another topic trusts.
         rules: the rules of the topics, by id.
     """
 
@@ -201,12 +197,9 @@ def _is_let_in(principal: Principal, policy: Policy, topic_id: int) -> bool:
     rule = policy.rules.get(topic_id)
     if rule is None or not rule.mtls_enabled:
         return True
-    if not principal.is_verified:
-        return False
     # A rule with a file of which nothing could be read lets nobody in.
     own = rule.client_ca_path is not None
-    authority = rule.authority if own else policy.authority
-    if (own or authority) and not principal.chain & authority:
+    if not principal.chain & (rule.authority if own else policy.authority):
         return False
     if rule.allowed_cns and principal.common_name not in rule.allowed_cns:
         return False

@@ -4,7 +4,8 @@ The unit is a whole topic. The result depends on the arguments alone, not on the
 in which they are given: members and topics are sorted first. Members are numbers in
 here, their places in that order. A group is shared out anew each time a member comes or
 goes, so the work follows the number of topics and of different subscriptions, not the
-product of topics and members.
+product of topics and members. To even shares out could take much longer than that, so
+it has a limit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
 from lance_spark.wire.lwp.extension import AssignmentStrategy
+
+# How many times the shares of members are compared to even them out, at most: some
+# tenths of a second. Equal subscriptions need one per topic that moves. Thousands of
+# topics that are all wanted by other members may need more than anybody waits for.
+STEPS_MAX = 200_000
 
 
 def assign(
@@ -109,7 +115,9 @@ def _assign_sticky(demand: _Demand, previous: list[Collection[str]]) -> list[lis
 
     What is free goes to whoever has the least. Then, as long as a member has at least
     two topics more than another one that wants one of them, the one with the most
-    gives. With equal subscriptions no way to even out moves fewer topics.
+    gives. With equal subscriptions no way to even out moves fewer topics. Where that
+    would take more than `STEPS_MAX` steps the rest stays as it is; the next change of
+    the group goes on from there.
     """
     piles = _Piles(demand)
     kept: set[str] = set()
@@ -123,9 +131,7 @@ def _assign_sticky(demand: _Demand, previous: list[Collection[str]]) -> list[lis
     free.sort(key=lambda topic: len(demand.takers[demand.kinds[topic]]))
     for topic in free:
         piles.put(topic, piles.least(demand.kinds[topic]))
-    while _even_out(piles):
-        # A pass may hide a member whose share has shrunk; a new one starts afresh.
-        piles.rank()
+    _even_out(piles)
     return [[t for pile in of.values() for t in pile] for of in piles.piles]
 
 
@@ -133,7 +139,7 @@ class _Piles:
     """The shares of the members while they change, each by kind of topic."""
 
     def __init__(self, demand: _Demand) -> None:
-        self._demand = demand
+        self.demand = demand
         self.loads = [0] * len(demand.subscriptions)
         # For each member: kind -> topics. What came last is given away first.
         self.piles: list[dict[int, list[str]]] = [{} for _ in self.loads]
@@ -141,7 +147,7 @@ class _Piles:
 
     def put(self, topic: str, member: int) -> None:
         """Give a topic to a member."""
-        self.piles[member].setdefault(self._demand.kinds[topic], []).append(topic)
+        self.piles[member].setdefault(self.demand.kinds[topic], []).append(topic)
         self.loads[member] += 1
 
     def move(self, kind: int, member: int, taker: int) -> None:
@@ -152,19 +158,15 @@ class _Piles:
         if not pile:
             del self.piles[member][kind]
 
-    def rank(self) -> None:
-        """Forget who had the least."""
-        self._ranks.clear()
-
     def least(self, kind: int) -> int:
         """Find who has the least of those who want a kind of topic.
 
-        The heaps are put right as they are looked at, which finds shares that grew.
-        One that shrank may stay hidden until `rank` is called.
+        The heaps are put right as they are looked at, which finds shares that grew;
+        none shrinks before all topics are given out.
         """
         ranks = self._ranks.get(kind)
         if ranks is None:
-            ranks = [(self.loads[m], m) for m in self._demand.takers[kind]]
+            ranks = [(self.loads[m], m) for m in self.demand.takers[kind]]
             heapify(ranks)
             self._ranks[kind] = ranks
         while True:
@@ -174,25 +176,92 @@ class _Piles:
             heapreplace(ranks, (self.loads[member], member))
 
 
-def _even_out(piles: _Piles) -> bool:
-    """Move topics from those with many to those with few; tell whether any moved."""
+def _even_out(piles: _Piles) -> None:
+    """Move topics from those with many to those with few, as far as steps allow."""
     loads = piles.loads
-    givers = [(-load, member) for member, load in enumerate(loads)]
-    heapify(givers)
-    moved = False
-    while givers:
-        load, member = heappop(givers)
-        if -load != loads[member] or not piles.piles[member]:
-            continue
-        choices = [(piles.least(kind), kind) for kind in piles.piles[member]]
-        taker, kind = min(choices, key=lambda choice: (loads[choice[0]], choice[0]))
-        if loads[member] - loads[taker] < 2:
-            continue
-        piles.move(kind, member, taker)
-        moved = True
-        for changed in (member, taker):
-            heappush(givers, (-loads[changed], changed))
-    return moved
+    steps = 0
+    moved = True
+    while moved:
+        # A pass may overlook a member whose share has shrunk; a new one starts afresh.
+        moved = False
+        offers = [_Offers(piles, member) for member in range(len(loads))]
+        givers = [(-load, member) for member, load in enumerate(loads)]
+        heapify(givers)
+        # Nobody ever has less than this, as nobody gives to one who has more.
+        least = min(loads, default=0)
+        while givers and -givers[0][0] - least >= 2:
+            load, member = heappop(givers)
+            if -load != loads[member]:
+                continue
+            if steps >= STEPS_MAX:
+                return
+            found = offers[member].best()
+            steps += offers[member].take_steps()
+            if found is None or loads[member] - loads[found[0]] < 2:
+                continue
+            taker, kind = found
+            if kind not in piles.piles[taker]:
+                offers[taker].add(kind)
+            piles.move(kind, member, taker)
+            moved = True
+            for changed in (member, taker):
+                heappush(givers, (-loads[changed], changed))
+
+
+class _Offers:
+    """To whom a member would give what it has, in one pass of evening out.
+
+    There may be thousands of kinds of topics, so those who take them are compared, and
+    not the kinds.
+    """
+
+    def __init__(self, piles: _Piles, member: int) -> None:
+        self._piles = piles
+        self._pile = piles.piles[member]
+        # What each of the others would take. None until it is asked for: most members
+        # have nothing to give.
+        self._wants: dict[int, list[int]] | None = None
+        self._ranks: list[tuple[int, int]] = []
+        self._steps = 0
+
+    def take_steps(self) -> int:
+        """Count what was looked at since the last time."""
+        steps, self._steps = self._steps, 0
+        return steps
+
+    def add(self, kind: int) -> None:
+        """Note that the member has got a topic of a kind."""
+        if self._wants is None:
+            return
+        takers = self._piles.demand.takers[kind]
+        self._steps += len(takers)
+        for taker in takers:
+            if taker not in self._wants:
+                heappush(self._ranks, (self._piles.loads[taker], taker))
+            self._wants.setdefault(taker, []).append(kind)
+
+    def best(self) -> tuple[int, int] | None:
+        """Find who has the least of those who want a topic, and its kind."""
+        if self._wants is None:
+            self._wants = {}
+            for kind in self._pile:
+                self.add(kind)
+        loads, ranks = self._piles.loads, self._ranks
+        while ranks:
+            self._steps += 1
+            load, taker = ranks[0]
+            kinds = self._wants[taker]
+            # What was given away is found here, as is who has got more since.
+            if not kinds:
+                heappop(ranks)
+                del self._wants[taker]
+            elif kinds[-1] not in self._pile:
+                kinds.pop()
+            elif load != loads[taker]:
+                heapreplace(ranks, (loads[taker], taker))
+            else:
+                return taker, kinds[-1]
+        return None
 
 
 _STRATEGIES: dict[

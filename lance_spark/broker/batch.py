@@ -7,6 +7,7 @@ compression, its records. Nothing here knows of connections.
 from __future__ import annotations
 
 from collections import OrderedDict
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,9 @@ def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> 
         return Batch(data, find_starts(data), crc32c)
     found = validate(data)
     if found.fault is not None:
-        raise found.fault
+        # A copy: with a traceback the fault would hold this call, and so the payload,
+        # in a cycle until the garbage collector comes by.
+        raise copy(found.fault)
     if len(found.starts) != frame.record_count:
         raise InvalidPayload(
             f"the frame says {frame.record_count} records and holds {len(found.starts)}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import inf
 from typing import Any
 
 from lance_spark.errors import OptionError
@@ -43,7 +42,11 @@ _LOWEST: Mapping[str, float] = {
     "memory_bytes_max": MIB,
     "write_queue_bytes_max": 1,
     "maintenance_interval_s": 0.01,
+    "topics_max": 1,
+    "consumers_max": 1,
 }
+# Nobody means to wait longer, and the system can't.
+_FRACTION_MAX = 30 * 24 * 3600
 _FRACTIONS = (
     "idle_timeout_s",
     "handshake_timeout_s",
@@ -71,7 +74,8 @@ class BrokerConfig(StoreConfig):
         payload_bytes_max: the largest payload of a frame.
         connections_max: how many connections are served; more are told so (0x32).
         idle_timeout_s: a connection that is silent for so long is closed.
-        handshake_timeout_s: how long a TLS handshake may take.
+        handshake_timeout_s: how long a TLS handshake may take, and a client to present
+            its token where one is needed.
         fetch_bytes_max: the most that one Fetch returns, apart from a single record
             that is larger.
         wait_s_max: the longest that a Fetch or Wait is held back for new data.
@@ -94,6 +98,8 @@ class BrokerConfig(StoreConfig):
         tokens: the tokens that are accepted; none means that no token is needed.
         token_file: a file with one more token per line.
         metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
+        topics_max: how many topics clients may make.
+        consumers_max: how many offsets of consumers are kept, over all topics.
         topics: topics that are made or changed at the start, by name. Each is a table
             with `auth` (LWP §7.2) and `retention` (`max_age_secs`, `max_bytes`).
     """
@@ -126,6 +132,8 @@ class BrokerConfig(StoreConfig):
     tokens: tuple[str, ...] = field(default=(), repr=False)
     token_file: str | None = None
     metrics: str | None = None
+    topics_max: int = 10_000
+    consumers_max: int = 100_000
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -206,10 +214,10 @@ def parse_retention(name: str, table: Mapping[str, Any]) -> Retention:
     """
     keys = ("max_age_secs", "max_bytes")
     for key, value in table.items():
-        if key not in keys or type(value) is not int:
+        if key not in keys or type(value) is not int or value >= 2**64:
             raise OptionError(
                 f"topic {name!r}: retention {key} = {value!r}; there are "
-                f"{' and '.join(keys)}, whole numbers"
+                f"{' and '.join(keys)}, whole numbers of 64 bits"
             )
     return Retention(table.get(keys[0], 0), table.get(keys[1], 0))
 
@@ -220,8 +228,8 @@ def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
     Raises:
         OptionError: with the topic and the key.
     """
-    if not isinstance(table, Mapping):
-        raise OptionError(f"topic {name!r}: {table!r} is not a table")
+    if not isinstance(name, str) or not isinstance(table, Mapping):
+        raise OptionError(f"topic {name!r}: {table!r} is not a table with a name")
     for key, value in table.items():
         if key not in ("auth", "retention") or not isinstance(value, Mapping):
             raise OptionError(
@@ -232,11 +240,13 @@ def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, value: object, low: float) -> None:
-    kinds = (int, float) if name in _FRACTIONS else (int,)
-    # Neither NaN nor infinity passes.
-    if type(value) not in kinds or not low <= value < inf:  # type: ignore[operator]
-        kind = "a number" if name in _FRACTIONS else "a whole number"
-        _refuse(name, value, f"{kind} of at least {low:g}")
+    if name in _FRACTIONS:
+        most = _FRACTION_MAX
+        # NaN does not pass either.
+        if type(value) not in (int, float) or not low <= value <= most:  # type: ignore[operator]
+            _refuse(name, value, f"a number from {low:g} to {most}")
+    elif type(value) is not int or value < low:
+        _refuse(name, value, f"a whole number of at least {low:g}")
 
 
 def _check_plain(name: str, annotation: str, value: object) -> None:

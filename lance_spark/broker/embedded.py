@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +23,7 @@ from lance_spark.broker.policy import (
     read_tokens,
 )
 from lance_spark.broker.server import Server
-from lance_spark.broker.service import Service
+from lance_spark.broker.service import Limits, Service
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
@@ -50,7 +53,8 @@ class EmbeddedBroker:
         self.config = replace(config or BrokerConfig(), **overrides)
         self.metrics = Metrics()
         self._address: Address | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        # Removes the temporary directory, at the latest when Python ends.
+        self._temporary: weakref.finalize[Any, Any] | None = None
         self._data_dir: Path | None = None
         self._store: Store | None = None
         self._service: Service | None = None
@@ -143,6 +147,7 @@ class EmbeddedBroker:
             tokens=read_tokens(config),
             named=read_named_rules(config),
             metrics=self.metrics,
+            limits=Limits(config.topics_max, config.consumers_max),
         )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
@@ -168,8 +173,9 @@ class EmbeddedBroker:
     def _find_directory(self) -> Path:
         if self.config.data_dir is not None:
             return Path(self.config.data_dir)
-        self._temporary = tempfile.TemporaryDirectory(prefix="lance-broker-")
-        return Path(self._temporary.name)
+        path = tempfile.mkdtemp(prefix="lance-broker-")
+        self._temporary = weakref.finalize(self, _remove, path, os.getpid())
+        return Path(path)
 
     def stop(self) -> None:
         """End all connections, make everything durable, and let go of the directory."""
@@ -183,7 +189,7 @@ class EmbeddedBroker:
         finally:
             self._server = self._exporter = self._service = self._store = None
             if self._temporary is not None:
-                self._temporary.cleanup()
+                self._temporary()
                 self._temporary = None
 
     def __enter__(self) -> EmbeddedBroker:
@@ -200,3 +206,9 @@ class EmbeddedBroker:
     def __repr__(self) -> str:
         where = f"at {self._address}" if self.is_running else "not running"
         return f"<EmbeddedBroker {where}>"
+
+
+def _remove(path: str, owner: int) -> None:
+    """Remove a temporary directory, unless this is a fork of who uses it."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)

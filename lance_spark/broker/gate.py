@@ -111,15 +111,20 @@ class Gate:
             self._admit(client, found.metadata.id)
             return
         self._admit(client, None)
-        rule = self._named.get(name)
-        if rule is None:
-            return
-        rules = {**self.policy.rules, _NO_TOPIC: rule}
-        if decide(client, replace(self.policy, rules=rules), _NO_TOPIC) is not None:
+        if not self._may_make(client, name):
             raise AccessDenied(
                 f"Access denied: client '{client.name}' not authorized for topic "
                 f"'{name}'"
             )
+
+    def _may_make(self, client: Principal, name: str) -> bool:
+        if self.policy.tie(client.common_name) is not None:
+            return False  # It is tied to topics that there are.
+        rule = self._named.get(name)
+        if rule is None:
+            return True
+        trial = replace(self.policy, rules={**self.policy.rules, _NO_TOPIC: rule})
+        return decide(client, trial, _NO_TOPIC) is None
 
     def _decide(self, client: Principal, topic: int | None) -> BrokerError | None:
         if self._named and topic is not None and topic not in self.policy.rules:

@@ -1,6 +1,8 @@
 """The coordinator of consumer groups: who is in, and who reads what (LWP §16.3).
 
-Each change of members or subscriptions makes a new generation with a new assignment.
+Changes of members or subscriptions make a new generation with a new assignment. It is
+made by the next member of the group that joins or sends a heartbeat, outside of the
+lock: however long that takes, nobody else waits for it or is taken for silent.
 A topic that moves is handed over, so that no two members read it at once:
 
     A reads t ── B joins: generation 2 gives t to B ── nobody is told of t
@@ -10,7 +12,8 @@ A topic that moves is handed over, so that no two members read it at once:
 
 A member that leaves or falls silent has let go of everything. Groups live in memory:
 after a restart members are unknown and join again. Whether a topic exists is asked
-elsewhere.
+elsewhere. The file is long for its two halves: the sessions of all groups, and the
+assignment of one, which share a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lance_spark.broker.assignment import assign
@@ -33,6 +36,9 @@ TOPICS_MAX = 10_000
 # Pairs of member and topic over all groups. The three above alone would allow for
 # terabytes; this one comes to less than 100 MB with the longest of names.
 SUBSCRIPTIONS_MAX = 200_000
+# The same for one group: how long an assignment takes follows from it, in the worst
+# case some tenths of a second.
+GROUP_SUBSCRIPTIONS_MAX = 50_000
 # The longest name of a topic (255 bytes) is good for groups and members, too.
 NAME_BYTES_MAX = 255
 # Below a second a slow garbage collection is a departure; above an hour a member that
@@ -77,6 +83,7 @@ class Groups:
         members_max: int = MEMBERS_MAX,
         topics_max: int = TOPICS_MAX,
         subscriptions_max: int = SUBSCRIPTIONS_MAX,
+        group_subscriptions_max: int = GROUP_SUBSCRIPTIONS_MAX,
     ) -> None:
         """Make a coordinator without groups.
 
@@ -87,6 +94,7 @@ class Groups:
             members_max: how many members a group may have.
             topics_max: how many topics a member may subscribe to.
             subscriptions_max: how many topics all members may subscribe to in sum.
+            group_subscriptions_max: how many those of one group may.
         """
         self._clock = clock
         self._make_id = make_id
@@ -94,7 +102,9 @@ class Groups:
         self._members_max = members_max
         self._topics_max = topics_max
         self._subscriptions_max = subscriptions_max
-        # Serialises everything below; nothing slow is done under it.
+        self._group_subscriptions_max = group_subscriptions_max
+        # Serialises everything below, and the groups themselves. Nothing slow is done
+        # under it, such as an assignment.
         self._lock = threading.Lock()
         self._groups: dict[str, _Group] = {}
         self._subscriptions = 0
@@ -123,8 +133,9 @@ class Groups:
         """
         wanted = frozenset(topics)
         self._check(group, member, wanted, session_timeout_s)
+        # The time of arrival: to wait for the lock is not to be silent.
+        now = self._clock()
         with self._lock:
-            now = self._clock()
             self._renew(group, member, now)
             self._expire(now)
             found = self._groups.get(group) or _Group(strategy)
@@ -139,7 +150,9 @@ class Groups:
             self._subscriptions += found.join(member, wanted)
             found.members[member].renew(now, session_timeout_s)
             self._check_at_s = min(self._check_at_s, now + session_timeout_s)
-            return Joined(found.generation, member, found.answer(member))
+        self._share_out(found)
+        generation, assigned = self._answer(group, member)
+        return Joined(generation, member, assigned)
 
     def heartbeat(self, group: str, member: str, generation: int) -> Assigned:
         """Note that a member is alive and has applied a generation.
@@ -147,14 +160,16 @@ class Groups:
         Raises:
             ConsumerNotFound: it is not in the group, and has to join again.
         """
+        now = self._clock()
         with self._lock:
-            now = self._clock()
             # Before the others are looked at: late is not gone.
             self._renew(group, member, now)
             self._expire(now)
             found = self._find(group, member)
             found.release(member, generation)
-            return Assigned(found.generation, found.answer(member))
+        # If somebody else is at it, the next heartbeat tells of it.
+        self._share_out(found, wait=False)
+        return Assigned(*self._answer(group, member))
 
     def leave(self, group: str, member: str) -> None:
         """Take a member out of a group.
@@ -162,8 +177,8 @@ class Groups:
         Raises:
             ConsumerNotFound: it is not in the group.
         """
+        now = self._clock()
         with self._lock:
-            now = self._clock()
             self._renew(group, member, now)
             self._expire(now)
             self._find(group, member)
@@ -182,13 +197,15 @@ class Groups:
         Args:
             now: the time by the coordinator's clock; read from it if not given.
         """
+        now = self._clock() if now is None else now
         with self._lock:
-            return self._expire(self._clock() if now is None else now)
+            return self._expire(now)
 
     def describe(self) -> list[GroupDescription]:
         """List the groups by name."""
+        now = self._clock()
         with self._lock:
-            self._expire(self._clock())
+            self._expire(now)
             return [
                 GroupDescription(
                     name,
@@ -198,6 +215,33 @@ class Groups:
                 )
                 for name, group in sorted(self._groups.items())
             ]
+
+    def _share_out(self, group: _Group, *, wait: bool = True) -> None:
+        """Bring the assignment of a group up to date, not under the lock.
+
+        Args:
+            group: the group.
+            wait: wait for another thread that does the same, which takes as long as an
+                assignment. If many wait, the first one does it for all.
+        """
+        if not group.sharing.acquire(blocking=wait):
+            return
+        try:
+            with self._lock:
+                plan = group.plan()
+            if plan is not None:
+                targets = assign(group.strategy, plan.subscribed, plan.previous)
+                with self._lock:
+                    group.adopt(plan, targets)
+        finally:
+            group.sharing.release()
+
+    def _answer(self, group: str, member: str) -> tuple[int, tuple[str, ...]]:
+        with self._lock:
+            found = self._find(group, member)
+            # It can't send anything before it has the answer.
+            found.members[member].renew(self._clock())
+            return found.generation, found.answer(member)
 
     def _check(
         self, group: str, member: str, topics: frozenset[str], timeout_s: float
@@ -231,12 +275,17 @@ class Groups:
             raise InvalidPayload(
                 f"group {name!r} can't be joined: it has {self._members_max} members"
             )
-        others = self._subscriptions - (0 if known is None else known.weight)
-        if others + _weigh(topics) > self._subscriptions_max:
-            raise InvalidPayload(
-                f"group {name!r} can't be joined with {len(topics)} topics: all "
-                f"members together may subscribe to {self._subscriptions_max}"
-            )
+        added = _weigh(topics) - (0 if known is None else known.weight)
+        for whose, taken, limit in (
+            ("all", self._subscriptions, self._subscriptions_max),
+            ("its", group.weight, self._group_subscriptions_max),
+        ):
+            # What asks for no more than it has is never refused.
+            if added > 0 and taken + added > limit:
+                raise InvalidPayload(
+                    f"group {name!r} can't be joined with {len(topics)} topics: "
+                    f"{whose} members together may subscribe to {limit}"
+                )
 
     def _find(self, group: str, member: str) -> _Group:
         found = self._groups.get(group)
@@ -325,15 +374,40 @@ class _Member:
         self.ends_at_s = now + self.timeout_s
 
 
-class _Group:
-    """One group. Every method leaves an assignment of the present generation."""
+class _Plan(NamedTuple):
+    """What an assignment is made from; nothing of it changes meanwhile."""
 
-    __slots__ = ("_holders", "generation", "members", "strategy")
+    changes: int
+    subscribed: dict[str, frozenset[str]]
+    previous: dict[str, set[str]]
+
+
+class _Group:
+    """One group. Its methods are called under the lock of all groups."""
+
+    __slots__ = (
+        "_changes",
+        "_holders",
+        "_shared",
+        "generation",
+        "members",
+        "sharing",
+        "strategy",
+        "weight",
+    )
 
     def __init__(self, strategy: AssignmentStrategy) -> None:
         self.strategy = strategy
         self.generation = 0
         self.members: dict[str, _Member] = {}
+        # What all its members weigh.
+        self.weight = 0
+        # Held by whoever makes an assignment, from the plan on until it is adopted.
+        self.sharing = threading.Lock()
+        # How often members or subscriptions have changed, and how many of these changes
+        # the present generation takes into account.
+        self._changes = 0
+        self._shared = 0
         # Who holds a topic; the other side of `_Member.held`.
         self._holders: dict[str, str] = {}
 
@@ -349,7 +423,8 @@ class _Group:
             added = member.weight - before
         else:
             return 0
-        self._share_out()
+        self._changes += 1
+        self.weight += added
         return added
 
     def drop(self, names: Sequence[str]) -> int:
@@ -360,8 +435,8 @@ class _Group:
             weight += member.weight
             for topic in member.held:
                 del self._holders[topic]
-        if self.members:
-            self._share_out()
+        self._changes += 1
+        self.weight -= weight
         return weight
 
     def release(self, name: str, generation: int) -> None:
@@ -389,9 +464,10 @@ class _Group:
         self._holders.update(dict.fromkeys(free, name))
         return member.told
 
-    def _share_out(self) -> None:
-        """Start a new generation."""
-        self.generation += 1
+    def plan(self) -> _Plan | None:
+        """Give what the next generation is made from; None if there is nothing new."""
+        if self._shared == self._changes:
+            return None
         # Who holds a topic counts more than for whom it was meant: that is the move
         # that costs something.
         holders = self._holders
@@ -400,6 +476,14 @@ class _Group:
             for name, member in self.members.items()
         }
         subscribed = {name: member.topics for name, member in self.members.items()}
-        targets = assign(self.strategy, subscribed, previous)
-        for name, member in self.members.items():
-            member.target = targets[name]
+        return _Plan(self._changes, subscribed, previous)
+
+    def adopt(self, plan: _Plan, targets: Mapping[str, tuple[str, ...]]) -> None:
+        """Start a new generation."""
+        self.generation += 1
+        self._shared = plan.changes
+        for name, topics in plan.subscribed.items():
+            member = self.members.get(name)
+            # Who has changed its mind or come back since is in the next plan.
+            if member is not None and member.topics is topics:
+                member.target = targets[name]

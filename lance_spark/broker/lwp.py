@@ -20,7 +20,7 @@ from lance_spark.broker.batch import (
     unpacked_bytes_max,
 )
 from lance_spark.broker.bucket import TokenBucket
-from lance_spark.broker.session import Session, Shared
+from lance_spark.broker.session import Owed, Session, Shared
 from lance_spark.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -41,6 +41,11 @@ _TOKEN_ATTEMPTS_MAX = 3
 # What can't be read is a bad offset for these, and a bad payload for all others.
 _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 
+# What is shown of things that clients can make many of: every client asks for the
+# status when it connects, so that it has to stay small.
+_GROUPS_SHOWN_BYTES = 64 * 1024
+_CONSUMERS_SHOWN = 1000
+
 _STATUS = {
     "committed": wire.CommitStatus.COMMITTED,
     "repeated": wire.CommitStatus.REPEATED,
@@ -54,6 +59,8 @@ class LwpSession(Session):
     def __init__(self, stream: Stream, shared: Shared) -> None:
         super().__init__(stream, shared, idle_timeout_s=shared.config.idle_timeout_s)
         self._dedup = Dedup(self._config.dedup_window)
+        # Batches that were written, and not durable in time.
+        self._unsure: dict[int, Owed] = {}
         self._token_attempts = 0
         rate = self._config.fetch_rate_limit
         self._fetches = TokenBucket(rate, max(1, int(rate))) if rate else None
@@ -73,7 +80,7 @@ class LwpSession(Session):
             # Stages know their own batches, over any connection.
             staged = frame.topic_id >= STAGE_ID_MIN
             if not staged and self._is_repeated(frame):
-                self._send([wire.encode_ack(frame.batch_id, checksum=self.checksum)])
+                self._acknowledge_again(frame.batch_id)
                 return
             self._append(frame, self._unpack(frame), began_s)
             if not staged:
@@ -85,6 +92,13 @@ class LwpSession(Session):
             said = self._batch_error(error, frame.batch_id, frame.topic_id)
             self._send_error(said)
 
+    def _acknowledge_again(self, batch_id: int) -> None:
+        unsure = self._unsure.pop(batch_id, None)
+        if unsure is not None:
+            self._owe(unsure)
+        else:
+            self._send([wire.encode_ack(batch_id, checksum=self.checksum)])
+
     def _is_repeated(self, frame: wire.Frame) -> bool:
         if not self._dedup.is_repeated(frame):
             return False
@@ -92,8 +106,12 @@ class LwpSession(Session):
         self._settle()
         return self._dedup.is_repeated(frame)
 
-    def _fail_batch(self, batch_id: int) -> None:
-        self._dedup.forget(batch_id)
+    def _fail_batch(self, owed: Owed, error: Exception) -> None:
+        if isinstance(error, Timeout):
+            # It is written and may become durable: if it comes again, it is owed again.
+            self._unsure[owed.batch_id] = replace(owed, size=0)
+        else:
+            self._dedup.forget(owed.batch_id)
 
     def _unpack(self, frame: wire.Frame) -> Batch:
         bytes_max = self._config.payload_bytes_max
@@ -131,10 +149,12 @@ class LwpSession(Session):
         return wire.AuthenticateResponse(True)
 
     def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+        groups, is_cut = self._describe_groups()
         details = {
             "server": f"lance_spark/{__version__}",
             "topics_version": self._service.topics_version,
-            "groups": self._describe_groups(),
+            "groups": groups,
+            "groups_truncated": is_cut,
         }
         return wire.ClusterStatus(capabilities=CAPABILITIES, details=details)
 
@@ -155,17 +175,22 @@ class LwpSession(Session):
 
     def _get_topic(self, message: wire.GetTopic) -> Message:
         topic = self._service.topic(self._client, message.topic_id)
+        known = self._service.consumers(self._client, message.topic_id)
         consumers = [
             {
                 "consumer_id": state.consumer,
                 "committed_offset": state.committed,
                 "max_batch_bytes": state.max_batch_bytes,
             }
-            for state in self._service.consumers(self._client, message.topic_id)
+            for state in known[:_CONSUMERS_SHOWN]
         ]
         info = _describe(topic)
         stages = self._service.open_stages(self._client, message.topic_id)
-        more = {"consumers": consumers, "stages": stages}
+        more = {
+            "consumers": consumers,
+            "consumer_count": len(known),
+            "stages": stages,
+        }
         return replace(info, details={**info.details, **more})
 
     def _set_retention(self, message: wire.SetRetention) -> Message:
@@ -314,19 +339,30 @@ class LwpSession(Session):
         ids = self._service.resolve(self._client, names)
         return tuple(wire.AssignedTopic(ids[n], n) for n in names if n in ids)
 
-    def _describe_groups(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "group": group.group,
-                "generation": group.generation,
-                "strategy": group.strategy.name.lower(),
-                "members": [
-                    {"member": member, "topics": list(topics)}
-                    for member, topics in group.members.items()
-                ],
-            }
-            for group in self._service.describe_groups(self._client)
-        ]
+    def _describe_groups(self) -> tuple[list[dict[str, Any]], bool]:
+        """List the groups, as many as fit; tell whether some were left out."""
+        shown: list[dict[str, Any]] = []
+        room = _GROUPS_SHOWN_BYTES
+        for group in self._service.describe_groups(self._client):
+            members = [
+                {"member": member, "topics": list(topics)}
+                for member, topics in group.members.items()
+            ]
+            room -= len(group.group) + sum(
+                len(member) + sum(map(len, topics)) + 32
+                for member, topics in group.members.items()
+            )
+            if room < 0:
+                return shown, True
+            shown.append(
+                {
+                    "group": group.group,
+                    "generation": group.generation,
+                    "strategy": group.strategy.name.lower(),
+                    "members": members,
+                }
+            )
+        return shown, False
 
 
 def _describe(topic: Topic) -> wire.TopicInfo:

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from lance_spark import errors
 from lance_spark.broker.batch import Batch, find_starts
 from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.session import Session, Shared
+from lance_spark.broker.session import Owed, Session, Shared
 from lance_spark.errors import BrokerError, ConnectionLost, PayloadOverLimit
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
@@ -89,7 +90,10 @@ class PlainSession(Session):
             unknown = isinstance(said, _UNKNOWN)
             self._send_error(type(said)("Unknown topic") if unknown else said)
 
-    def _fail_batch(self, batch_id: int) -> None:
+    def _slow_down(self) -> None:
+        """Send no Backpressure: that server never does."""
+
+    def _fail_batch(self, owed: Owed, error: Exception) -> None:
         """Remember nothing: batches are not recognised here."""
 
     # Commands.
@@ -105,6 +109,8 @@ class PlainSession(Session):
         command = frame.command & _COMMAND_MASK
         frame = replace(frame, batch_id=command)
         if command == Command.FETCH:
+            if not len(frame.payload):
+                raise errors.InvalidOffset("Fetch request payload required")
             if len(frame.payload) < _FETCH_BYTES:
                 text = "Protocol error: Fetch request payload too small"
                 raise errors.InvalidOffset(text)
@@ -143,7 +149,8 @@ class PlainSession(Session):
         return self._service.create_topic(self._client, name, retention)
 
     def _delete_topic(self, message: wire.DeleteTopic) -> Message:
-        self._service.delete_topic(self._client, message.topic_id)
+        with _configuring(message.topic_id):
+            self._service.delete_topic(self._client, message.topic_id)
         return wire.TopicDeletion(message.topic_id)
 
     def _list_topics(self, message: wire.ListTopics) -> Message:
@@ -155,7 +162,8 @@ class PlainSession(Session):
 
     def _set_retention(self, message: wire.SetRetention) -> Message:
         translated = _translate(message.retention)
-        self._service.set_retention(self._client, message.topic_id, translated)
+        with _configuring(message.topic_id):
+            self._service.set_retention(self._client, message.topic_id, translated)
         return wire.TopicRetention(message.topic_id, message.retention)
 
     def _readable(self, topic: int) -> Topic:
@@ -190,7 +198,12 @@ class PlainSession(Session):
 
     # Consumers.
 
+    def _check_access(self, topic: int) -> None:
+        # That server looks at nothing here. Rules hold all the same.
+        self._service.ends(self._client, [topic])
+
     def _subscribe(self, message: wire.Subscribe) -> Message:
+        self._check_access(message.topic_id)
         if message.topic_id != DEFAULT_TOPIC:
             self._service.topic(self._client, message.topic_id)
         start = message.start
@@ -199,14 +212,26 @@ class PlainSession(Session):
         return wire.SubscribeAck(message.consumer_id, start)
 
     def _unsubscribe(self, message: wire.Unsubscribe) -> None:
+        self._check_access(message.topic_id)
         self._send([wire.encode_ack(message.consumer_id, checksum=self.checksum)])
 
     def _commit_offset(self, message: wire.CommitOffset) -> Message:
+        self._check_access(message.topic_id)
         self._committed[message.consumer_id, message.topic_id] = message.offset
         if len(self._committed) > _COMMITTED_MAX:
             # That server would keep it; a stand-in has to live within its memory.
             self._committed.pop(next(iter(self._committed)))
         return wire.CommitAck(message.consumer_id, message.offset)
+
+
+@contextmanager
+def _configuring(topic: int) -> Iterator[None]:
+    """Say that there is no such topic as that server does where it changes one."""
+    try:
+        yield
+    except errors.UnknownTopic as error:
+        text = f"Configuration error: Topic {topic} not found"
+        raise errors.UnknownError(text) from error
 
 
 def _describe(topic: Topic) -> wire.TopicInfo:

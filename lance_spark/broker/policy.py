@@ -72,8 +72,15 @@ def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
 
 
 def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:
-    """Put together what access is decided by."""
+    """Put together what access is decided by.
+
+    Raises:
+        OptionError: a file can't be read, or a rule asks for certificates and it is
+            not said whose.
+    """
     path = config.tls_client_ca_path
+    if config.tls_enabled and path is None:
+        _check_authorities(rules)
     return Policy(
         token_required=bool(read_tokens(config)),
         authority=frozenset() if path is None else fingerprints(path),
@@ -101,6 +108,17 @@ def read_tokens(config: BrokerConfig) -> tuple[str, ...]:
         # An empty file is a mistake, not a wish to let everybody in.
         raise OptionError(f"token_file {path}: has no token; one per line is needed")
     return (*config.tokens, *tokens)
+
+
+def _check_authorities(rules: Mapping[int, TopicRule]) -> None:
+    # Such a rule closes its topic to everybody, which nobody means who sets up TLS.
+    for topic, rule in rules.items():
+        if rule.mtls_enabled and rule.client_ca_path is None:
+            raise OptionError(
+                f"topic {topic}: access rule: mtls_enabled=True: no CA is known that "
+                "client certificates are verified against: set client_ca_path of this "
+                "rule, or tls client_ca_path for all topics"
+            )
 
 
 def _parse(name: str, auth: Mapping[str, Any] | None) -> TopicRule | None:

@@ -19,6 +19,7 @@ from lance_spark.broker.session import Session, Shared
 from lance_spark.errors import ConnectionLimit, LanceError
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
+from lance_spark.net.limit import raise_file_limit
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.net.tls import TlsContext, server_handshake
@@ -31,6 +32,10 @@ _REFUSALS_MAX = 16
 _REFUSAL_S = 2.0
 # How long `stop` waits for sessions, which end at once unless the disk holds them.
 _STOP_TIMEOUT_S = 10.0
+# Descriptors of a connection: its socket, and a waker when it has waited for data.
+_CONNECTION_FILES = 3
+# What is open besides connections and segments: journal, listener, logs, spare ones.
+_OTHER_FILES = 64
 
 
 class Server:
@@ -59,6 +64,7 @@ class Server:
             Budget(config.write_queue_bytes_max),
         )
         self._make_session = _session_factory(self._shared)
+        _make_room(config)
         self._listener = Listener(address)
         self._lock = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
@@ -191,6 +197,25 @@ class Server:
             except Exception:
                 # The next time may be better; whoever runs it sees the reason.
                 logger.exception("maintenance failed")
+
+
+def _make_room(config: BrokerConfig) -> None:
+    """Raise the limit of open files to what the settings may need, or warn."""
+    segments = 2 * config.open_segments_max
+    wanted = _CONNECTION_FILES * config.connections_max + segments + _OTHER_FILES
+    limit = raise_file_limit(wanted)
+    if limit < wanted:
+        logger.warning(
+            "%d open files are allowed, up to %d may be needed: %d for each of "
+            "connections_max=%d, 2 for each of open_segments_max=%d, and %d more; "
+            "raise ulimit -n, or lower these settings",
+            limit,
+            wanted,
+            _CONNECTION_FILES,
+            config.connections_max,
+            config.open_segments_max,
+            _OTHER_FILES,
+        )
 
 
 def _session_factory(shared: Shared) -> Callable[[Stream], Session]:

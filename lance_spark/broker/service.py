@@ -46,6 +46,14 @@ _READ_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How much clients may make that stays."""
+
+    topics_max: int = 10_000
+    consumers_max: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """Records of a topic, and how far the topic can be read."""
 
@@ -72,6 +80,7 @@ class Service(Gate):
         named: rules by the names of topics; see `Gate`.
         metrics: what is counted.
         groups: the coordinator of groups.
+        limits: how much clients may make.
     """
 
     def __init__(
@@ -83,10 +92,12 @@ class Service(Gate):
         named: Mapping[str, TopicRule] | None = None,
         metrics: Metrics | None = None,
         groups: Groups | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(store, policy=policy, tokens=tokens, named=named)
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
+        self.limits = limits or Limits()
         self._lock = Lock()
         self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
@@ -118,6 +129,7 @@ class Service(Gate):
         self._admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
+        self._check_room([name])
         try:
             return self.store.create_topic(name, retention=retention)
         except TopicExists as error:
@@ -172,15 +184,16 @@ class Service(Gate):
         self.metrics.appended(counted, appended.records, appended.end - appended.start)
         return appended
 
-    def wait_durable(self, target: int, appended: Appended) -> None:
+    def wait_durable(self, target: int, appended: Appended, timeout_s: float) -> None:
         """Wait until a batch that was written is durable."""
-        self.store.wait_durable(target, appended)
+        self.store.wait_durable(target, appended, timeout_s=timeout_s)
 
     def open_stage(
         self, client: Principal, topic: str, writer: str, sequence: int
     ) -> int:
         """Open a stage for a topic that need not exist."""
         self._admit_name(client, topic)
+        self._check_room([topic])
         return self.store.open_stage(topic, writer, sequence)
 
     def commit_stages(
@@ -194,9 +207,14 @@ class Service(Gate):
     ) -> CommitResult:
         """Commit stages, all or nothing."""
         self._admit(client, None)
-        self._admit_job(client, writer, sequence)
+        self._admit_writer(client, writer)
         for name in overwrite:
             self._admit_name(client, name)
+        if not stages and not overwrite and self.store.writer_topics(writer) is None:
+            # Nothing to do for a writer that nobody knows. To remember it would let
+            # anybody make the later commits of another one stale.
+            return CommitResult(CommitStatus.COMMITTED)
+        self._check_room(overwrite)
         result = self.store.commit_stages(writer, sequence, stages, overwrite)
         if result.status is not CommitStatus.COMMITTED:
             # It named no stage that is still there, and it learns of topics.
@@ -207,7 +225,7 @@ class Service(Gate):
     def abort_stages(self, client: Principal, writer: str, sequence: int) -> int:
         """Drop all stages of a job."""
         self._admit(client, None)
-        self._admit_job(client, writer, sequence)
+        self._admit_writer(client, writer)
         return self.store.abort_stages(writer, sequence)
 
     def open_stages(self, client: Principal, topic: int) -> int:
@@ -215,11 +233,25 @@ class Service(Gate):
         name = self.topic(client, topic).metadata.name
         return sum(stage.metadata.topic == name for stage in self.store.stages())
 
-    def _admit_job(self, client: Principal, writer: str, sequence: int) -> None:
+    def _admit_writer(self, client: Principal, writer: str) -> None:
+        """Admit to everything that a writer has written last or is writing."""
+        for name in self.store.writer_topics(writer) or ():
+            self._admit_name(client, name)
         for stage in self.store.stages():
-            job = stage.metadata.job
-            if (job.writer, job.sequence) == (writer, sequence):
+            if stage.metadata.job.writer == writer:
                 self._admit_name(client, stage.metadata.topic)
+
+    def _check_room(self, names: Iterable[str]) -> None:
+        """Refuse topics that do not exist when there are too many already."""
+        most = self.limits.topics_max
+        if len(self.store.topics()) < most:
+            return
+        new = [name for name in names if self.store.find_topic(name) is None]
+        if new:
+            raise errors.InvalidPayload(
+                f"topic {new[0]!r} can't be made: there are {most}, which is the most "
+                "(topics_max)"
+            )
 
     # Reading.
 
@@ -333,6 +365,12 @@ class Service(Gate):
             raise errors.OffsetOutOfRange(
                 f"Offset {offset} is beyond the end {end} of topic {topic}",
                 details={"log_end": end},
+            )
+        known = self.store.committed_offset(consumer, topic) is not None
+        if not known and self.store.consumer_count >= self.limits.consumers_max:
+            raise errors.InvalidPayload(
+                f"{self.limits.consumers_max} offsets are committed already, which is "
+                "the most (consumers_max)"
             )
         self.store.commit_offset(consumer, topic, offset)
 

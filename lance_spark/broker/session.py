@@ -30,6 +30,7 @@ from lance_spark.broker.outlet import PIECE_BYTES, Outlet
 from lance_spark.broker.refusal import to_broker_error
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
+    Backpressure,
     BrokerError,
     ConnectionLost,
     InvalidPayload,
@@ -69,6 +70,8 @@ _OWED_BYTES_MAX = 4 * 1024 * 1024
 # While others wait for memory, a client that sends nothing of a payload it has begun
 # for so long has to go.
 _STALL_S = 2.0
+# Meanwhile all others have to send at least so much of it in that time.
+_PACE_BYTES = 64 * 1024
 # A client halves its rate at each of these; more of them would stop it.
 _SLOW_DOWN_INTERVAL_S = 0.1
 # After an error that ends the connection, so much is read and dropped for so long, so
@@ -124,6 +127,11 @@ class Session(ABC):
         # A request that came while the one before it was still waiting for data.
         self._ahead: Frame | None = None
         self._slowed_s = 0.0
+        # When the pace of the payload under way was last looked at, and what was
+        # missing of it then.
+        self._pace: tuple[float, int] | None = None
+        # Until when a client without its token is listened to.
+        self._admission = Deadline.after(config.handshake_timeout_s)
         self._waker: Waker | None = None
         self._ending = False
         certificate = stream.certificate
@@ -183,6 +191,8 @@ class Session(ABC):
             self._control(frame)
         elif kind is FrameType.KEEPALIVE:
             self._keepalive()
+            # Keepalives alone do not keep a place that others with a token could have.
+            self._ending = self._admission.expired and not self._is_let_in()
         elif kind is FrameType.EMPTY:
             self._empty(frame)
         # Ack and Backpressure are a server's to send: from a client they mean nothing.
@@ -200,7 +210,7 @@ class Session(ABC):
         """Do what a client asks; give the answer, None if it was sent already."""
 
     @abstractmethod
-    def _fail_batch(self, batch_id: int) -> None:
+    def _fail_batch(self, owed: Owed, error: Exception) -> None:
         """Take note of a batch that was written and may not be on the disk."""
 
     @abstractmethod
@@ -281,6 +291,9 @@ class Session(ABC):
 
     def _receive(self, room: memoryview) -> int:
         idle = Deadline.after(self._idle_timeout_s)
+        if not self._is_let_in():
+            idle = idle.sooner(self._admission.remaining())
+        self._check_pace()
         while True:
             stalling = self._parser.payload_missing > 0
             try:
@@ -291,12 +304,34 @@ class Session(ABC):
                 if idle.expired or self._memory.is_short:
                     raise
 
+    def _is_let_in(self) -> bool:
+        return self._client.authenticated or not self._service.policy.token_required
+
+    def _check_pace(self) -> None:
+        """End a payload that comes too slowly while others wait for its memory.
+
+        Raises:
+            Timeout: it does.
+        """
+        missing, now = self._parser.payload_missing, time.monotonic()
+        if not missing or self._pace is None:
+            self._pace = (now, missing) if missing else None
+            return
+        since, before = self._pace
+        if now - since < _STALL_S:
+            return
+        if self._memory.is_short and before - missing < _PACE_BYTES:
+            raise Timeout(f"{self._stream.peer}: too slow while memory is short")
+        self._pace = (now, missing)
+
     def _reserve(self) -> bool:
         """Take the memory that the payload under way is about to fill."""
         more = self._parser.payload_bytes_next - self._reserved
         if more <= 0 or self._hold(more):
             return True
-        logger.warning("%s: closed: no memory for it", self._stream.peer)
+        logger.info("%s: closed: no memory for it", self._stream.peer)
+        self._send_error(Backpressure("no memory for the batch: send it again"))
+        self._linger()
         return False
 
     def _hold(self, size: int) -> bool:
@@ -314,6 +349,7 @@ class Session(ABC):
     def _free_memory(self) -> None:
         # A payload behind the frame just dealt with has taken nothing yet: that is
         # done when more of it is read.
+        self._pace = None
         if self._reserved:
             self._memory.give_back(self._reserved, holder=self)
             self._reserved = 0
@@ -356,9 +392,11 @@ class Session(ABC):
         except BaseException:
             self._queue.give_back(size)
             raise
-        owed = Owed(frame.batch_id, frame.topic_id, appended, size, began_s)
+        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
+
+    def _owe(self, owed: Owed) -> None:
         self._owed.append(owed)
-        self._owed_bytes += size
+        self._owed_bytes += owed.size
 
     def _enqueue(self, size: int) -> None:
         """Make room for a batch among those that wait for the disk.
@@ -387,11 +425,15 @@ class Session(ABC):
         if not self._owed:
             return
         answers: list[Buffer] = []
+        # For all of them: a disk that hangs must not cost each its own timeout.
+        deadline = Deadline.after(self._config.wait_timeout_s)
         for owed in self._owed:
             try:
-                self._service.wait_durable(owed.target, owed.appended)
+                self._service.wait_durable(
+                    owed.target, owed.appended, deadline.remaining()
+                )
             except LanceError as error:
-                self._fail_batch(owed.batch_id)
+                self._fail_batch(owed, error)
                 answers += self._error_frame(
                     self._batch_error(error, owed.batch_id, owed.target)
                 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import permutations, product
+from random import Random
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lance_spark.broker import assignment
 from lance_spark.broker.assignment import assign
 from lance_spark.wire.lwp.extension import AssignmentStrategy
 
@@ -99,6 +104,62 @@ def test_shares(wanted: dict[str, str], by_range: str, by_turn: str) -> None:
 )
 def test_sticky(previous: str, wanted: dict[str, str], expected: str) -> None:
     assert share(STICKY, previous, **wanted) == expected
+
+
+# How much work it is.
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    """Count the functions that are called, which no busy machine changes."""
+    calls = 0
+
+    def note(_: FrameType, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def differing(members: int, size: int, of: int) -> dict[str, frozenset[str]]:
+    """Make subscriptions that are all different, so that each topic is of a kind."""
+    random = Random(1)
+    names = [f"t{n}" for n in range(of)]
+    return {f"m{n:03}": frozenset(random.sample(names, size)) for n in range(members)}
+
+
+@pytest.mark.parametrize(
+    "wanted", [differing(10, 500, 600), differing(100, 50, 500), differing(3, 900, 999)]
+)
+def test_sticky_with_many_subscriptions(wanted: dict[str, frozenset[str]]) -> None:
+    pairs = sum(map(len, wanted.values()))
+    first, *others = wanted
+    one = {first: tuple(wanted[first])}
+    newcomer = assign(STICKY, {m: wanted[m] for m in others}, {})
+    for previous in ({}, one, newcomer):
+        assert count_calls(partial(assign, STICKY, wanted, previous)) < 12 * pairs
+
+
+def test_evening_out_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = differing(20, 50, 60)
+    had: Shares = {"m000": tuple(wanted["m000"])}
+    even = {m: len(t) for m, t in assign(STICKY, wanted, had).items()}
+    assert max(even.values()) == 3
+    monkeypatch.setattr(assignment, "STEPS_MAX", 100)
+    shares = assign(STICKY, wanted, had)
+    assert len(shares["m000"]) > 3
+    assert sorted(t for s in shares.values() for t in s) == sorted(
+        frozenset().union(*wanted.values())
+    )
+    # The next ones go on.
+    for _ in range(100):
+        shares = assign(STICKY, wanted, shares)
+    assert max(map(len, shares.values())) == 3
 
 
 # What holds always.

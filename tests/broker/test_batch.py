@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import struct
+import weakref
 
 import lz4.block
 import lz4.frame
@@ -204,3 +206,21 @@ def test_only_the_last_ones_are_remembered() -> None:
     none = Dedup(0)
     none.remember(sent[0])
     assert not none.is_repeated(sent[0])
+
+
+def test_a_refused_batch_is_held_by_nobody() -> None:
+    gc.disable()
+    try:
+        payload = np.zeros(100, np.uint8)
+        payload[0] = 1
+        payload[1] = 200  # Cut off.
+        gone = weakref.ref(payload)
+        frame = Frame(FrameFlags.BATCH_MODE, 1, record_count=1, payload=payload.data)
+        try:
+            read_batch(frame, strict=True, bytes_max=1000, crc=Checksum.CRC32C)
+        except RecordError as error:
+            assert error.truncated
+        del payload, frame
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ import pytest
 
 from lance_spark.broker.budget import Budget
 from lance_spark.net.deadline import Deadline
-from tests.broker.kit import eventually, patience, running
+from tests.broker.kit import PATIENCE_S, eventually, patience, running
 
 NOW = Deadline.after(0)
 
@@ -96,3 +96,78 @@ def test_a_closed_budget_lets_nobody_wait() -> None:
         budget.close()
         assert result() is False
     assert not budget.take(1, patience())
+
+
+def test_those_who_wait_are_served_in_the_order_they_came() -> None:
+    budget = Budget(10)
+    assert budget.try_take(8)
+    with running(lambda: budget.take(10, patience())) as large:
+        assert eventually(lambda: budget.is_short)
+        # There are 2 left, but not for those who come later.
+        assert not budget.try_take(1)
+        assert not budget.take(1, NOW)
+        with running(lambda: budget.take(1, patience())) as small:
+            assert eventually(lambda: budget.waiting == 2)
+            budget.give_back(8)
+            assert large() is True
+            assert (budget.taken, budget.waiting) == (10, 1)
+            budget.give_back(10)
+            assert small() is True
+    assert budget.taken == 1
+
+
+def test_one_who_gives_up_waiting_lets_the_next_one_in() -> None:
+    budget = Budget(10)
+    now = [0.0]
+    assert budget.try_take(8)
+    deadline = Deadline.after(PATIENCE_S, clock=lambda: now[0])
+    with running(lambda: budget.take(5, deadline)) as large:
+        assert eventually(lambda: budget.waiting == 1)
+        with running(lambda: budget.take(2, patience())) as small:
+            assert eventually(lambda: budget.waiting == 2)
+            now[0] += PATIENCE_S
+            budget.give_back(0)
+            assert large() is False
+            assert small() is True
+    assert budget.taken == 10
+
+
+def test_one_who_is_served_lets_the_next_one_in() -> None:
+    budget = Budget(10)
+    assert budget.try_take(10)
+    with running(lambda: budget.take(5, patience())) as first:
+        assert eventually(lambda: budget.waiting == 1)
+        with running(lambda: budget.take(5, patience())) as second:
+            assert eventually(lambda: budget.waiting == 2)
+            budget.give_back(10)
+            assert first() is True and second() is True
+    assert budget.taken == 10
+
+
+def test_a_holder_passes_by_those_who_wait() -> None:
+    budget = Budget(10)
+    one, two = object(), object()
+    assert budget.try_take(4) and budget.try_take(4)
+    with running(lambda: budget.take(5, patience())) as newcomer:
+        assert eventually(lambda: budget.is_short)
+        # Who waits for what a holder has must not keep it from finishing.
+        assert budget.take(1, NOW, holder=one)
+        assert budget.take(1, NOW, holder=two)
+        assert budget.take(20, NOW, holder=one)  # Over the limit, as before.
+        budget.give_back(25, holder=one)
+        assert newcomer() is True
+    assert budget.taken == 10
+
+
+def test_newcomers_wait_behind_a_holder() -> None:
+    budget = Budget(10)
+    one, two = object(), object()
+    assert budget.take(9, NOW) and budget.take(5, NOW, holder=one)
+    with running(lambda: budget.take(3, patience(), holder=two)) as holder:
+        assert eventually(lambda: budget.is_short)
+        budget.give_back(6)  # 2 are left, and it needs 3.
+        assert not budget.try_take(1)
+        assert not budget.take(1, NOW)
+        budget.give_back(1)
+        assert holder() is True
+    assert budget.taken == 10

@@ -68,7 +68,7 @@ def test_choices(name: str, value: object) -> None:
 @pytest.mark.parametrize("name", OWN_NUMBERS)
 @pytest.mark.parametrize("value", [-1, "7", None, True, float("nan"), float("inf")])
 def test_numbers(name: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"{name}=.*number of at least"):
+    with pytest.raises(OptionError, match=f"{name}=.*number (of at least|from)"):
         BrokerConfig(**{name: value})
 
 

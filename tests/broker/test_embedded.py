@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,27 @@ def test_a_store_that_does_not_close_leaves_nothing_behind(
             broker.stop()
     assert not broker.is_running
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_leaves_the_data_alone() -> None:
+    script = """
+import os, sys
+from lance_spark.broker import EmbeddedBroker
+broker = EmbeddedBroker(fsync="none").start()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print(broker.data_dir.exists())
+path = broker.data_dir
+broker.stop()
+print(path.exists())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "False"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from itertools import count
 
 import pytest
@@ -18,6 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from lance_spark.broker import group as group_module
+from lance_spark.broker.assignment import assign
 from lance_spark.broker.group import (
     NAME_BYTES_MAX,
     SESSION_TIMEOUT_MAX_S,
@@ -29,6 +33,7 @@ from lance_spark.broker.group import (
 )
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
 from lance_spark.wire.lwp.extension import AssignmentStrategy
+from tests.broker.kit import PATIENCE_S, eventually, running
 
 RANGE = AssignmentStrategy.RANGE
 ROUND_ROBIN = AssignmentStrategy.ROUND_ROBIN
@@ -402,6 +407,158 @@ def test_the_number_of_all_subscriptions(clock: Clock) -> None:
     for member in "ACD":
         groups.leave("g", member)
     join(groups, "E", "tuvwx")
+
+
+def test_the_number_of_subscriptions_of_a_group(clock: Clock) -> None:
+    groups = Groups(clock=clock, group_subscriptions_max=4)
+    join(groups, "A", "tu")
+    join(groups, "B", "tu")
+    with pytest.raises(InvalidPayload, match=r"with 1 topics: its .* subscribe to 4"):
+        join(groups, "C", "t")
+    with pytest.raises(InvalidPayload):
+        join(groups, "A", "tuv")
+    join(groups, "A", "tuvw", group="h")
+    join(groups, "A", "t")
+    join(groups, "C", "t")
+    groups.leave("g", "B")
+    join(groups, "A", "tuv")
+
+
+# An assignment that takes long.
+
+
+class SlowAssign:
+    """Makes assignments of groups with a topic `slow` only when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Semaphore(0)
+        self.let = threading.Semaphore(0)
+        self.count = 0
+        monkeypatch.setattr(group_module, "assign", self)
+
+    def __call__(
+        self,
+        strategy: AssignmentStrategy,
+        members: Mapping[str, frozenset[str]],
+        previous: Mapping[str, set[str]],
+    ) -> dict[str, tuple[str, ...]]:
+        if any("slow" in topics for topics in members.values()):
+            self.count += 1
+            self.entered.release()
+            assert self.let.acquire(timeout=PATIENCE_S)
+        return assign(strategy, members, previous)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowAssign:
+    return SlowAssign(monkeypatch)
+
+
+def join_slowly(groups: Groups, member: str, group: str = "slow") -> Joined:
+    return groups.join(group, member, ["slow", "t"], RANGE, 30.0)
+
+
+def test_nobody_waits_for_the_assignment_of_another_group(
+    groups: Groups, clock: Clock, slow: SlowAssign
+) -> None:
+    for member in "AB":
+        join(groups, member, timeout_s=1)
+    with running(lambda: join_slowly(groups, "X")) as joined:
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+        for _ in range(5):
+            clock.now += 0.9
+            for member in "AB":
+                assert groups.heartbeat("g", member, 2).generation == 2
+        assert join(groups, "C", timeout_s=1).generation == 3
+        groups.leave("g", "C")
+        assert [group.group for group in groups.describe()] == ["g", "slow"]
+        assert groups.expire() == 0
+        slow.let.release()
+        assert joined() == Joined(1, "X", ("slow", "t"))
+
+
+def test_heartbeats_do_not_wait_for_an_assignment(
+    groups: Groups, clock: Clock, slow: SlowAssign
+) -> None:
+    slow.let.release()
+    assert join_slowly(groups, "A") == Joined(1, "A", ("slow", "t"))
+    assert slow.entered.acquire(timeout=PATIENCE_S)
+    with running(lambda: join_slowly(groups, "B")) as joined:
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+        # A goes on with what it has, and B can say that it is alive.
+        for _ in range(5):
+            clock.now += 10
+            assert groups.heartbeat("slow", "A", 1) == Assigned(1, ("slow", "t"))
+            groups.heartbeat("slow", "B", 0)
+        slow.let.release()
+        assert joined() == Joined(2, "B", ())
+    assert groups.heartbeat("slow", "A", 1) == Assigned(2, ("slow",))
+    # Its session begins with the answer.
+    clock.now += 29
+    assert groups.expire() == 0
+
+
+def test_many_that_join_meanwhile_are_one_generation(
+    groups: Groups, slow: SlowAssign
+) -> None:
+    with ExitStack() as threads:
+        first = threads.enter_context(running(lambda: join_slowly(groups, "A")))
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+        others = [
+            threads.enter_context(running(partial(join_slowly, groups, member)))
+            for member in "BCDE"
+        ]
+        assert eventually(lambda: len(groups.describe()[0].members) == 5)
+        slow.let.release(2)
+        assert first().member == "A"
+        assert {joined().generation for joined in others} == {2}
+    assert slow.count == 2
+
+
+def test_who_leaves_or_changes_during_an_assignment(
+    groups: Groups, slow: SlowAssign
+) -> None:
+    slow.let.release(2)
+    join_slowly(groups, "A", "g")
+    join_slowly(groups, "B", "g")
+    for _ in range(2):
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+    with running(lambda: join_slowly(groups, "C", "g")) as joined:
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+        groups.leave("g", "B")
+        with running(lambda: join(groups, "A", "uv")) as changed:
+            assert eventually(lambda: groups.subscription("g", "A") == {*"uv"})
+            slow.let.release(2)
+            assert {joined().member, changed().member} == {"A", "C"}
+    slow.let.release()
+    for _ in range(2):
+        told = {m: groups.heartbeat("g", m, 4).topics for m in "AC"}
+    assert told == {"A": ("u", "v"), "C": ("slow", "t")}
+
+
+def test_an_assignment_that_fails_is_made_by_the_next_one(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group_module, "assign", fail)
+        with pytest.raises(MemoryError):
+            join(groups, "A")
+    assert groups.heartbeat("g", "A", 0) == Assigned(1, ("t", "u"))
+
+
+def test_who_is_taken_out_before_the_answer_joins_again(
+    groups: Groups, slow: SlowAssign
+) -> None:
+    with running(lambda: join_slowly(groups, "A")) as joined:
+        assert slow.entered.acquire(timeout=PATIENCE_S)
+        groups.leave("slow", "A")
+        slow.let.release()
+        with pytest.raises(ConsumerNotFound, match="join again"):
+            joined()
+    assert groups.describe() == []
 
 
 LONG = "é" * (NAME_BYTES_MAX // 2 + 1)

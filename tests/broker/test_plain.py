@@ -67,7 +67,8 @@ def test_errors_are_texts(client: Client, topic: int) -> None:
         "Topic 'events' already exists"
     )
     assert text_of(client, wire.GetTopic(9)) == "Topic not found"
-    assert text_of(client, wire.DeleteTopic(9)) == "Topic not found"
+    for message in (wire.DeleteTopic(9), wire.SetRetention(9, Retention(1, 1))):
+        assert text_of(client, message) == "Configuration error: Topic 9 not found"
     assert text_of(client, wire.Subscribe(9, 0, 1, 1)) == "Topic not found"
     assert text_of(client, wire.Fetch(9, 0, 1)) == "Topic 9 not found"
     client.ask(wire.DeleteTopic(topic))
@@ -177,7 +178,7 @@ def test_a_batch_that_the_disk_refuses(
     with monkeypatch.context() as patch:
         patch.setattr(
             "lance_spark.store.Store.wait_durable",
-            lambda *arguments: (_ for _ in ()).throw(
+            lambda *arguments, **options: (_ for _ in ()).throw(
                 plain.errors.StoreReadOnly("broken disk")
             ),
         )

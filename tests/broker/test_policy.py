@@ -116,16 +116,25 @@ def test_the_policy(authority: str) -> None:
     policy = make_policy(BrokerConfig(), rules)
     assert (policy.token_required, policy.authority) == (False, frozenset())
     assert policy.rules == rules
-    config = BrokerConfig(
-        tls_enabled=True,
-        tls_cert_path="c",
-        tls_key_path="k",
-        tls_client_ca_path=authority,
-        tokens=("one",),
-    )
+    config = BrokerConfig(**TLS, tls_client_ca_path=authority, tokens=("one",))
     policy = make_policy(config, {})
     assert policy.token_required
     assert policy.authority == fingerprints(authority)
+
+
+TLS = {"tls_enabled": True, "tls_cert_path": "c", "tls_key_path": "k"}
+
+
+def test_a_rule_needs_an_authority(authority: str) -> None:
+    own = TopicRule(True, authority, authority=fingerprints(authority))
+    rules = {1: own, 7: TopicRule(True, allowed_cns=frozenset({"admin"}))}
+    text = r"topic 7: .* set client_ca_path of this rule, or tls client_ca_path"
+    with pytest.raises(OptionError, match=text):
+        make_policy(BrokerConfig(**TLS), rules)
+    make_policy(BrokerConfig(**TLS, tls_client_ca_path=authority), rules)
+    make_policy(BrokerConfig(**TLS), {1: own, 7: TopicRule(False)})
+    # Without TLS there are no certificates: every topic with a rule is closed.
+    make_policy(BrokerConfig(), rules)
 
 
 def test_tokens_of_settings_and_file(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_more_clients_than_are_served(start: StartBroker, dial: Dial) -> None:
     assert broker.metrics.snapshot().connections_refused == 1
 
 
+@pytest.mark.parametrize(("allowed", "lines"), [(3 * 100 + 2 * 8 + 64, 0), (379, 1)])
+def test_more_clients_than_there_can_be_descriptors(
+    start: StartBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    allowed: int,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(server, "raise_file_limit", lambda wanted: min(wanted, allowed))
+    with caplog.at_level(logging.WARNING):
+        start(connections_max=100, open_segments_max=8)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == lines
+    assert all(
+        "379 open files are allowed, up to 380 may be needed" in text
+        and "raise ulimit -n" in text
+        for text in texts
+    )
+
+
 def test_who_is_turned_away_is_answered_in_kind(start: StartBroker, dial: Dial) -> None:
     broker = start(connections_max=1, checksum="auto")
     dial(broker).alive()

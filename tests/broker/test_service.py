@@ -14,7 +14,7 @@ import pytest
 from lance_spark import errors
 from lance_spark.broker import service as service_module
 from lance_spark.broker.access import Policy, Principal, TopicRule
-from lance_spark.broker.service import ConsumerState, Service
+from lance_spark.broker.service import ConsumerState, Limits, Service
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import AccessDenied, AuthenticationRequired, OutOfRange
 from lance_spark.model import Retention
@@ -30,8 +30,9 @@ from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.kit import record, records
 
 ANYBODY = Principal()
-SPARK = Principal("spark", frozenset({b"ca"}))
-FLINK = Principal("flink", frozenset({b"ca"}))
+CA = frozenset({b"ca"})
+SPARK = Principal("spark", CA)
+FLINK = Principal("flink", CA)
 START = np.zeros(1, np.int64)
 
 
@@ -55,7 +56,7 @@ def guarded(store: Store) -> Service:
     for topic in (1, 2):
         store.append(topic, records("a", 3))
     rule = TopicRule(True, allowed_cns=frozenset({"spark"}))
-    service = Service(store, policy=Policy(rules={1: rule}))
+    service = Service(store, policy=Policy(authority=CA, rules={1: rule}))
     service.groups.join("theirs", "m", ["mine"], AssignmentStrategy.RANGE, 30)
     return service
 
@@ -205,8 +206,10 @@ def test_a_stage_is_of_its_topic(guarded: Service) -> None:
         guarded.commit_stages(FLINK, "w", 1, stages=named, overwrite=[])
     with pytest.raises(AccessDenied, match="topic 1"):
         guarded.abort_stages(FLINK, "w", 1)
-    # Another job is none of it.
-    assert guarded.abort_stages(FLINK, "w", 2) == 0
+    # Another job of the same writer is as protected; another writer's is not.
+    with pytest.raises(AccessDenied, match="topic 1"):
+        guarded.abort_stages(FLINK, "w", 2)
+    assert guarded.abort_stages(FLINK, "other", 1) == 0
     result = guarded.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
     assert result.status is CommitStatus.COMMITTED
     # The stage is gone, and with it the way to see whose it was.
@@ -217,18 +220,66 @@ def test_a_stage_is_of_its_topic(guarded: Service) -> None:
     assert again.ranges == result.ranges
 
 
-def test_a_commit_that_was_made_is_not_denied(store: Store) -> None:
-    # Whoever is tied to some topics may still make one, and may not read it then.
+def test_whoever_is_tied_to_topics_makes_no_others(store: Store) -> None:
     store.create_topic("mine")
     rule = TopicRule(True, None, frozenset({"spark"}), frozenset({1}))
-    service = Service(store, policy=Policy(rules={1: rule}))
-    stage = service.open_stage(SPARK, "new", "w", 1)
-    service.append(SPARK, stage, 1, record(b"x"), starts=START)
+    service = Service(store, policy=Policy(authority=CA, rules={1: rule}))
+    for call in (
+        lambda: service.open_stage(SPARK, "new", "w", 1),
+        lambda: service.create_topic(SPARK, "new"),
+        lambda: service.commit_stages(SPARK, "w", 1, stages=[], overwrite=["new"]),
+    ):
+        with pytest.raises(AccessDenied, match="not authorized for topic 'new'"):
+            call()
+    assert [topic.metadata.name for topic in store.topics()] == ["mine"]
+    service.open_stage(SPARK, "mine", "w", 1)
+
+
+def test_nobody_makes_the_commits_of_another_writer_stale(guarded: Service) -> None:
+    stage = guarded.open_stage(SPARK, "mine", "w", 1)
+    guarded.append(SPARK, stage, 1, record(b"x"), starts=START)
     named = [NamedStage(stage, 1, 6)]
-    result = service.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
-    assert result.status is CommitStatus.COMMITTED
+    last = 2**64 - 1
+    # While it writes, after it has written, and before it is known at all.
     with pytest.raises(AccessDenied):
-        service.read(SPARK, result.ranges[0].topic, 0, 100)
+        guarded.commit_stages(FLINK, "w", last, stages=[], overwrite=[])
+    guarded.commit_stages(SPARK, "w", 1, stages=named, overwrite=[])
+    with pytest.raises(AccessDenied):
+        guarded.commit_stages(FLINK, "w", last, stages=[], overwrite=[])
+    empty = guarded.commit_stages(FLINK, "later", last, stages=[], overwrite=[])
+    assert empty.status is CommitStatus.COMMITTED
+    for writer, sequence in (("w", 2), ("later", 1)):
+        stage = guarded.open_stage(SPARK, "mine", writer, sequence)
+        guarded.append(SPARK, stage, 1, record(b"x"), starts=START)
+        named = [NamedStage(stage, 1, 6)]
+        result = guarded.commit_stages(
+            SPARK, writer, sequence, stages=named, overwrite=[]
+        )
+        assert result.status is CommitStatus.COMMITTED
+    # An empty commit of a known writer counts, as an empty micro-batch does.
+    guarded.commit_stages(SPARK, "w", 3, stages=[], overwrite=[])
+    stale = guarded.commit_stages(SPARK, "w", 2, stages=[], overwrite=[])
+    assert stale.status is CommitStatus.STALE
+
+
+def test_what_stays_has_limits(store: Store) -> None:
+    service = Service(store, limits=Limits(topics_max=2, consumers_max=2))
+    for name in "ab":
+        service.create_topic(ANYBODY, name)
+    for call in (
+        lambda: service.create_topic(ANYBODY, "c"),
+        lambda: service.open_stage(ANYBODY, "c", "w", 1),
+        lambda: service.commit_stages(ANYBODY, "w", 1, stages=[], overwrite=["c"]),
+    ):
+        with pytest.raises(errors.InvalidPayload, match="topics_max"):
+            call()
+    with pytest.raises(errors.TopicAlreadyExists):
+        service.create_topic(ANYBODY, "a")
+    for consumer in (7, 8, 7):
+        service.commit_offset(ANYBODY, 1, consumer, 0)
+    with pytest.raises(errors.InvalidPayload, match="consumers_max"):
+        service.commit_offset(ANYBODY, 1, 9, 0)
+    assert store.committed_offsets(1) == {7: 0, 8: 0}
 
 
 def test_who_sees_what(guarded: Service) -> None:
@@ -525,7 +576,7 @@ NAMED = {"mine": TopicRule(True, None, frozenset({"spark"}), frozenset())}
 
 
 def test_a_topic_made_again_keeps_the_rule_of_its_name(store: Store) -> None:
-    service = Service(store, named=NAMED)
+    service = Service(store, policy=Policy(authority=CA), named=NAMED)
     topic = service.create_topic(SPARK, "mine").metadata.id
     with pytest.raises(AccessDenied, match=f"not authorized for topic {topic}"):
         service.read(ANYBODY, topic, 0, 100)
@@ -544,7 +595,7 @@ def test_a_topic_made_again_keeps_the_rule_of_its_name(store: Store) -> None:
 
 
 def test_a_rule_by_name_holds_before_there_is_a_topic(store: Store) -> None:
-    service = Service(store, named=NAMED)
+    service = Service(store, policy=Policy(authority=CA), named=NAMED)
     calls = [
         lambda: service.create_topic(ANYBODY, "mine"),
         lambda: service.open_stage(FLINK, "mine", "job", 1),
@@ -559,6 +610,6 @@ def test_a_rule_by_name_holds_before_there_is_a_topic(store: Store) -> None:
 
 
 def test_a_topic_that_is_gone_has_no_rule(store: Store) -> None:
-    service = Service(store, named=NAMED)
+    service = Service(store, policy=Policy(authority=CA), named=NAMED)
     with pytest.raises(errors.UnknownTopic):
         service.topic(ANYBODY, 77)

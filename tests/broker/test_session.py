@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import threading
@@ -28,7 +29,7 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import SocketStream
 from lance_spark.store import Store
 from lance_spark.wire import lwp as wire
-from lance_spark.wire.lwp import Checksum, FrameFlags, FrameType
+from lance_spark.wire.lwp import AssignmentStrategy, Checksum, FrameFlags, FrameType
 from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
 from tests.broker.kit import (
     Client,
@@ -326,11 +327,11 @@ def test_a_batch_that_the_disk_refuses(
     wait = Store.wait_durable
     failures = [None, Timeout("not durable after 30 s"), StoreReadOnly("broken"), None]
 
-    def refuse(store: Store, topic: int, appended: Any) -> None:
+    def refuse(store: Store, topic: int, appended: Any, *, timeout_s: float) -> None:
         failure = failures.pop(0) if failures else None
         if failure is not None:
             raise failure
-        wait(store, topic, appended)
+        wait(store, topic, appended, timeout_s=timeout_s)
 
     monkeypatch.setattr(Store, "wait_durable", refuse)
     batches = [record(b"%d" % n) for n in range(1, 5)]
@@ -344,14 +345,14 @@ def test_a_batch_that_the_disk_refuses(
     assert (error.code, error.details["batch_id"]) == (0x61, 3)
     client.acked(4)
     assert shared(broker).queue.taken == 0
-    # Batches 2 and 3 were not stored as far as anybody knows: they may come again,
-    # and an acknowledgement has to mean what it says.
+    # Batch 3 is not stored as far as anybody knows, and may come again. Batch 2 was
+    # only late: it is there, and its acknowledgement waits for the disk once more.
     ends = [client.fetch(0, 2**64 - 1).next_offset]
     for n in (1, 2, 3, 4):
         client.send(sent[n - 1])
         client.acked(n)
         ends.append(client.fetch(0, 2**64 - 1).next_offset)
-    assert [end - ends[0] for end in ends] == [0, 0, 6, 12, 12]
+    assert [end - ends[0] for end in ends] == [0, 0, 0, 6, 6]
 
 
 def test_a_repeated_batch_whose_first_one_the_disk_refuses(
@@ -360,17 +361,35 @@ def test_a_repeated_batch_whose_first_one_the_disk_refuses(
     wait = Store.wait_durable
     failures = [Timeout("not durable after 30 s")]
 
-    def refuse(store: Store, topic: int, appended: Any) -> None:
+    def refuse(store: Store, topic: int, appended: Any, *, timeout_s: float) -> None:
         if failures:
             raise failures.pop()
-        wait(store, topic, appended)
+        wait(store, topic, appended, timeout_s=timeout_s)
 
     monkeypatch.setattr(Store, "wait_durable", refuse)
     # Both at once: the second comes while the first is still owed.
     client.send(client.ingest(record(b"x")) * 2)
     assert client.error().code == 0x62
     client.acked(1)
-    assert client.fetch(0, 2**64 - 1).next_offset == 12
+    assert client.fetch(0, 2**64 - 1).next_offset == 6
+
+
+def test_late_batches_share_one_timeout(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
+
+    def late(store: Store, topic: int, appended: Any, *, timeout_s: float) -> None:
+        timeouts.append(timeout_s)
+        raise Timeout("not durable in time")
+
+    monkeypatch.setattr(Store, "wait_durable", late)
+    client = dial(start(wait_timeout_s=9.0))
+    client.send(b"".join(client.ingest(record(b"x"), n) for n in range(1, 6)))
+    assert [client.error().code for _ in range(5)] == [0x62] * 5
+    # Each has what the ones before it have left.
+    assert timeouts == sorted(timeouts, reverse=True)
+    assert timeouts[0] <= 9.0 and len(set(timeouts)) > 1
 
 
 def test_a_write_queue_that_stays_full(start: StartBroker, dial: Dial) -> None:
@@ -536,8 +555,10 @@ def test_a_client_that_gets_no_memory(
     broker = start(memory_bytes_max=MIB, backpressure=False)
     client = dial(broker)
     assert memory(broker).try_take(MIB)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         client.send(client.ingest(record(bytes(900 * 1024)))[: 300 * 1024])
+        error = client.error()
+        assert (error.code, error.retriable) == (0x31, True)
         assert client.ended()
     assert "closed: no memory for it" in caplog.text
     memory(broker).give_back(MIB)
@@ -743,3 +764,64 @@ def test_bytes_are_counted(broker: EmbeddedBroker, client: Client) -> None:
             == frame + frame + (frame + 16 + MIB + 5)
         )
     )
+
+
+# Those who keep others out.
+
+
+def test_a_payload_that_dribbles_while_memory_is_short(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_STALL_S", 0.05)
+    broker = start(memory_bytes_max=MIB, backpressure=False)
+    slow = dial(broker)
+    frame = slow.ingest(record(bytes(900 * 1024)))
+    slow.send(frame[: 300 * 1024])
+    assert eventually(lambda: memory(broker).taken > 0)
+    # Somebody else needs what it holds; a byte now and then is not enough.
+    honest = dial(broker)
+    honest.send(honest.ingest(record(bytes(800 * 1024))))
+    position = 300 * 1024
+
+    def dribble() -> bool:
+        nonlocal position
+        with contextlib.suppress(ConnectionLost):
+            slow.send(frame[position : position + 1])
+        position += 1
+        return broker.metrics.snapshot().connections_closed > 0
+
+    assert eventually(dribble)
+    honest.acked(1)
+
+
+def test_keepalives_do_not_take_the_place_of_a_token(
+    start: StartBroker, dial: Dial
+) -> None:
+    broker = start(tokens=("good",), handshake_timeout_s=0.1, keepalive_burst=1000)
+    stranger, known = dial(broker), dial(broker)
+    known.ask(wire.Authenticate("good"))
+    keepalive = wire.encode_keepalive()
+
+    def keep_on() -> bool:
+        with contextlib.suppress(ConnectionLost):
+            stranger.send(keepalive)
+        return broker.metrics.snapshot().connections_closed == 1
+
+    assert eventually(keep_on)
+    known.alive()
+    # One that says nothing is closed just the same.
+    silent = dial(broker)
+    assert silent.ended()
+
+
+def test_the_status_stays_small(client: Client) -> None:
+    for n in range(3):
+        topics = tuple(f"{n}-{k}-" + "x" * 200 for k in range(900))
+        client.ask(
+            wire.JoinGroup(f"group-{n}", "", topics, AssignmentStrategy.RANGE, 60_000)
+        )
+    client.ask(wire.JoinGroup("a", "", ("t",), AssignmentStrategy.RANGE, 60_000))
+    status = client.ask(wire.GetClusterStatus())
+    assert isinstance(status, wire.ClusterStatus)
+    assert [group["group"] for group in status.details["groups"]] == ["a"]
+    assert status.details["groups_truncated"] is True

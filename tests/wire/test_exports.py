@@ -12,6 +12,7 @@ ALLOWED = {
     "__future__",
     "abc",
     "collections",
+    "copy",
     "crc32c",
     "dataclasses",
     "enum",

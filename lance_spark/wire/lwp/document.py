@@ -17,7 +17,7 @@ from lance_spark.model import Buffer
 
 # Parsed JSON is up to thirty times the size of its text. 4 MiB hold the description of
 # 30 000 topics.
-DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
+DOCUMENT_BYTES_MAX = 16 * 1024 * 1024
 # 2^64 - 1 has 20 digits; beyond it the cost of parsing grows with the square.
 _DIGITS_MAX = 20
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")

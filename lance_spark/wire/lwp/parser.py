@@ -37,6 +37,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 
 import numpy as np
 
@@ -208,8 +209,9 @@ class FrameParser:
 
     def _check(self) -> None:
         if self._error is not None:
-            # Raised repeatedly; without this each time would lengthen its traceback.
-            raise self._error.with_traceback(None)
+            # A copy: the traceback would hold whoever holds this parser, and that is a
+            # cycle, in which payloads wait for the garbage collector.
+            raise copy(self._error)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._error = error
