@@ -194,7 +194,8 @@ def test_tied_client_is_as_the_page_says() -> None:
     (text,) = (t for _, t in blocks("docs/security.md", "toml") if "partner" in t)
     topics = tomllib.loads(text)["topics"]
     rules = {n: parse_rule(topics[name]["auth"]) for n, name in enumerate(topics, 1)}
-    policy = Policy(rules={n: rule for n, rule in rules.items() if rule is not None})
+    known = {n: rule for n, rule in rules.items() if rule is not None}
+    policy = Policy(authority=frozenset([b"any"]), rules=known)
 
     def may(name: str) -> list[int]:
         client = Principal(name, frozenset([b"any"]))

@@ -10,6 +10,7 @@ from lance_spark.client.offsets import (
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
+    TopicOffset,
 )
 from lance_spark.client.poll import ConsumerRecord, PollResult
 from lance_spark.client.producer import Producer
@@ -32,5 +33,6 @@ __all__ = [
     "RecordReader",
     "SeekPosition",
     "StageWriter",
+    "TopicOffset",
     "consumer_id",
 ]

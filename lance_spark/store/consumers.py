@@ -99,6 +99,9 @@ class Consumers:
         with self._lock:
             return self._offsets.get(ConsumerKey(consumer, topic))
 
+    def __len__(self) -> int:
+        return len(self._offsets)
+
     def all(self) -> dict[ConsumerKey, int]:
         """Copy all committed offsets."""
         with self._lock:

@@ -10,6 +10,7 @@ from lance_spark.store.cache import SegmentCache
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.files import Files
 from lance_spark.store.finding import Findings
+from lance_spark.store.spare import Spare
 
 
 def _ignore(seconds: float) -> None:
@@ -18,7 +19,7 @@ def _ignore(seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Files, settings, framing, open segments, and what was found when opening.
+    """Files, settings, framing, open segments, what was found, spare descriptors.
 
     `observe_sync` is told how long each sync of a log has taken.
     """
@@ -28,4 +29,5 @@ class Context:
     framing: Framing
     segments: SegmentCache
     findings: Findings
+    spare: Spare
     observe_sync: Callable[[float], None] = _ignore

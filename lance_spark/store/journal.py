@@ -33,6 +33,7 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.store.spare import is_out_of_files
 
 MAGIC = b"LSJOURN0"
 VERSION = 1
@@ -122,13 +123,16 @@ class Journal:
         self._path = path
         self._file = file
         self._end = end
+        # Whether the loss of power would leave this file and not the one before it.
+        self._in_place = True
         self._failed: OSError | None = None
 
     @classmethod
     def create(cls, files: Files, path: Path, entries: Iterable[Entry]) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
         file, size = _write_beside(files, path, entries)
-        _put_in_place(files, path)
+        files.replace(_beside(path), path)
+        files.sync_dir(path.parent)
         return cls(files, path, file, size)
 
     @classmethod
@@ -151,11 +155,13 @@ class Journal:
         """Add an entry, durably.
 
         Raises:
-            OSError: it is not known whether the entry is there; nothing more can be
-                added.
+            OSError: the entry is not there; or, where `failed` says so, that is not
+                known, and nothing more can be added.
         """
         if self._failed is not None:
             raise self._failed
+        if not self._in_place:
+            self._sync_place()
         data = encode_entry(entry)
         if len(data) > ENTRY_BYTES_MAX:
             raise StoreError(
@@ -182,13 +188,25 @@ class Journal:
         """
         file, size = _write_beside(self._files, self._path, entries)
         try:
-            _put_in_place(self._files, self._path)
+            self._files.replace(_beside(self._path), self._path)
         except OSError as error:
             # Which of the two is there is not known: neither may be written to.
             self._failed = error
             raise
         self._file.close()
         self._file, self._end = file, size
+        self._in_place = False
+        self._sync_place()
+
+    def _sync_place(self) -> None:
+        try:
+            self._files.sync_dir(self._path.parent)
+        except OSError as error:
+            # Without a descriptor it was not even tried: the next entry waits for it.
+            if not is_out_of_files(error):
+                self._failed = error
+            raise
+        self._in_place = True
 
     def _take_back(self) -> None:
         try:
@@ -219,8 +237,3 @@ def _write_beside(
     file.pwrite(data, 0)
     file.sync()
     return file, len(data)
-
-
-def _put_in_place(files: Files, path: Path) -> None:
-    files.replace(_beside(path), path)
-    files.sync_dir(path.parent)

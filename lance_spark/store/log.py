@@ -50,9 +50,14 @@ from lance_spark.store.segment import (
     Segment,
     create_files,
 )
+from lance_spark.store.spare import is_out_of_files
 from lance_spark.store.watch import Watchers
 
 logger = logging.getLogger(__name__)
+
+
+class NotSynced(StoreError):
+    """A sync had no descriptor for a file that it needs; it can be tried again."""
 
 
 class Log:
@@ -273,7 +278,10 @@ class Log:
         # for bytes that may be missing. A commit is made durable under any policy.
         lazy = self.context.config.fsync is Fsync.NONE and self._held is None
         if self._segments and not lazy:
-            self.sync()
+            try:
+                self.sync()
+            except NotSynced as error:
+                raise self._write_failed("close a segment", error) from error
         last = self.end()
         name = SegmentName(last.next_segment, now_ns)
         # Times never go back, also not while the segment is empty.
@@ -391,6 +399,7 @@ class Log:
         """Make everything written so far durable, and so visible.
 
         Raises:
+            NotSynced: it was not tried to the end, and can be tried again.
             StoreReadOnly: the disk failed; what was not durable yet is not known to
                 be stored, and nothing can be appended any more.
         """
@@ -404,15 +413,12 @@ class Log:
             try:
                 opened = self.open_segment(segment)
             except OSError as error:
-                # Too many open files, perhaps: it can be tried again.
-                raise StoreError(
-                    f"{self.where}: what is written could not be synced: {error}"
-                ) from error
+                raise self._not_synced(error) from error
             began = time.perf_counter()
             try:
                 opened.sync()
                 if names > self._names_synced:
-                    self.context.files.sync_dir(self.directory)
+                    self._sync_names()
                 opened.write_mark(segment.size, segment.rows)
             except OSError as error:
                 # The kernel may have dropped the pages: a later sync that succeeds
@@ -424,6 +430,18 @@ class Log:
                 # Only what was there when the sync began: more may have come.
                 self._writes_synced, self._names_synced = writes, names
             self._publish(Point(segment.end, segment.end_record))
+
+    def _sync_names(self) -> None:
+        try:
+            self.context.files.sync_dir(self.directory)
+        except OSError as error:
+            if is_out_of_files(error):
+                # The directory was not even opened: nothing is known to be lost.
+                raise self._not_synced(error) from error
+            raise
+
+    def _not_synced(self, error: OSError) -> NotSynced:
+        return NotSynced(f"{self.where}: what is written could not be synced: {error}")
 
     def sync_segments(self) -> None:
         """Make all segments durable; under `none` the earlier ones may not be."""
@@ -496,7 +514,7 @@ class Log:
         if self._failure is not None:
             raise StoreReadOnly(self._failure)
 
-    def _write_failed(self, doing: str, error: OSError) -> StoreWriteFailed:
+    def _write_failed(self, doing: str, error: Exception) -> StoreWriteFailed:
         return StoreWriteFailed(
             f"{self.where}: could not {doing}: {error}; nothing was stored"
         )

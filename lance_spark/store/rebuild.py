@@ -260,8 +260,11 @@ def _mend(log: Log, segment: Segment) -> None:
         framing=context.framing,
         stride=context.config.index_stride_bytes,
     )
+    header = segment.header(log.topic)
     try:
-        write_index(context, log.directory, segment.header(log.topic), rebuilt)
+        context.spare.insist(
+            lambda: write_index(context, log.directory, header, rebuilt)
+        )
     except OSError as error:
         # Which of the two indexes is there is not known: none may be written to.
         log.fail(f"an index could not be rebuilt ({error})")

@@ -38,6 +38,7 @@ from lance_spark.store.extent import LogEnd, LogStart, LogState
 from lance_spark.store.files import make_directories, read_file
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, parse_journal
+from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.settlement import Outcome, settle
@@ -230,6 +231,11 @@ class Staging:
         with self._stages_lock:
             return list(self._stages.values())
 
+    def writer_topics(self, writer: str) -> frozenset[str] | None:
+        """Tell which topics a writer's last commit wrote; None if it is unknown."""
+        last = self._writers.last(writer)
+        return None if last is None else last.topics
+
     def abort(self, writer: str, sequence: int) -> int:
         """Drop all stages of a job; tell how many there were."""
         with self._committing:
@@ -350,11 +356,14 @@ class Staging:
             names = [stage.metadata.topic for stage in stages]
             targets = {name: self._catalog.find(name) for name in [*names, *overwrite]}
             topics = [topic for topic in targets.values() if topic is not None]
-            for topic in sorted(topics, key=lambda t: t.metadata.id):
-                locks.enter_context(topic.log.exclusive())
-                topic.log.sync()
-            for stage in stages:
-                stage.log.sync_segments()
+            with self._writing("make ready for a commit"):
+                for topic in sorted(topics, key=lambda t: t.metadata.id):
+                    locks.enter_context(topic.log.exclusive())
+                    topic.log.sync()
+                for stage in stages:
+                    stage.log.sync_segments()
+                # What is begun can be undone also when others take all descriptors.
+                self._context.spare.keep()
             plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
             saved = self._save(plan)
             with self._writing("begin a commit"):
@@ -439,18 +448,7 @@ class Staging:
         try:
             if self._journal.failed:
                 raise StoreError("the journal can't be written")
-            for planned in plan.topics:
-                if planned.created:
-                    self._catalog.discard(planned.id)
-                    continue
-                log = self._catalog.get(planned.id).log
-                if log.failure is not None:
-                    raise StoreError(log.failure)
-                with log.going_back(saved[planned.id]):
-                    self._context.segments.drop_topic(planned.id)
-                    reset_files(self._context, log.directory, planned.end)
-                if planned.overwrite:
-                    self._catalog.get(planned.id).update(start=planned.start)
+            self._context.spare.insist(lambda: self._set_back(plan, saved))
             self._journal.append({"kind": "undone"})
         except (LanceError, OSError) as error:
             # Whether the commit counts is decided by the next opening, which sets
@@ -460,6 +458,21 @@ class Staging:
             raise StoreReadOnly(
                 f"{reason}; reopen the store, which finishes or undoes it"
             ) from error
+
+    def _set_back(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
+        """Bring the topics of a plan back to what was saved; may be repeated."""
+        for planned in plan.topics:
+            if planned.created:
+                self._catalog.discard(planned.id)
+                continue
+            topic = self._catalog.get(planned.id)
+            if topic.log.failure is not None:
+                raise StoreError(topic.log.failure)
+            with topic.log.going_back(saved[planned.id]):
+                self._context.segments.drop_topic(planned.id)
+                reset_files(self._context, topic.log.directory, planned.end)
+            if planned.overwrite:
+                topic.update(start=planned.start)
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
@@ -498,6 +511,8 @@ class Staging:
     def _writing(self, doing: str) -> Iterator[None]:
         try:
             yield
+        except NotSynced as error:
+            raise StoreWriteFailed(f"could not {doing}: {error}") from error
         except OSError as error:
             if self._journal.failed:
                 # An entry may or may not be there, and the next opening acts on it.

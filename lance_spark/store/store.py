@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +39,7 @@ from lance_spark.store.identity import Identity
 from lance_spark.store.log import Log
 from lance_spark.store.reader import Slice, View
 from lance_spark.store.retention import plan_retention
+from lance_spark.store.spare import Spare
 from lance_spark.store.stage import FIRST_STAGE_ID, Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
@@ -91,12 +93,14 @@ class Store:
             open_max=self.config.open_segments_max,
             table_bytes_max=self.config.index_cache_bytes,
         )
+        self._spare = Spare(self._files, self.path / LOCK)
         context = Context(
             self._files,
             self.config,
             framing,
             self._segments,
             self._findings,
+            self._spare,
             observe_sync,
         )
         with self._disk("open", StoreError):
@@ -264,14 +268,21 @@ class Store:
         appended = log.append(data, framed, now_ns=now_ns, data_crc=data_crc)
         return self._appended(log, appended, wait=wait)
 
-    def wait_durable(self, topic: int, appended: Appended) -> None:
+    def wait_durable(
+        self, topic: int, appended: Appended, *, timeout_s: float | None = None
+    ) -> None:
         """Wait until an append to a topic or stage is durable.
 
+        Args:
+            topic: its id.
+            appended: what `append` gave.
+            timeout_s: how long to wait; `wait_timeout_s` if not given.
+
         Raises:
-            Timeout: it took longer than `wait_timeout_s`.
+            Timeout: it took longer, and may still become durable.
             StoreReadOnly: the disk failed.
         """
-        self._wait(self._log(topic), appended.end)
+        self._wait(self._log(topic), appended.end, timeout_s)
 
     def read(self, topic: int, offset: int, max_bytes: int) -> Slice:
         """Give whole records of a topic; see `View.read`."""
@@ -390,6 +401,11 @@ class Store:
         now_ns = self._clock_ns()
         return self._staging.commit(writer, sequence, stages, overwrite, now_ns=now_ns)
 
+    def writer_topics(self, writer: str) -> frozenset[str] | None:
+        """Tell which topics a writer's last commit wrote; None if it is unknown."""
+        self._check_open()
+        return self._staging.writer_topics(writer)
+
     def abort_stages(self, writer: str, sequence: int) -> int:
         """Drop all stages of a job; tell how many there were."""
         self._check_open()
@@ -414,6 +430,11 @@ class Store:
         self._check_open()
         return self._consumers.committed(consumer, topic)
 
+    @property
+    def consumer_count(self) -> int:
+        """How many pairs of consumer and topic have an offset."""
+        return len(self._consumers)
+
     def committed_offsets(self, topic: int) -> dict[int, int]:
         """Tell how far each consumer has come in a topic, by the consumer's id."""
         self._check_open()
@@ -426,23 +447,28 @@ class Store:
         """Apply retention, drop expired stages, shorten the journal.
 
         To be called from time to time. A topic that fails does not keep the others
-        from their turn.
+        from their turn, and a segment that can't be closed, on a full disk, does not
+        keep those before it.
         """
         self._check_open()
         now_ns = self._clock_ns()
         failure: StoreError | None = None
         for topic in self._catalog:
-            try:
-                self._retain(topic, now_ns)
-            except StoreError as error:
-                failure = error
+            for step in (self._roll, self._retain):
+                try:
+                    step(topic, now_ns)
+                except StoreError as error:
+                    failure = error
         self._staging.expire(now_ns)
         self._staging.compact(now_ns)
         if failure is not None:
             raise failure
 
-    def _retain(self, topic: Topic, now_ns: int) -> None:
+    @staticmethod
+    def _roll(topic: Topic, now_ns: int) -> None:
         topic.log.roll_if_aged(now_ns)
+
+    def _retain(self, topic: Topic, now_ns: int) -> None:
         # Nobody may commit meanwhile: an overwrite moves the start as well.
         with topic.log.exclusive():
             segments = topic.log.segments()
@@ -466,6 +492,7 @@ class Store:
             finally:
                 self._consumers.close()
                 self._segments.clear()
+                self._spare.give_up()
                 self._lock.close()
 
     def __enter__(self) -> Store:
@@ -490,7 +517,7 @@ class Store:
             return starts
         scan = self._framing(data)
         if scan.fault is not None:
-            raise scan.fault
+            raise copy(scan.fault)  # With a traceback it would be part of a cycle.
         return scan.starts
 
     def _appended(self, log: Log, appended: Appended, *, wait: bool) -> Appended:
@@ -500,10 +527,12 @@ class Store:
             self._wait(log, appended.end)
         return appended
 
-    def _wait(self, log: Log, end: int) -> None:
+    def _wait(self, log: Log, end: int, timeout_s: float | None = None) -> None:
         if self._syncer is None and log.visible.offset < end:
             log.sync()
-        log.wait(end, timeout_s=self.config.wait_timeout_s)
+        if timeout_s is None:
+            timeout_s = self.config.wait_timeout_s
+        log.wait(end, timeout_s=timeout_s)
 
     def _log(self, topic: int) -> Log:
         if topic >= FIRST_STAGE_ID:

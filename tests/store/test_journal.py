@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -194,3 +195,29 @@ def test_a_rewrite_that_may_have_happened_is_the_last(
     with pytest.raises(OSError):
         journal.append(TWO)
     assert parsed(files).entries == [ONE]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_rewrite_without_a_descriptor_for_the_directory(
+    files: DiskFiles, code: int
+) -> None:
+    """The next entry waits until the loss of power would leave the new file."""
+    journal = Journal.create(files, PATH, [ONE, TWO])
+    with refusing(files, "sync_dir", "/", code=code):
+        for attempt in (lambda: journal.rewrite([TWO]), lambda: journal.append(THREE)):
+            with pytest.raises(OSError):
+                attempt()
+            assert not journal.failed
+    assert parsed(files).entries == [TWO]
+    journal.append(THREE)
+    left = DiskFiles(files.disk.without_power("drop", random.Random(0)))
+    assert parsed(left).entries == [TWO, THREE]
+
+
+def test_a_rewrite_that_is_not_durable_and_can_not_be_made_so(files: DiskFiles) -> None:
+    journal = Journal.create(files, PATH, [ONE])
+    with refusing(files, "sync_dir", "/", code=errno.EMFILE), pytest.raises(OSError):
+        journal.rewrite([ONE])
+    with refusing(files, "sync_dir", "/"), pytest.raises(OSError):
+        journal.append(TWO)
+    assert journal.failed and parsed(files).entries == [ONE]

@@ -399,6 +399,44 @@ def test_a_sync_that_was_not_even_tried_can_be_repeated(files: DiskFiles) -> Non
         assert content(store, "one") == batch("a")
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_sync_without_a_descriptor_for_the_directory(
+    files: DiskFiles, code: int
+) -> None:
+    """The first sync after an opening needs one: that is no reason to end."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    with reopen(store) as again:
+        appended = again.append(1, batch("b"), wait=False)
+        with refusing(files, "sync_dir", "segments/1", code=code):
+            for _ in range(3):
+                with pytest.raises(StoreError, match="written could not be synced"):
+                    again.wait_durable(1, appended)
+        assert content(again, "one") == batch("a")
+        again.wait_durable(1, appended)
+        again.append(1, batch("c"))
+        assert content(again, "one") == batch("a") + batch("b") + batch("c")
+    check_clean(files=files)
+
+
+def test_a_segment_that_can_not_be_closed_for_want_of_a_descriptor(
+    files: DiskFiles,
+) -> None:
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a", 30))
+    with reopen(store) as again:
+        with (
+            refusing(files, "sync_dir", "segments/1", code=errno.EMFILE),
+            pytest.raises(StoreWriteFailed, match=r"close a segment.*nothing was"),
+        ):
+            again.append(1, batch("refused", 30))
+        again.append(1, batch("b", 30))
+        assert content(again, "one") == batch("a", 30) + batch("b", 30)
+    check_clean(files=files)
+
+
 def test_segments_that_can_not_be_removed_go_with_the_next_opening(
     files: DiskFiles,
 ) -> None:

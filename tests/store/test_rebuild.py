@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -280,6 +281,20 @@ def test_an_index_that_can_not_be_mended(files: DiskFiles, operation: str) -> No
         store.read(1, 0, 100)
     with pytest.raises(StoreReadOnly, match="an index could not be rebuilt"):
         store.append(1, batch("b"))
+
+
+@pytest.mark.parametrize("operation", ["create", "sync_dir"])
+def test_an_index_that_is_mended_when_a_descriptor_is_free(
+    files: DiskFiles, operation: str
+) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        store.append(1, batch("a"))
+        damage_row(files)
+        with refusing(files, operation, "segments/1", times=3, code=errno.EMFILE):
+            assert content(store, "one") == batch("a")
+        store.append(1, batch("b"))
+    check_clean(files=files)
 
 
 def test_a_lost_row_is_zero_where_nothing_is_known() -> None:

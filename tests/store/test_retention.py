@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from lance_spark.errors import OptionError, OutOfRange
+from lance_spark.errors import OptionError, OutOfRange, StoreWriteFailed
 from lance_spark.model import Retention
 from lance_spark.store import LogStart, Store
 from lance_spark.store.format import SegmentName
 from lance_spark.store.retention import plan_retention
 from lance_spark.store.segment import Segment
 from tests.store.disk import DiskFiles
-from tests.store.jobs import Clock, reopen
+from tests.store.jobs import Clock, refusing, reopen
 from tests.store.kit import (
     SMALL,
     StoreConfig,
@@ -115,6 +117,31 @@ def test_old_records_go_though_nothing_is_appended(files: DiskFiles) -> None:
         assert len(topic.log.segments()) == 1
         store.append(topic.metadata.id, batch("b"))
         assert read_all(topic.log) == batch("b")
+    check_clean(files=files)
+
+
+def test_old_records_go_though_no_segment_can_be_started(files: DiskFiles) -> None:
+    """A disk that is full is when retention is needed most."""
+    clock = Clock()
+    config = StoreConfig(segment_age_s=60, **SMALL)  # type: ignore[arg-type]
+    with open_store(files=files, config=config, clock_ns=clock) as store:
+        topics = [
+            store.create_topic(name, retention=Retention(max_age_s=100))
+            for name in ("one", "two")
+        ]
+        for topic in topics:
+            for tag in "ab":
+                store.append(topic.metadata.id, batch(tag, 20))
+        clock.forward(101)
+        with (
+            refusing(files, "create", ".idx", code=errno.ENOSPC),
+            pytest.raises(StoreWriteFailed, match=r"start a segment: .*No space left"),
+        ):
+            store.maintain()
+        for topic in topics:
+            assert topic.log.start == LogStart(900, 20, 1)
+            assert read_all(topic.log) == batch("b", 20)
+            store.append(topic.metadata.id, batch("c"))
     check_clean(files=files)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,7 @@ from tests.store.kit import (
     check_clean,
     open_store,
     read_all,
+    record,
 )
 
 COMMITTED, REPEATED, STALE = CommitStatus
@@ -690,6 +695,116 @@ def test_an_undo_that_fails(files: DiskFiles) -> None:
     check_clean(files=again._files)
 
 
+# Descriptors are what others can take away: nothing may end for want of them.
+
+
+@contextmanager
+def crowded(store: Store, files: DiskFiles, *, stolen: int = 0) -> Iterator[list[str]]:
+    """Leave no descriptor but the spare ones, from the begin of a commit on.
+
+    Args:
+        store: the store.
+        files: its files.
+        stolen: how often somebody else is quicker when they are given up.
+    """
+    refused: list[str] = []
+    begun = False
+
+    def taken() -> bool:
+        nonlocal stolen
+        if not store._spare._kept and stolen:
+            stolen -= 1
+            return True
+        return bool(store._spare._kept)
+
+    def refuse(operation: str, name: str) -> None:
+        nonlocal begun
+        begun = begun or (operation == "pwrite" and "journal" in name)
+        needs = operation in ("create", "open", "list", "sync_dir")
+        if begun and needs and taken():
+            refused.append(operation)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+
+    files.before_read = refuse
+    with hooked(files, refuse):
+        yield refused
+    files.before_read = lambda operation, name: None
+
+
+@pytest.mark.parametrize("stolen", [0, 3])
+@pytest.mark.parametrize(("records", "overwrite"), [(3, ()), (20, ()), (20, ("one",))])
+def test_a_commit_without_descriptors_is_undone(
+    files: DiskFiles, records: int, overwrite: tuple[str, ...], stolen: int
+) -> None:
+    with open_store(files=files) as store:
+        store.create_topic("one")
+        store.append(1, batch("a"))
+        named = [stage(store, t, "w", 1, batch(t, records)) for t in ("one", "two")]
+        store._segments.drop_topic(1)
+        with (
+            crowded(store, files, stolen=stolen) as refused,
+            pytest.raises(StoreWriteFailed, match=r"undone: .*Too many open files"),
+        ):
+            store.commit_stages("w", 1, named, overwrite)
+        assert len(refused) > 1 + stolen  # The undoing met it, too.
+        assert content(store, "one") == batch("a")
+        assert store.find_topic("two") is None
+        store.append(1, batch("x"))
+        status = store.commit_stages("w", 1, named, overwrite).status
+        assert status is COMMITTED
+        assert content(store, "two") == batch("two", records)
+    check_clean(files=files)
+
+
+def test_a_commit_is_not_begun_without_spare_descriptors(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        named = stage(store, "one", "w", 1, batch("a"))
+
+        def refuse(operation: str, name: str) -> None:
+            if name == "/data/lock":
+                raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), name)
+
+        files.before_read = refuse
+        size = store._staging._journal.size
+        with pytest.raises(StoreWriteFailed, match=r"make ready for a commit: .*open"):
+            store.commit_stages("w", 1, [named])
+        assert store._staging._journal.size == size
+        files.before_read = lambda operation, name: None
+        assert store.commit_stages("w", 1, [named]).status is COMMITTED
+    check_clean(files=files)
+
+
+def test_a_commit_whose_topics_can_not_be_synced_for_want_of_a_descriptor(
+    files: DiskFiles,
+) -> None:
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    with reopen(store) as again:
+        named = stage(again, "one", "w", 1, batch("b"))
+        with (
+            refusing(files, "sync_dir", "segments/1", code=errno.EMFILE),
+            pytest.raises(StoreWriteFailed, match="make ready for a commit: segments"),
+        ):
+            again.commit_stages("w", 1, [named])
+        assert again.commit_stages("w", 1, [named]).status is COMMITTED
+        assert content(again, "one") == batch("a") + batch("b")
+    check_clean(files=files)
+
+
+def test_a_journal_that_is_shortened_without_descriptors(files: DiskFiles) -> None:
+    config = StoreConfig(journal_bytes_max=1024, **SMALL)  # type: ignore[arg-type]
+    with open_store(files=files, config=config) as store:
+        for sequence in range(1, 10):
+            commit(store, "one", "w", sequence, batch("a"))
+        with refusing(files, "sync_dir", "/data", code=errno.EMFILE):
+            store._staging.expire = lambda now_ns: None  # type: ignore[method-assign]
+            with pytest.raises(StoreWriteFailed, match="compact the journal"):
+                store.maintain()
+        assert commit(store, "one", "w", 10, batch("b")).status is COMMITTED
+    check_clean(files=files)
+
+
 def test_a_commit_to_a_topic_that_has_failed(files: DiskFiles) -> None:
     store = open_store(files=files)
     store.create_topic("one")
@@ -975,3 +1090,16 @@ def test_an_interrupt_behind_done_undoes_nothing(files: DiskFiles) -> None:
         topic = store.find_topic("one")
         assert topic is not None and read_all(topic.log) == data
     check_clean(files=files)
+
+
+def test_what_a_writer_has_written_last(store: Store) -> None:
+    assert store.writer_topics("job") is None
+    for sequence, topics in ((1, ["a", "b"]), (2, ["c"]), (3, [])):
+        named = []
+        for topic in topics:
+            stage = store.open_stage(topic, "job", sequence)
+            store.append_stage(stage, 1, record(b"x"))
+            named.append(NamedStage(stage, 1, len(record(b"x"))))
+        store.commit_stages("job", sequence, named)
+        assert store.writer_topics("job") == frozenset(topics)
+    assert store.writer_topics("other") is None

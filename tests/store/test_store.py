@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from lance_spark.errors import (
     StoreLocked,
     StoreReadOnly,
     StoreWriteFailed,
+    Timeout,
     UnknownTopic,
 )
 from lance_spark.model import Retention
@@ -524,3 +526,23 @@ def test_syncs_are_measured(files: DiskFiles) -> None:
         with refusing(files, "sync", ".lnc"), pytest.raises(StoreError):
             store.append(1, batch("b"))
         assert len(syncs) == before + 1
+
+
+def test_how_many_offsets_there_are(store: Store) -> None:
+    topic = store.create_topic("one").metadata.id
+    assert store.consumer_count == 0
+    for consumer, offset in ((7, 0), (8, 0), (7, 0)):
+        store.commit_offset(consumer, topic, offset)
+    assert store.consumer_count == 2
+    store.delete_topic(topic)
+    assert store.consumer_count == 0
+
+
+def test_a_wait_can_be_shorter_than_others(tmp_path: Path) -> None:
+    with Store(tmp_path / "data", framing=scan) as store:
+        topic = store.create_topic("one").metadata.id
+        appended = store.append(topic, record(b"x"), wait=False)
+        store.wait_durable(topic, appended)
+        far = replace(appended, end=appended.end + 1)
+        with pytest.raises(Timeout, match=r"not durable after 0\.01 s"):
+            store.wait_durable(topic, far, timeout_s=0.01)
