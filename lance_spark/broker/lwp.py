@@ -107,6 +107,8 @@ class LwpSession(Session):
         return self._dedup.is_repeated(frame)
 
     def _fail_batch(self, owed: Owed, error: Exception) -> None:
+        if owed.target >= STAGE_ID_MIN:
+            return  # Stages know their own batches.
         if isinstance(error, Timeout):
             # It is written and may become durable: if it comes again, it is owed again.
             self._unsure[owed.batch_id] = replace(owed, size=0)
