@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 _LATE = ("slow", "fuzz", "crash", "soak")
+# Tests of the whole system, with processes and sockets.
+_SYSTEM = "integration"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put marked tests behind the unmarked ones, keeping the order otherwise."""
-    items.sort(key=lambda item: any(item.get_closest_marker(m) for m in _LATE))
+    """Put system tests behind the others and marked ones last, in order otherwise."""
+    items.sort(key=_lateness)
+
+
+def _lateness(item: pytest.Item) -> int:
+    if any(item.get_closest_marker(marker) for marker in _LATE):
+        return 2
+    return 1 if _SYSTEM in item.path.parts else 0
