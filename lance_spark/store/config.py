@@ -39,7 +39,7 @@ class StoreConfig:
         index_bytes_max: a segment is closed when its index reaches this, which bounds
             the memory that many small batches take.
         index_stride_bytes: the shortest distance of the record boundaries that are
-            indexed inside a batch; a large batch has about 32.
+            indexed inside a batch; a large batch has about 16.
         batch_bytes_max: the largest batch that is accepted; above the largest payload
             of the wire protocol (16 MiB + 64 KiB).
         open_segments_max: how many segments keep their files open.
