@@ -2,7 +2,7 @@
 
 Three processes: this one is the client, one is a broker (`lance-spark broker`), one
 copies bytes and does nothing else. Everything runs in turns, round by round, and the
-best round counts, so that a ratio compares two things that met the same machine.
+median counts, so that a ratio compares two things that met the same machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from statistics import median
 
 import pyarrow as pa
 
@@ -87,7 +88,7 @@ class _Bench:
 
     def __post_init__(self) -> None:
         self._names = (f"bench-{number}" for number in count())
-        self._rounds = 2 if self.quick else 7
+        self._rounds = 3 if self.quick else 15
         # Little enough for the page cache, in which a topic that was deleted leaves
         # its pages to the next one.
         self._size = (16 if self.quick else 64) * MIB
@@ -97,11 +98,11 @@ class _Bench:
         table = _make_table(record_bytes, self._size)
         payloads = [p.data for p in encode(table, payload_bytes_max=MIB)]
         size = sum(payload.size for payload in payloads)
-        copy_in, write_s = self._best(
+        copy_in, write_s = self._measure(
             partial(self._copy_in, payloads), partial(self._write, table)
         )
         with self._topic(table) as topic:
-            copy_out, read_s, arrow_s = self._best(
+            copy_out, read_s, arrow_s = self._measure(
                 partial(self._copy_out, size),
                 partial(self._read, topic, size),
                 partial(self._read_arrow, topic, table.num_rows),
@@ -125,7 +126,7 @@ class _Bench:
         """Compare many connections with one: a share each to write, all to read."""
         whole = _make_table(1000, self._size)
         share = _make_table(1000, self._size // _CONNECTIONS)
-        frame, frames, one, many = self._best(
+        frame, frames, one, many = self._measure(
             partial(self._send_frames, whole, 1),
             partial(self._send_frames, share, _CONNECTIONS),
             partial(self._write, whole),
@@ -133,7 +134,7 @@ class _Bench:
         )
         with self._topic(whole) as topic:
             size = self.client.bounds(topic).end
-            read, reads = self._best(
+            read, reads = self._measure(
                 partial(self._read, topic, size),
                 partial(self._read, topic, size, _CONNECTIONS),
             )
@@ -151,14 +152,14 @@ class _Bench:
         """Compare with the client of the field, in the fastest way it has."""
         table = _make_table(100, self._size // 2)
         records, few = table.num_rows, table.num_rows // 50
-        ours_s, batches_s, single_s = self._best(
+        ours_s, batches_s, single_s = self._measure(
             partial(self._write, table),
             partial(self._let_write, theirs.write_batches, records),
             partial(self._let_write, theirs.write_single, few),
         )
         with self._topic(table) as topic:
             topic_id = self.client.topic(topic).id
-            read_s, their_read_s = self._best(
+            read_s, their_read_s = self._measure(
                 partial(self._read_arrow, topic, records),
                 partial(theirs.read, topic_id, records),
             )
@@ -266,16 +267,17 @@ class _Bench:
         finally:
             self.client.delete_topic(name)
 
-    def _best(self, *calls: Callable[[], float]) -> list[float]:
+    def _measure(self, *calls: Callable[[], float]) -> list[float]:
         """Make calls in turns, so that they meet the same machine.
 
-        Each returns how long it took; the best of each counts.
+        Each returns how long it took; the median of each counts. The best would
+        compare the luckiest moments of several processes on few cores.
         """
-        best = [float("inf")] * len(calls)
+        took: list[list[float]] = [[] for _ in calls]
         for _ in range(self._rounds):
-            for at, call in enumerate(calls):
-                best[at] = min(best[at], call())
-        return best
+            for times, call in zip(took, calls, strict=True):
+                times.append(call())
+        return [median(times) for times in took]
 
 
 def _make_table(record_bytes: int, size: int) -> pa.Table:
