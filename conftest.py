@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("lance", deadline=None)
+settings.load_profile("lance")
 
 _LATE = ("slow", "fuzz", "crash", "soak")
 # Tests of the whole system, with processes and sockets.

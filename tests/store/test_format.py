@@ -208,3 +208,17 @@ def test_names_of_segment_files() -> None:
 )
 def test_names_of_other_files(name: str) -> None:
     assert parse_segment_name(name) is None
+
+
+def test_many_rows_are_checked_at_once() -> None:
+    data = b"".join(
+        encode_batch_row(n * 1000, n * 7, n, 1000, 7, crc32c(bytes([n % 256])))
+        for n in range(1, 400)
+    )
+    rows = decode_rows(data)
+    assert valid_rows(rows).all()
+    for at in (0, 13, 24, 43, 44, 47):
+        damaged = bytearray(data)
+        damaged[200 * ROW_BYTES + at] ^= 0x10
+        valid = valid_rows(decode_rows(bytes(damaged)))
+        assert np.flatnonzero(~valid).tolist() == [200]

@@ -332,3 +332,12 @@ def test_frames_know_the_checksum_of_their_payload(checksum: Checksum) -> None:
     assert frame.payload_crc == 0
     # Two frames with the same content are the same, however they came about.
     assert frame == Frame(FrameFlags.ACK, 1, payload_crc=7)
+
+
+def test_large_pages_are_not_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
+    parser = FrameParser(payload_bytes_first=1024)
+    parser.receive_data(ingest(bytes(5000)))
+    frame = parser.next_frame()
+    assert frame is not None
+    assert frame.payload == bytes(5000)
