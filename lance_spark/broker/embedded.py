@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker:
@@ -149,6 +152,11 @@ class EmbeddedBroker:
             metrics=self.metrics,
             limits=Limits(config.topics_max, config.consumers_max),
         )
+        if rules and not config.tls_enabled:
+            logger.warning(
+                "%d topics have access rules and TLS is off: nobody may use them",
+                sum(rule.mtls_enabled for rule in rules.values()),
+            )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
             self._service,

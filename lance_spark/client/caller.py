@@ -47,7 +47,10 @@ class Caller:
         with self._topic_ids_lock:
             self._topic_ids = dict(ids)
         if topic not in ids:
-            raise TopicNotFound(f"no topic is named {topic!r}; create it first")
+            raise TopicNotFound(
+                f"no topic is named {topic!r}, or none that this client may use; "
+                "create it first"
+            )
         return ids[topic]
 
     def forget(self, topic: int | str) -> None:

@@ -18,7 +18,7 @@ from lance_spark.client.offsets import (
 )
 from lance_spark.client.poll import ConsumerRecord, PollResult, make_empty_result
 from lance_spark.client.reader import FETCH_BYTES_DEFAULT
-from lance_spark.client.seek import SeekPosition
+from lance_spark.client.seek import SeekPosition, as_position
 from lance_spark.columnar.decode import DEFAULT_COLUMNS
 from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
 
@@ -66,7 +66,7 @@ class Consumer:
         topic: int | str,
         *,
         name: str | None = None,
-        start: SeekPosition | None = None,
+        start: SeekPosition | int | None = None,
         offset_store: OffsetStore | None = None,
         offset_reset: str = "earliest",
         auto_commit: bool = False,
@@ -86,6 +86,8 @@ class Consumer:
             raise OptionError(
                 "offset_store and auto_commit need a name to remember offsets under"
             )
+        if start is not None:
+            start = as_position(start)
         self.topic = topic
         self.name = name
         self._commits = CommitClock(
@@ -153,7 +155,7 @@ class Consumer:
             Unsupported: it is a time, and the server has no index of times.
             OptionError: it is inside a record, and the server can tell.
         """
-        offset = self._cursor.seek(position)
+        offset = self._cursor.seek(as_position(position))
         self._end_walk()
         return offset
 

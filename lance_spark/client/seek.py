@@ -63,6 +63,10 @@ class SeekPosition:
         Raises:
             OptionError: if it has none, or is before 1970.
         """
+        if not isinstance(when, datetime):
+            raise OptionError(
+                f"time {when!r} is no datetime: give one with a time zone"
+            )
         if when.tzinfo is None:
             raise OptionError(
                 f"time {when} has no time zone: "
@@ -80,6 +84,22 @@ SeekPosition.BEGINNING = SeekPosition(SeekKind.BEGINNING)
 SeekPosition.END = SeekPosition(SeekKind.END)
 
 
+def as_position(place: SeekPosition | int) -> SeekPosition:
+    """Take a position, or a number as that of a byte offset.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if isinstance(place, SeekPosition):
+        return place
+    if isinstance(place, int):
+        return SeekPosition.offset(place)
+    raise OptionError(
+        f"{place!r} is no position: give an offset, or one of SeekPosition.BEGINNING, "
+        "END, offset(…), time(…)"
+    )
+
+
 def _check(value: int, what: str) -> None:
-    if not 0 <= value <= _U64_MAX:
+    if not isinstance(value, int) or not 0 <= value <= _U64_MAX:
         raise OptionError(f"{value} is not {what}: it must be 0 to {_U64_MAX}")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from lance_spark.client.caller import Caller
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Request
-from lance_spark.errors import TopicAlreadyExists
+from lance_spark.errors import OptionError, TopicAlreadyExists
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import (
     CreateTopic,
@@ -114,11 +114,8 @@ class TopicCalls(Caller):
     def _create_topic(
         self, name: str, retention: Retention | None, *, retry: bool
     ) -> TopicInfo:
-        if not _PORTABLE_NAME.fullmatch(name):
-            logger.warning(
-                "topic name %r: some servers only take letters, digits and hyphens",
-                name,
-            )
+        if retention is not None and not isinstance(retention, Retention):
+            raise OptionError(f"retention {retention!r}: give a Retention")
 
         def build(connection: Connection) -> Request:
             message: Message = CreateTopic(name)
@@ -128,6 +125,11 @@ class TopicCalls(Caller):
             return Request(message)
 
         info = self._ask_built(build, TopicInfo, retry=retry)
+        if not _PORTABLE_NAME.fullmatch(name):
+            logger.warning(
+                "topic name %r: some servers only take letters, digits and hyphens",
+                name,
+            )
         with self._topic_ids_lock:
             self._topic_ids[name] = info.id
         return _shown(info)

@@ -119,6 +119,7 @@ class Writer:
 
         Raises:
             LocalProtocolError: LWP has no such record, or it is too large.
+            OptionError: value or key is neither text nor bytes.
             Timeout: the buffer stayed full.
             Undelivered: records that were taken before can't be delivered.
         """
@@ -126,8 +127,8 @@ class Writer:
         chosen = _choose_type(value, key, timestamp_ns, given=type, default=default)
         record = Record(
             chosen,
-            b"" if value is None else _to_bytes(value),
-            None if key is None else _to_bytes(key),
+            b"" if value is None else _to_bytes(value, "value"),
+            None if key is None else _to_bytes(key, "key"),
             timestamp_ns,
         )
         self._ledger.add(encode_record(record), 1, self._deadline(timeout_s))
@@ -150,6 +151,9 @@ class Writer:
             Timeout: the buffer stayed full; the text says how many rows were taken.
             Undelivered: records that were taken before can't be delivered.
         """
+        if not hasattr(columns, "schema"):
+            kind = columns.__class__.__name__
+            raise OptionError(f"columns of type {kind}: give an Arrow table or batch")
         payloads = encode(
             columns,
             record_type=self._options.record_type,
@@ -272,8 +276,18 @@ def _release(delivery: Delivery) -> None:
     warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
-def _to_bytes(data: Buffer | str) -> Buffer:
-    return data.encode() if isinstance(data, str) else data
+def _to_bytes(data: Buffer | str, what: str) -> Buffer:
+    """Take text and anything that has bytes; a number would become so many zeros."""
+    if isinstance(data, str):
+        return data.encode()
+    try:
+        return memoryview(data).cast("B")
+    except (TypeError, ValueError):
+        kind = data.__class__.__name__
+        raise OptionError(
+            f"a {what} of type {kind}: give text or bytes; for others say how they "
+            "become bytes, as json.dumps does"
+        ) from None
 
 
 def _choose_type(

@@ -87,9 +87,10 @@ def check_plain_type(record_type: int) -> None:
     Raises:
         OptionError: if it is reserved or means a key, a timestamp or a Null record.
     """
-    if not _is_plain_type(np.array([record_type]))[0]:
+    is_number = isinstance(record_type, int)
+    if not is_number or not _is_plain_type(np.array([record_type]))[0]:
         raise OptionError(
-            f"record type {record_type} can't be that of plain values: "
+            f"record type {record_type!r} can't be that of plain values: "
             "1 to 254 can, except 16, 17 and 18, which a key and a timestamp choose"
         )
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from lance_spark.client.seek import SeekKind, SeekPosition
+from lance_spark.client.seek import SeekKind, SeekPosition, as_position
 from lance_spark.errors import OptionError
 
 
@@ -47,3 +47,13 @@ def test_refuses_what_no_log_has(value: int) -> None:
 def test_text() -> None:
     assert str(SeekPosition.BEGINNING) == "beginning"
     assert str(SeekPosition.offset(7)) == "offset 7"
+
+
+def test_what_a_position_can_be_made_of() -> None:
+    assert as_position(5) == SeekPosition.offset(5)
+    assert as_position(SeekPosition.END) is SeekPosition.END
+    for place in ("beginning", 1.5, None, -1):
+        with pytest.raises(OptionError):
+            as_position(place)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="is no datetime"):
+        SeekPosition.time("2024")  # type: ignore[arg-type]

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client import LanceClient, Producer
 from lance_spark.client.delivery import Delivery
 from lance_spark.client.event import Acked
 from lance_spark.client.writer import Writer, WriterOptions
@@ -282,3 +285,22 @@ def test_numbers() -> None:
     assert writer.retried_batches == writer.refused_records == 0
     writer.close(abandon=True)
     assert record("abc") == b"\x01\x03\0\0\0abc"
+
+
+@pytest.mark.parametrize("value", [5, True, 0, [1, 2], {1: 2}, 3.5, {"a": 1}])
+def test_only_text_and_bytes_are_taken(value: object) -> None:
+    with EmbeddedBroker(fsync="none") as broker, LanceClient(broker.address) as client:
+        with Producer(client, "t", create_topic=True) as producer:
+            with pytest.raises(
+                OptionError, match=f"a value of type {type(value).__name__}"
+            ):
+                producer.send(value)
+            with pytest.raises(OptionError, match="a key of type"):
+                producer.send("v", key=value)
+            with pytest.raises(OptionError, match="give an Arrow table"):
+                producer.write([1, 2])
+            with pytest.raises(OptionError, match="record type 'json'"):
+                producer.send("v", type="json")  # type: ignore[arg-type]
+            producer.send(bytearray(b"one"))
+            producer.send(memoryview(b"two"), key=np.array([7], np.uint8))
+        assert client.bounds("t").end == len(b"one") + 5 + len(b"two") + 5 + 3
