@@ -207,8 +207,9 @@ class _Bench:
                 stack.enter_context(Producer(self.client, topic, batch_bytes=MIB))
                 for _ in range(connections)
             ]
+            # A connection gets its speed only after some megabytes.
             for producer in producers:
-                producer.send(b"hello")
+                producer.write(table.slice(0, 4 * MIB // 1000))
                 producer.flush()
             return _time_in_threads([partial(write, p) for p in producers])
 
@@ -225,6 +226,8 @@ class _Bench:
                 )
                 for _ in range(connections)
             ]
+            for sender in senders:
+                sender.warm_up()
             return _time_in_threads([sender.send for sender in senders])
 
     def _read(self, topic: str, size: int, connections: int = 1) -> float:
