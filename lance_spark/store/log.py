@@ -467,12 +467,6 @@ class Log:
         self.check_writable()
         raise Timeout(f"{self.where}: not durable after {timeout_s} s")
 
-    def wait_beyond(self, offset: int, *, timeout_s: float) -> int:
-        """Wait until something can be read behind an offset; give the visible end."""
-        with self._state:
-            self._state.wait_for(lambda: self._visible.offset > offset, timeout_s)
-            return self._visible.offset
-
     def close(self) -> None:
         """Make the last segment durable, whatever the policy, and refuse all writes."""
         with self._write:

@@ -814,6 +814,23 @@ def test_keepalives_do_not_take_the_place_of_a_token(
     assert silent.ended()
 
 
+def test_nothing_is_read_behind_a_keepalive_that_came_too_late(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = session.Session._keepalive
+
+    def slow(self: session.Session) -> None:
+        usual(self)
+        assert eventually(lambda: self._admission.expired)
+
+    monkeypatch.setattr(session.Session, "_keepalive", slow)
+    stranger = dial(start(tokens=("good",), handshake_timeout_s=0.5))
+    question = b"".join(map(bytes, wire.encode_message(wire.ListTopics())))
+    stranger.send(wire.encode_keepalive() + question)
+    assert stranger.next().type is FrameType.KEEPALIVE
+    assert stranger.ended()
+
+
 def test_the_status_stays_small(client: Client) -> None:
     for n in range(3):
         topics = tuple(f"{n}-{k}-" + "x" * 200 for k in range(900))

@@ -218,19 +218,6 @@ def test_waiting_takes_no_longer_than_allowed(store: Store) -> None:
     log.wait(appended.end, timeout_s=0)
 
 
-def test_waiting_for_something_to_read(store: Store) -> None:
-    log = store.create_topic("one").log
-    assert log.wait_beyond(0, timeout_s=0.001) == 0
-    got: list[int] = []
-    reader = threading.Thread(
-        target=lambda: got.append(log.wait_beyond(0, timeout_s=30))
-    )
-    reader.start()
-    store.append(1, batch("a"))
-    reader.join(30)
-    assert got == [135]
-
-
 def test_waiting_ends_when_the_disk_fails(files: DiskFiles) -> None:
     store = open_store(files=files)
     log = store.create_topic("one").log
