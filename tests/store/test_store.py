@@ -364,16 +364,19 @@ def test_many_writers_and_readers(tmp_path: Path) -> None:
 
     def read(topic: int) -> None:
         offset, finished = 0, False
-        while not finished:
-            finished = done.is_set()
-            store.topic(topic).log.wait_beyond(offset, timeout_s=0.02)
-            view = store.view(topic)
-            while offset < view.end.offset:
-                piece = view.read(offset, 500)
-                found = scan(piece.read())
-                assert found.fault is None
-                assert len(found.starts) == piece.records
-                offset = piece.end
+        grown = threading.Event()
+        with store.watching([topic], grown.set):
+            while not finished:
+                grown.clear()
+                finished = done.is_set()
+                view = store.view(topic)
+                while offset < view.end.offset:
+                    piece = view.read(offset, 500)
+                    found = scan(piece.read())
+                    assert found.fault is None
+                    assert len(found.starts) == piece.records
+                    offset = piece.end
+                grown.wait(0.02)
 
     readers = [guard(read, topic) for topic in topics]
     for thread in readers:

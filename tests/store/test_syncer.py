@@ -193,8 +193,11 @@ def test_a_disk_that_hangs_is_a_timeout(files: DiskFiles) -> None:
         with pytest.raises(Timeout, match=r"segments/1: not durable after 0\.02 s"):
             store.append(1, batch("a"))
         assert store.read(1, 0, 100).read() == b""
-        mended.set()
-        assert store.topic(1).log.wait_beyond(0, timeout_s=10) == 135
+        grown = threading.Event()
+        with store.watching([1], grown.set):
+            mended.set()
+            assert grown.wait(10)
+        assert store.view(1).end.offset == 135
     store.close()
     check_clean(files=files)
 
