@@ -2,6 +2,8 @@
 
     errors, model <- wire, net, store, columnar <- client | broker <- spark | cli
 
+and `quantity`, what people type, beside the values, for the two that people type to.
+
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
 imports inside functions count, those under `TYPE_CHECKING` do not: they are never run.
 """
@@ -23,14 +25,15 @@ _BASE = {*_VALUES, "wire", "net", "store", "columnar"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
+    "quantity": _VALUES,
     "wire": _VALUES,
     "net": _VALUES,
     "store": _VALUES,
     "columnar": _VALUES,
     "client": {*_BASE, "__init__"},
     "broker": {*_BASE, "__init__"},
-    "spark": {*_VALUES, "columnar", "client", "__init__"},
-    "cli": {*_BASE, "client", "broker", "__init__"},
+    "spark": {*_VALUES, "quantity", "columnar", "client", "__init__"},
+    "cli": {*_BASE, "quantity", "client", "broker", "__init__"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
     "__main__": {"cli"},
     "pyspark_lance": {"spark"},

@@ -17,16 +17,11 @@ from lance_spark.cli.connect import connected, server_options
 from lance_spark.cli.line import LineReader, make_columns, read_whole
 from lance_spark.cli.pace import Pace
 from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import (
-    BATCH_SIZE,
-    RECORD_TYPE,
-    RECORD_TYPES,
-    SEPARATOR,
-    TOPIC,
-)
+from lance_spark.cli.quantity import BATCH_SIZE, RECORD_TYPE, SEPARATOR, TOPIC
 from lance_spark.cli.text import count, format_bytes
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
+from lance_spark.quantity import RECORD_TYPES
 
 
 @click.command("produce")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lance_spark.cli.quantity import format_duration, format_size
 from lance_spark.cli.text import format_bytes
 from lance_spark.client import LanceClient
 from lance_spark.model import Retention
+from lance_spark.quantity import format_duration, format_size
 from lance_spark.wire.lwp import TopicInfo
 
 UNKNOWN = "-"

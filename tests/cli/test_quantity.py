@@ -1,4 +1,4 @@
-"""Sizes, durations, times and topics as typed."""
+"""Topics, separators and click types."""
 
 from __future__ import annotations
 
@@ -12,38 +12,10 @@ from lance_spark.cli.quantity import (
     ADDRESS,
     ADDRESSES,
     SIZE,
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_record_type,
     parse_separator,
-    parse_size,
-    parse_time,
     parse_topic,
 )
 from lance_spark.errors import OptionError
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("0", 0), ("1", 1), ("64k", 65536), ("1M", 1048576), (" 10g ", 10 * 1024**3)],
-)
-def test_size(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    "text", ["", "k", "1.5m", "-1", "1 k", "1t", "0x10", "٣", "9" * 19]
-)
-def test_no_size(text: str) -> None:
-    with pytest.raises(OptionError, match="is not a size: give bytes, or k, m or g"):
-        parse_size(text)
-
-
-def test_size_that_no_number_holds() -> None:
-    assert parse_size("8589934591g") == 2**63 - 2**30
-    with pytest.raises(OptionError, match="too large: give less than 8589934592g"):
-        parse_size("8589934592g")
 
 
 @pytest.mark.parametrize(("text", "fits"), [("1", 1), ("2k", 2048)])
@@ -55,76 +27,6 @@ def test_both_ends_are_within(text: str, fits: int) -> None:
 def test_not_within(text: str) -> None:
     with pytest.raises(click.BadParameter, match="out of range: give 1 to 2k"):
         SIZE.within("1", "2k").convert(text, None, None)
-
-
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1536, 1024**2, 10 * 1024**3, 2**62])
-def test_size_can_be_typed_again(size: int) -> None:
-    assert parse_size(format_size(size)) == size
-
-
-def test_size_is_short() -> None:
-    assert [format_size(s) for s in (1024**3, 3 * 1024**2, 2048, 7)] == [
-        *("1g", "3m", "2k", "7"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("500ms", 0.5),
-        ("30s", 30),
-        ("30", 30),
-        ("0", 0),
-        ("5m", 300),
-        ("2H", 7200),
-        ("7d", 604800),
-        ("0.5s", 0.5),
-        ("1.5h", 5400),
-    ],
-)
-def test_duration(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "1 s s", "nan", "1e3s", "inf"])
-def test_no_duration(text: str) -> None:
-    with pytest.raises(OptionError, match="is not a duration: give a number and ms"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (59, "59s"), (60, "1m"), (90, "90s"), (7200, "2h"), (604800, "7d")],
-)
-def test_duration_can_be_typed_again(seconds: int, text: str) -> None:
-    assert format_duration(seconds) == text
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "ns"),
-    [
-        ("1970-01-01", 0),
-        ("1970-01-01T00:00:01", 1_000_000_000),
-        ("1970-01-01T00:00:01Z", 1_000_000_000),
-        ("1970-01-01 01:00:00+01:00", 0),
-        ("2023-11-14T22:13:20.123456789Z", 1_700_000_000_123_456_789),
-        ("2023-11-14T22:13:20.5+00:00", 1_700_000_000_500_000_000),
-    ],
-)
-def test_time(text: str, ns: int) -> None:
-    assert parse_time(text) == ns
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "12:30", "2024-13-01", "2024"])
-def test_no_time(text: str) -> None:
-    with pytest.raises(OptionError, match="is not a time: give one as"):
-        parse_time(text)
-
-
-def test_time_before_lwp() -> None:
-    with pytest.raises(OptionError, match="before 1970"):
-        parse_time("1969-12-31T23:59:59Z")
 
 
 @pytest.mark.parametrize(
@@ -139,22 +41,6 @@ def test_topic(text: str, topic: int | str) -> None:
 def test_no_topic(text: str) -> None:
     with pytest.raises(OptionError):
         parse_topic(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("raw", 1), ("JSON", 2), ("msgpack", 3), ("0x80", 0x80), ("254", 0xFE)],
-)
-def test_record_type(text: str, number: int) -> None:
-    assert parse_record_type(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "text", "0x7F", "0xFF", "1", "0x10"])
-def test_no_record_type(text: str) -> None:
-    with pytest.raises(
-        OptionError, match="raw, json, msgpack, protobuf, avro, or 0x80"
-    ):
-        parse_record_type(text)
 
 
 def test_separator() -> None:
