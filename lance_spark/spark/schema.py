@@ -1,0 +1,245 @@
+"""The columns of reads and writes in Spark's types, and what users may ask of them.
+
+No session is needed for any of it. How Arrow columns are built is `columnar`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from lance_spark.errors import OptionError
+
+# What each column of a read may be; the first is what it is by default.
+_READABLE: Mapping[str, tuple[DataType, ...]] = {
+    "topic": (StringType(),),
+    "offset": (LongType(),),
+    "type": (ShortType(),),
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "timestamp": (TimestampType(),),
+    "timestamp_ns": (LongType(),),
+    "next_offset": (LongType(),),
+}
+# Records without key, value or timestamp have nothing to put there.
+_CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
+
+# What a read gives if the user names no columns.
+ROW_COLUMNS = ("topic", "offset", "type", "key", "value", "timestamp")
+ROW_SCHEMA = StructType([StructField(name, _READABLE[name][0]) for name in ROW_COLUMNS])
+
+# What a read with `metadata=topics` gives.
+TOPICS_SCHEMA = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("name", StringType()),
+        StructField("log_start", LongType()),
+        StructField("log_end", LongType()),
+        StructField("records", LongType()),
+        StructField("created", TimestampType()),
+        StructField(
+            "retention",
+            StructType(
+                [
+                    StructField("max_age_s", LongType()),
+                    StructField("max_bytes", LongType()),
+                ]
+            ),
+        ),
+    ]
+)
+_TOPICS: Mapping[str, tuple[DataType, ...]] = {
+    field.name: (field.dataType,) for field in TOPICS_SCHEMA
+}
+
+
+def make_arrow_schema(schema: StructType) -> pa.Schema:
+    """Make the Arrow schema that Spark compares batches of a schema with."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+TOPICS_ARROW = make_arrow_schema(TOPICS_SCHEMA)
+
+# The columns of a write; others are an error, and the last two are ignored.
+_WRITTEN = ("value", "key", "timestamp", "timestamp_ns", "type", "topic")
+_IGNORED = ("offset", "next_offset")
+_TEXT_OR_BYTES = (BinaryType, StringType)
+# Types by column, and in words. A timestamp without a zone is taken as UTC.
+_WRITABLE: Mapping[str, tuple[tuple[type[DataType], ...], str]] = {
+    "value": (_TEXT_OR_BYTES, "binary or string"),
+    "key": (_TEXT_OR_BYTES, "binary or string"),
+    "timestamp": ((TimestampType, TimestampNTZType), "timestamp"),
+    "timestamp_ns": ((IntegralType,), "bigint"),
+    "type": ((IntegralType,), "smallint"),
+    "topic": ((StringType,), "string"),
+}
+_NESTED = (ArrayType, MapType, StructType, VariantType)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns that a read builds.
+
+    Args:
+        columns: their names, in the order of the schema.
+        key_type: binary or string.
+        value_type: binary or string.
+        arrow: the schema that batches must have.
+    """
+
+    columns: tuple[str, ...]
+    key_type: pa.DataType
+    value_type: pa.DataType
+    arrow: pa.Schema
+
+
+def project(schema: StructType) -> Projection:
+    """Find out what a user's schema asks of a read.
+
+    Raises:
+        OptionError: a column is unknown, named twice, of another type or never null
+            where it can be; lists what there is.
+    """
+    _check_fields(schema, _READABLE, _CAN_BE_NULL)
+    arrow = make_arrow_schema(schema)
+    kinds = {field.name: field.type for field in arrow}
+    return Projection(
+        columns=tuple(schema.fieldNames()),
+        key_type=kinds.get("key", pa.binary()),
+        value_type=kinds.get("value", pa.binary()),
+        arrow=arrow,
+    )
+
+
+def project_topics(schema: StructType) -> tuple[str, ...]:
+    """Find out which columns of the topics a user's schema asks for.
+
+    Raises:
+        OptionError: as `project` does; every column can be null here.
+    """
+    _check_fields(schema, _TOPICS, tuple(_TOPICS))
+    return tuple(schema.fieldNames())
+
+
+def _check_fields(
+    schema: StructType,
+    known: Mapping[str, tuple[DataType, ...]],
+    can_be_null: tuple[str, ...],
+) -> None:
+    names = schema.fieldNames()
+    there = f"there are {_list_columns(known)}"
+    if not names:
+        raise OptionError(f"the schema names no column; {there}")
+    for field in schema:
+        name, kinds = field.name, known.get(field.name)
+        if kinds is None:
+            hint = _suggest(name, known)
+            raise OptionError(f"there is no column {name}{hint}; {there}")
+        if names.count(name) > 1:
+            raise OptionError(f"the schema names column {name} twice: name it once")
+        if field.dataType not in kinds:
+            raise OptionError(
+                f"column {name} is {_list_types(kinds)}, not "
+                f"{field.dataType.simpleString()}: change the schema, and cast what is "
+                f"read; {there}"
+            )
+        if not field.nullable and name in can_be_null:
+            raise OptionError(
+                f"column {name} can be null: leave out NOT NULL in the schema"
+            )
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _list_columns(known: Mapping[str, tuple[DataType, ...]]) -> str:
+    return ", ".join(f"{name} {_list_types(kinds)}" for name, kinds in known.items())
+
+
+def _list_types(kinds: Iterable[DataType]) -> str:
+    return " or ".join(kind.simpleString() for kind in kinds)
+
+
+def check_write_schema(schema: StructType, *, topic_option: bool) -> None:
+    """Check that rows can be written as records, and that it is known where to.
+
+    Args:
+        schema: of the rows.
+        topic_option: the option `topic` says where, whatever a column says.
+
+    Raises:
+        OptionError: a column is missing, unknown, there twice or of another type; says
+            what to do with it.
+    """
+    names = schema.fieldNames()
+    _check_names(names)
+    if not topic_option and "topic" not in names:
+        raise OptionError(
+            "no topic to write to: name it with option topic, or add a column topic"
+        )
+    ignored = {*_IGNORED, *(["topic"] if topic_option else [])}
+    for field in schema:
+        if field.name not in ignored:
+            _check_written(field)
+
+
+def _check_names(names: list[str]) -> None:
+    others = [name for name in dict.fromkeys(names) if name not in _WRITTEN + _IGNORED]
+    if others:
+        raise OptionError(
+            f"can't write {_name_columns(others)}: drop what is not needed, or put it "
+            "into value, as in to_json(struct(*)) AS value; the columns of a write are "
+            f"{', '.join(_WRITTEN)}"
+        )
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise OptionError(f"{_name_columns(twice)} is there twice: drop or rename one")
+    if "value" not in names:
+        raise OptionError(
+            f"no column value to write; there are {', '.join(names) or 'none'}: rename "
+            "one, or make one as in to_json(struct(*)) AS value"
+        )
+    if "timestamp" in names and "timestamp_ns" in names:
+        raise OptionError(
+            "columns timestamp and timestamp_ns are both there: drop one of them"
+        )
+
+
+def _name_columns(names: list[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _check_written(field: StructField) -> None:
+    name, kind = field.name, field.dataType
+    accepted, wanted = _WRITABLE[name]
+    # A column of nothing but nulls is as good as none, except where a topic is needed.
+    if isinstance(kind, accepted) or (isinstance(kind, NullType) and name != "topic"):
+        return
+    remedy = f"cast it, as in CAST({name} AS {wanted.split()[-1].upper()})"
+    if isinstance(kind, _NESTED) and accepted == _TEXT_OR_BYTES:
+        remedy = f"write it as text, as in to_json({name}) AS {name}"
+    raise OptionError(
+        f"column {name} must be {wanted}, not {kind.simpleString()}: {remedy}"
+    )

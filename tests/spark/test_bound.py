@@ -1,0 +1,155 @@
+"""Where a read starts or ends, as typed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from lance_spark.errors import OptionError
+from lance_spark.spark.bound import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTime,
+    Bound,
+    Earliest,
+    Latest,
+    parse_bound,
+    parse_time,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("earliest", Earliest()),
+        (" LATEST ", Latest()),
+        ('{"events": 4096}', AtOffsets((("events", 4096),))),
+        (' {"b": 0, "a": 7}', AtOffsets((("a", 7), ("b", 0)))),
+        ('{"é": -2, "x": -1}', AtOffsets((("x", -1), ("é", -2)))),
+        ('{"a": 9223372036854775807}', AtOffsets((("a", 2**63 - 1),))),
+    ],
+)
+def test_bound(text: str, bound: Bound) -> None:
+    assert parse_bound(text) == bound
+
+
+def test_ends_have_the_numbers_of_kafka() -> None:
+    assert (EARLIEST_OFFSET, LATEST_OFFSET) == (-2, -1)
+
+
+@pytest.mark.parametrize("text", ["", "first", "4096", "[1]", '"latest"', "null"])
+def test_no_bound(text: str) -> None:
+    with pytest.raises(OptionError, match="is no place in a topic: give earliest, l"):
+        parse_bound(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{'a': 1}",
+        '{"a": 1} 2',
+        '{"a": 1,}',
+        f'{{"a": {"9" * 5000}}}',
+        '{"a": ' + "[" * 100_000,
+    ],
+)
+def test_no_json(text: str) -> None:
+    with pytest.raises(OptionError, match=r"can't be read as JSON \(.*\): give earl"):
+        parse_bound(text)
+
+
+@pytest.mark.parametrize(
+    "offset",
+    ["-3", "9223372036854775808", "1.0", "1e3", '"7"', "true", "null", "[1]", "NaN"],
+)
+def test_no_offset(offset: str) -> None:
+    with pytest.raises(OptionError, match="is no offset for topic 'a': give a whole"):
+        parse_bound(f'{{"a": {offset}}}')
+
+
+def test_offsets_of_partitions() -> None:
+    with pytest.raises(OptionError, match="topic 'a' has no partitions: give") as told:
+        parse_bound('{"a": {"0": 7}}')
+    assert '{"a": 4096}' in str(told.value)
+
+
+def test_empty_offsets() -> None:
+    with pytest.raises(OptionError, match=r"no topic is named in '\{ \}'"):
+        parse_bound("{ }")
+
+
+def test_topic_that_is_named_twice() -> None:
+    with pytest.raises(OptionError, match="topic 'a' is named twice: name it once"):
+        parse_bound('{"a": 1, "b": 1, "a": 2}')
+
+
+def test_errors_repeat_no_long_text() -> None:
+    text = json.dumps({f"topic-{n}": n for n in range(1000)})
+    for wrong in (text[:-1], text.replace("{", "(", 1), f'{{"a": [{text}]}}'):
+        with pytest.raises(OptionError) as told:
+            parse_bound(wrong)
+        assert len(str(told.value)) < 300
+
+
+def test_offset_of_a_topic() -> None:
+    bound = parse_bound('{"b": 5, "a": -2}')
+    assert isinstance(bound, AtOffsets)
+    assert (bound.get("a"), bound.get("b"), bound.get("c")) == (-2, 5, None)
+    assert bound.topics == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("0", 0),
+        ("1700000000123", 1_700_000_000_123_000_000),
+        (" 0001 ", 1_000_000),
+        ("0" * 5000 + "1", 1_000_000),
+        ("9223372036854", 9_223_372_036_854_000_000),
+        ("2023-11-14T22:13:20.123456789Z", 1_700_000_000_123_456_789),
+        ("2023-11-14 22:13:20", 1_700_000_000_000_000_000),
+        ("2023-11-14T23:13:20+01:00", 1_700_000_000_000_000_000),
+        ("2023-11-14", 1_699_920_000_000_000_000),
+    ],
+)
+def test_time(text: str, time_ns: int) -> None:
+    assert parse_time(text) == AtTime(time_ns)
+
+
+@pytest.mark.parametrize("text", ["", "now", "-1", "1.5", "1e3", "2024-13-01", "٣"])
+def test_no_time(text: str) -> None:
+    match = r"is not a time: give one as .*, or milliseconds since 1970"
+    with pytest.raises(OptionError, match=match):
+        parse_time(text)
+
+
+def test_time_before_1970() -> None:
+    with pytest.raises(OptionError, match="is before 1970"):
+        parse_time("1969-12-31")
+
+
+@pytest.mark.parametrize(
+    "text", ["9223372036855", "9" * 5000, "2262-04-12", "9999-12-31T23:59:59Z"]
+)
+def test_time_that_no_number_holds(text: str) -> None:
+    with pytest.raises(OptionError, match="is too late: times end in the year 2262"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [
+        (Earliest(), "earliest"),
+        (Latest(), "latest"),
+        (AtOffsets((("é", 1),)), '{"é": 1}'),
+        (AtTime(5), "5 ns"),
+    ],
+)
+def test_bounds_travel(bound: Bound, text: str) -> None:
+    assert pickle.loads(pickle.dumps(bound)) == bound
+    assert len({bound, bound}) == 1
+    assert str(bound) == text

@@ -1,0 +1,141 @@
+"""Values of options as typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lance_spark.client.reader import FETCH_BYTES_MAX
+from lance_spark.errors import OptionError
+from lance_spark.spark.value import (
+    choice,
+    parse_fetch_bytes,
+    parse_flag,
+    parse_integer,
+    parse_pattern,
+    parse_servers,
+    parse_text,
+    parse_timeout,
+    parse_topics,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"), [("true", True), (" True", True), ("FALSE", False)]
+)
+def test_flag(text: str, flag: bool) -> None:
+    assert parse_flag(text) is flag
+
+
+@pytest.mark.parametrize("text", ["", "yes", "1", "0"])
+def test_no_flag(text: str) -> None:
+    with pytest.raises(OptionError, match="is neither true nor false"):
+        parse_flag(text)
+
+
+def test_integer() -> None:
+    assert (parse_integer("0"), parse_integer(" 12 ")) == (0, 12)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "1k", "0x1", "٣", "9" * 20])
+def test_no_integer(text: str) -> None:
+    with pytest.raises(OptionError, match="is not a whole number"):
+        parse_integer(text)
+
+
+def test_text_is_taken_as_it_is() -> None:
+    assert parse_text(" a b\n") == " a b\n"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_no_text(text: str) -> None:
+    with pytest.raises(OptionError, match="it is empty: give a value, or leave"):
+        parse_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "topics"),
+    [
+        ("events", ("events",)),
+        (" b , a", ("b", "a")),
+        ("a,b,a", ("a", "b")),
+        ("ein Thema", ("ein Thema",)),
+    ],
+)
+def test_topics(text: str, topics: tuple[str, ...]) -> None:
+    assert parse_topics(text) == topics
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "a,", "a,,b"])
+def test_no_topics(text: str) -> None:
+    with pytest.raises(OptionError, match="has an empty name: give names as in"):
+        parse_topics(text)
+
+
+def test_pattern() -> None:
+    assert parse_pattern("events-[0-9]+") == "events-[0-9]+"
+
+
+@pytest.mark.parametrize("text", ["(", "*", "[", "a{2,1}", "(?P<a"])
+def test_no_pattern(text: str) -> None:
+    with pytest.raises(OptionError, match="is no regular expression of Python's: "):
+        parse_pattern(text)
+
+
+def test_empty_pattern() -> None:
+    with pytest.raises(OptionError, match="it is empty: give an expression"):
+        parse_pattern("")
+
+
+def test_servers() -> None:
+    assert parse_servers(" a:1, b ") == "a:1, b"
+
+
+@pytest.mark.parametrize("text", ["", "a:x", "a,,b", "http://a:1", "a:70000"])
+def test_no_servers(text: str) -> None:
+    with pytest.raises(OptionError):
+        parse_servers(text)
+
+
+def test_choice() -> None:
+    parse = choice("auto", "none")
+    assert (parse("auto"), parse(" NONE")) == ("auto", "none")
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [(("a",), "a"), (("a", "b"), "a or b"), (("a", "b", "c"), "a, b or c")],
+)
+def test_no_choice(words: tuple[str, ...], known: str) -> None:
+    with pytest.raises(OptionError, match=f"^'x' is unknown: give {known}$"):
+        choice(*words)("x")
+
+
+def test_timeout() -> None:
+    assert (parse_timeout("1ms"), parse_timeout("2m")) == (0.001, 120)
+    assert parse_timeout("1000000s") == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("30", "has no unit"),
+        ("0", "out of range: give 1ms to 1000000s"),
+        ("12d", "out of range"),
+        ("soon", "is not a duration"),
+    ],
+)
+def test_no_timeout(text: str, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        parse_timeout(text)
+
+
+def test_fetch_bytes() -> None:
+    assert (parse_fetch_bytes("1"), parse_fetch_bytes("4m")) == (1, 4 * 1024**2)
+    # What people type is a little more than what can be asked for.
+    assert parse_fetch_bytes("16m") == FETCH_BYTES_MAX < 16 * 1024**2
+
+
+@pytest.mark.parametrize("text", ["0", "16777217", "1g"])
+def test_no_fetch_bytes(text: str) -> None:
+    with pytest.raises(OptionError, match="out of range: give 1 to 16m"):
+        parse_fetch_bytes(text)
