@@ -30,7 +30,7 @@ from lance_spark.errors import (
     TopicDeleted,
     TopicNotFound,
 )
-from lance_spark.model import RECORD_HEADER_BYTES
+from lance_spark.model import RECORD_HEADER_BYTES, Scan
 from lance_spark.net.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _WAIT_PIECE_S = 5.0
 # A server that can't wait is asked again after a pause that doubles.
 _PAUSE_S_MIN = 0.002
 _PAUSE_S_MAX = 0.25
+# How much more each fetch asks for than the one before, where the first is small.
+_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Chunk:
     records: int
     high_water_mark: int | None
     starts: NDArray[np.int64] = field(repr=False, compare=False)
+
+    @property
+    def found(self) -> Scan:
+        """Where the records are, as `decode` takes it instead of looking again."""
+        return Scan(self.starts, len(self.data))
 
     def split(self, records: int) -> tuple[Chunk, Chunk | None]:
         """Cut behind so many records, without a copy; None if nothing is left."""
@@ -105,6 +112,8 @@ class RecordReader:
         start: offset of a record.
         end: where to stop; None never does.
         fetch_bytes: how much to ask for at once.
+        first_fetch_bytes: ask for so much at first and for four times as much each
+            time, up to `fetch_bytes`, so that the first records come early.
         prefetch: keep a fetch under way while the caller works.
         follow_s: how long to wait for records at the log's end by default.
         topic_id: the id of the topic, if it is known already.
@@ -120,6 +129,7 @@ class RecordReader:
         *,
         end: int | None = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        first_fetch_bytes: int | None = None,
         prefetch: bool = True,
         follow_s: float = 0.0,
         topic_id: int | None = None,
@@ -130,11 +140,17 @@ class RecordReader:
             raise OptionError(
                 f"fetch_bytes {fetch_bytes} can't be used: give 1 to {FETCH_BYTES_MAX}"
             )
+        if first_fetch_bytes is not None and first_fetch_bytes < 1:
+            raise OptionError(
+                f"first_fetch_bytes {first_fetch_bytes} can't be used: give 1 or more"
+            )
         self.topic = topic
         self.topic_id = client.topic_id(topic) if topic_id is None else topic_id
         self._client = client
         self._end = end
         self._fetch_bytes = fetch_bytes
+        # What the next fetch asks for, or the one that is under way did.
+        self._ask_bytes = min(first_fetch_bytes or fetch_bytes, fetch_bytes)
         self._prefetch = prefetch
         self._follow_s = follow_s
         self._clock = clock
@@ -216,8 +232,11 @@ class RecordReader:
             wait_s = min(deadline.remaining(), _WAIT_PIECE_S)
             fetched = self._fetch(wait_s)
         self._check_place(fetched)
-        if self._prefetch and len(fetched.data):
-            self._submit(fetched)
+        if len(fetched.data):
+            is_full = len(fetched.data) >= self._ask_bytes
+            self._ask_bytes = min(_GROWTH * self._ask_bytes, self._fetch_bytes)
+            if self._prefetch:
+                self._submit(fetched, is_full=is_full)
         return fetched
 
     def _take_pending(self) -> Fetched | None:
@@ -252,14 +271,11 @@ class RecordReader:
         except (TopicNotFound, TopicDeleted) as error:
             raise self._make_gone() from error
 
-    def _submit(self, fetched: Fetched) -> None:
+    def _submit(self, fetched: Fetched, *, is_full: bool) -> None:
         """Send the next fetch, if there is more to read already."""
         mark = fetched.high_water_mark
-        if mark is None:
-            # A full answer is the only sign of more.
-            is_more = len(fetched.data) >= self._fetch_bytes
-        else:
-            is_more = fetched.end < mark
+        # A full answer is the only sign of more where the server does not say.
+        is_more = is_full if mark is None else fetched.end < mark
         if not is_more or (self._end is not None and fetched.end >= self._end):
             return
         size = self._plan_size(fetched.end, self._lacking - len(fetched.data))
@@ -275,7 +291,7 @@ class RecordReader:
 
     def _plan_size(self, start: int, lacking: int) -> int:
         return plan_fetch_bytes(
-            start, self._end, fetch_bytes=self._fetch_bytes, lacking=lacking
+            start, self._end, fetch_bytes=self._ask_bytes, lacking=lacking
         )
 
     def _forget(self) -> None:

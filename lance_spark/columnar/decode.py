@@ -18,7 +18,7 @@ from lance_spark.columnar.columns import TYPES, BadRows, Source, build_batch
 from lance_spark.columnar.layout import find_ends, lay_out
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import OptionError, RecordError
-from lance_spark.model import Buffer
+from lance_spark.model import Buffer, Scan
 
 # What is built when no columns are named: the row schema without the topic, which only
 # the caller knows.
@@ -66,6 +66,7 @@ def decode(
     value_type: pa.DataType = TYPES["value"],
     on_bad: Literal["fail", "skip"] = "fail",
     partial: Literal["error", "keep"] = "error",
+    found: Scan | None = None,
 ) -> Decoded:
     """Turn a buffer of records into Arrow columns.
 
@@ -87,6 +88,9 @@ def decode(
         on_bad: what to do with bad records.
         partial: whether a record that the buffer ends in is an error, or is not there
             yet and kept: `Decoded.end` is its start then.
+        found: where the records start, if that is known: what `scan` says of the same
+            bytes, or of as many whole records as are wanted. It is trusted, and
+            nothing behind its end is looked at.
 
     Raises:
         RecordError: of the first bad record. Its position is the record's offset in the
@@ -100,7 +104,10 @@ def decode(
     if len(view) > DECODE_BYTES_MAX:
         size, limit = len(view), DECODE_BYTES_MAX
         raise OptionError(f"{size} bytes to decode at once, {limit} are the most")
-    found = scan(view)
+    if found is None:
+        found = scan(view)
+    # A record that ends behind the buffer would be read from foreign memory.
+    assert found.end <= len(view), "records that are not of this buffer"
     fault = found.fault
     if fault is not None:
         fault = _move(fault, base_offset)

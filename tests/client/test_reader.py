@@ -17,6 +17,7 @@ from lance_spark.client.reader import (
     count_lacking_bytes,
     plan_fetch_bytes,
 )
+from lance_spark.columnar.decode import decode
 from lance_spark.errors import (
     ConnectionLost,
     DataLoss,
@@ -166,6 +167,16 @@ def test_count_lacking_bytes(tail: bytes, lacking: int) -> None:
     assert count_lacking_bytes(memoryview(tail)) == lacking
 
 
+def test_what_was_found_is_known_to_decode() -> None:
+    chunk = _reader(FakeLog(DATA)).next_chunk()
+    assert chunk is not None
+    assert decode(chunk.data, found=chunk.found).batch == decode(DATA).batch
+    first, rest = chunk.split(3)
+    assert rest is not None
+    assert decode(rest.data, found=rest.found).batch == decode(rest.data).batch
+    assert decode(first.data, found=first.found).batch.num_rows == 3
+
+
 # Ranges.
 
 
@@ -227,6 +238,32 @@ def test_the_next_fetch_is_sent_before_it_is_asked_for(whole: bool) -> None:
     assert log.asked == [(0, BOUNDS[5], "fetch"), (BOUNDS[5], BOUNDS[5], "ahead")]
     reader.next_chunk()
     assert [how for _, _, how in log.asked] == ["fetch", "ahead", "ahead"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_small_at_first(whole: bool, prefetch: bool) -> None:
+    log = FakeLog(DATA * 20, whole=whole)
+    options = {"fetch_bytes": 5000, "first_fetch_bytes": 100, "prefetch": prefetch}
+    chunks = _read_all(_reader(log, **options))
+    assert b"".join(chunk.data for chunk in chunks) == DATA * 20
+    sizes = [size for _, size, _ in log.asked]
+    assert sizes[:5] == [100, 400, 1600, 5000, 5000]
+    if prefetch:
+        # Also where only a full answer tells that there is more.
+        assert {how for _, _, how in log.asked[1:4]} == {"ahead"}
+
+
+def test_small_at_first_but_never_more_than_at_last() -> None:
+    log = FakeLog(DATA)
+    _read_all(_reader(log, fetch_bytes=64, first_fetch_bytes=1000))
+    assert {size for _, size, _ in log.asked} == {64}
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_first_fetch_of_nothing(size: int) -> None:
+    with pytest.raises(OptionError, match=f"first_fetch_bytes {size} can't be used"):
+        _reader(FakeLog(DATA), first_fetch_bytes=size)
 
 
 def test_nothing_is_fetched_ahead_at_the_end() -> None:

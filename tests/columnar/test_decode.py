@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from lance_spark.columnar.columns import TYPES
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode, make_schema
+from lance_spark.columnar.scan import scan
 from lance_spark.errors import OptionError, RecordError
+from lance_spark.model import Scan
 from tests.columnar import plain
 from tests.columnar.strategies import buffers, examples, record, row_lists
 
@@ -174,6 +176,48 @@ def test_cut_into_batches():
     assert [batch.num_rows for batch in batches] == [4, 4, 2]
     assert pa.Table.from_batches(batches)["offset"].to_pylist() == list(range(0, 80, 8))
     assert list(decode(b"").batches(4)) == []
+
+
+class TestFound:
+    """Records that the caller has found already are not looked for again."""
+
+    @given(
+        data=buffers(),
+        skip=st.sampled_from(["fail", "skip"]),
+        keep=st.sampled_from(["error", "keep"]),
+    )
+    @examples(100)
+    def test_same_as_without(self, data, skip, keep):
+        options = {"base_offset": BASE, "on_bad": skip, "partial": keep}
+        found = scan(data)
+        try:
+            expected = decode(data, **options)
+        except RecordError as error:
+            with pytest.raises(RecordError) as caught:
+                decode(data, found=found, **options)
+            assert str(caught.value) == str(error)
+            return
+        decoded = decode(data, found=found, **options)
+        assert decoded.batch == expected.batch
+        assert (decoded.end, decoded.skipped) == (expected.end, expected.skipped)
+        assert str(decoded.fault) == str(expected.fault)
+
+    def test_no_second_scan(self, monkeypatch):
+        found = scan(MIXED)
+        module = sys.modules["lance_spark.columnar.decode"]
+        monkeypatch.setattr(module, "scan", None)
+        assert decode(MIXED, found=found).batch.num_rows == 5
+
+    def test_only_some(self):
+        found = scan(MIXED)
+        some = Scan(found.starts[:2], int(found.starts[2]))
+        decoded = decode(MIXED + b"\0", found=some)
+        assert decoded.batch == decode(MIXED[: some.end]).batch
+        assert (decoded.end, decoded.fault) == (some.end, None)
+
+    def test_of_another_buffer(self):
+        with pytest.raises(AssertionError, match="not of this buffer"):
+            decode(MIXED[:-1], found=scan(MIXED))
 
 
 class TestPartial:
