@@ -13,6 +13,7 @@ LanceError
 ├── Timeout                     a deadline passed
 ├── Unsupported                 the server can't do what was asked
 ├── DataLoss                    records that were asked for are gone
+├── SplitError                  a range was cut where no record starts
 ├── Undelivered                 records that were not acknowledged
 ├── BrokerError                 the broker said no: code, retriable, details
 │   └── one class per error code (LWP §12 and our extensions)
@@ -217,6 +218,30 @@ class DataLoss(LanceError):
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
             f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
+        )
+
+
+class SplitError(LanceError):
+    """A range was cut where no record starts, misled by values that look like records.
+
+    Args:
+        topic: the topic's name.
+        boundary: where the range was cut.
+        position: where a record really starts.
+    """
+
+    def __init__(self, topic: str, boundary: int, position: int) -> None:
+        super().__init__(topic, boundary, position)
+        self.topic = topic
+        self.boundary = boundary
+        self.position = position
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r}: a partition was taken to start at offset "
+            f"{self.boundary}, but the record before it ends at {self.position}: "
+            "values that look like records mislead the search for record boundaries; "
+            "set splitting=none to read each topic in one partition"
         )
 
 

@@ -1,0 +1,51 @@
+"""The topics of a server as rows: what a read with `metadata=topics` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_spark.client import Capability, LanceClient, TopicInfo
+from lance_spark.errors import TopicDeleted, TopicNotFound
+from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.pool import lease
+from lance_spark.spark.schema import TOPICS_ARROW
+from lance_spark.spark.topics import choose_topics
+
+
+def read_topics(
+    options: ReadOptions, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """List the topics that the options choose, all if they name none."""
+    with lease(options.client) as client:
+        chosen = choose_topics(options, client.topics())
+        rows = [row for info in chosen if (row := _describe(client, info)) is not None]
+    batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
+    yield batch.select(list(columns))
+
+
+def _describe(client: LanceClient, info: TopicInfo) -> dict[str, Any] | None:
+    """Say what the server knows of a topic, None if it is gone by now."""
+    row: dict[str, Any] = {
+        "id": info.id,
+        "name": info.name,
+        "created": info.created_at_s * 1_000_000,
+        "retention": None,
+    }
+    if info.retention is not None:
+        row["retention"] = {
+            "max_age_s": info.retention.max_age_s,
+            "max_bytes": info.retention.max_bytes,
+        }
+    try:
+        if client.supports(Capability.LOCATE):
+            start, end = client.locate_start(info.id), client.locate_end(info.id)
+            row["log_start"], row["log_end"] = start.offset, end.offset
+            row["records"] = end.record - start.record
+        else:
+            row["log_end"] = client.bounds(info.id).end
+    except (TopicNotFound, TopicDeleted):
+        return None
+    return row

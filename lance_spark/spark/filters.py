@@ -1,0 +1,270 @@
+"""Filters that Spark leaves to us: a range of offsets, some topics, the rest in Arrow.
+
+What is taken here Spark does not look at again, so a filter is taken only if it means
+exactly what Spark means by it, nulls included: a comparison with null is neither true
+nor false, and neither is its negation; only `<=>` and `is null` know nulls. Spark casts
+a literal to the type of its column before it sends it. One of another type, and
+everything else that is not known here, stays with Spark.
+
+Strings and bytes are compared as unsigned bytes, timestamps as microseconds, by Spark
+and by Arrow alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+# Each compares a column with a literal; null where the column is null.
+_COMPARE: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
+    EqualTo: ("=", pc.equal),
+    EqualNullSafe: ("<=>", pc.equal),
+    GreaterThan: (">", pc.greater),
+    GreaterThanOrEqual: (">=", pc.greater_equal),
+    LessThan: ("<", pc.less),
+    LessThanOrEqual: ("<=", pc.less_equal),
+}
+_MATCH: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
+    StringStartsWith: ("starts with", pc.starts_with),
+    StringEndsWith: ("ends with", pc.ends_with),
+    StringContains: ("contains", pc.match_substring),
+}
+_NULLNESS: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
+    IsNull: ("is null", pc.is_null),
+    IsNotNull: ("is not null", pc.is_valid),
+}
+_EQUAL = (EqualTo, EqualNullSafe)
+
+_INT_BITS = {"offset": 64, "next_offset": 64, "type": 16, "timestamp_ns": 64}
+_TEXT = ("topic", "key", "value")
+_COLUMNS = {*_INT_BITS, *_TEXT, "timestamp"}
+
+# A literal in a log line is cut there.
+_SHOWN_CHARS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What filters ask for. All of it has to be done by whoever accepted them.
+
+    Args:
+        start: no record that starts before this offset is wanted.
+        end: no record that starts here or behind is wanted.
+        topics: the only topics that are wanted; None means all.
+        predicates: what `select` does.
+    """
+
+    start: int | None = None
+    end: int | None = None
+    topics: frozenset[str] | None = None
+    predicates: tuple[Filter, ...] = ()
+
+    def keeps_topic(self, topic: str) -> bool:
+        """Say whether records of a topic can be wanted, so that others are not read."""
+        if self.topics is not None and topic not in self.topics:
+            return False
+        name = pa.record_batch({"topic": pa.array([topic])})
+        mine = [test for test in self.predicates if _column(test) == "topic"]
+        return all(_test(test, name)[0].as_py() for test in mine)
+
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Keep the rows that fulfil the predicates; it has the columns they name."""
+        if not self.predicates or not batch.num_rows:
+            return batch
+        # Null and not null is null or false, and a row of either is dropped.
+        wanted = reduce(pc.and_, (_test(test, batch) for test in self.predicates))
+        if wanted.true_count == batch.num_rows:
+            return batch
+        return batch.filter(wanted)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.start is not None:
+            parts.append(f"offset >= {self.start}")
+        if self.end is not None:
+            parts.append(f"offset < {self.end}")
+        if self.topics is not None:
+            parts.append(f"topic in ({_show(sorted(self.topics))})")
+        return " and ".join([*parts, *map(_describe, self.predicates)]) or "nothing"
+
+
+def push_filters(
+    filters: Iterable[Filter], *, narrow: bool
+) -> tuple[Pushed, list[Filter]]:
+    """Take the filters that can be fulfilled exactly.
+
+    Args:
+        filters: what Spark offers; all of them have to hold for a row.
+        narrow: turn filters on offset into a range of offsets, for a server that finds
+            the first record in it. Otherwise they are predicates like others.
+
+    Returns:
+        What is taken, and the filters that Spark must still apply.
+    """
+    pushed, left = Pushed(), []
+    for each in filters:
+        if not _is_exact(each):
+            left.append(each)
+        elif narrow and _column(each) == "offset":
+            pushed = _narrow_offsets(pushed, each)
+        elif _column(each) == "topic" and isinstance(each, (*_EQUAL, In)):
+            names = frozenset(_literals(each)) - {None}
+            topics = names if pushed.topics is None else names & pushed.topics
+            pushed = replace(pushed, topics=topics)
+        else:
+            pushed = _add(pushed, each)
+    return pushed, left
+
+
+# What can be taken.
+
+
+def _is_exact(test: Filter) -> bool:
+    negated = isinstance(test, Not)
+    inner = test.child if isinstance(test, Not) else test
+    kind = type(inner)
+    path: tuple[str, ...] = getattr(inner, "attribute", ())
+    if len(path) != 1 or path[0] not in _COLUMNS:
+        return False
+    if kind in _NULLNESS:
+        return True
+    literals = _literals(inner)
+    if kind is In and not negated:
+        # A null in the list makes nothing true.
+        literals = [value for value in literals if value is not None]
+    elif kind in _MATCH:
+        literals = [v if isinstance(v, str) else None for v in literals]
+    elif kind is not In and kind not in _COMPARE:
+        return False
+    return bool(literals) and all(_is_literal(path[0], value) for value in literals)
+
+
+def _is_literal(column: str, value: object) -> bool:
+    """Say whether a literal is of the type that the column has."""
+    if column in _INT_BITS:
+        limit = 1 << (_INT_BITS[column] - 1)
+        return type(value) is int and -limit <= value < limit
+    if column in _TEXT:
+        if isinstance(value, bytes):
+            return column != "topic"
+        return isinstance(value, str) and _is_unicode(value)
+    return isinstance(value, datetime) and value.utcoffset() is not None
+
+
+def _is_unicode(text: str) -> bool:
+    # Half of a surrogate pair can't be told to Arrow.
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _column(test: Filter) -> str:
+    inner = test.child if isinstance(test, Not) else test
+    return str(inner.attribute[0])  # type: ignore[attr-defined]  # All but Not have it.
+
+
+def _literals(test: Filter) -> list[Any]:
+    value: Any = getattr(test, "value", None)
+    return list(value) if isinstance(test, In) else [value]
+
+
+# Taking it.
+
+
+def _narrow_offsets(pushed: Pushed, test: Filter) -> Pushed:
+    values = [value for value in _literals(test) if value is not None]
+    if isinstance(test, (*_EQUAL, In)):
+        narrowed = _intersect(pushed, min(values), max(values) + 1)
+        return narrowed if len(values) == 1 else _add(narrowed, test)
+    if isinstance(test, GreaterThan):
+        return _intersect(pushed, values[0] + 1, None)
+    if isinstance(test, GreaterThanOrEqual):
+        return _intersect(pushed, values[0], None)
+    if isinstance(test, LessThan):
+        return _intersect(pushed, None, values[0])
+    if isinstance(test, LessThanOrEqual):
+        return _intersect(pushed, None, values[0] + 1)
+    return _add(pushed, test)
+
+
+def _intersect(pushed: Pushed, start: int | None, end: int | None) -> Pushed:
+    starts = [value for value in (pushed.start, start) if value is not None]
+    ends = [value for value in (pushed.end, end) if value is not None]
+    return replace(pushed, start=max(starts, default=None), end=min(ends, default=None))
+
+
+def _add(pushed: Pushed, test: Filter) -> Pushed:
+    return replace(pushed, predicates=(*pushed.predicates, test))
+
+
+# Doing it.
+
+
+def _test(test: Filter, batch: pa.RecordBatch) -> pa.Array:
+    """Say for each row whether a filter holds; null where Spark has null."""
+    negated = isinstance(test, Not)
+    inner = test.child if isinstance(test, Not) else test
+    column = batch.column(_column(inner))
+    found = _evaluate(inner, column)
+    if not negated:
+        return found
+    found = pc.invert(found)
+    # Arrow says that null is in no list; for Spark that is not known.
+    return pc.and_(found, column.is_valid()) if isinstance(inner, In) else found
+
+
+def _evaluate(test: Filter, column: pa.Array) -> pa.Array:
+    kind = type(test)
+    if kind in _NULLNESS:
+        return _NULLNESS[kind][1](column)
+    literals = [value for value in _literals(test) if value is not None]
+    if kind in _MATCH:
+        return _MATCH[kind][1](column, pattern=literals[0])
+    if kind is In:
+        return pc.is_in(column, value_set=pa.array(literals, column.type))
+    found = _COMPARE[kind][1](column, pa.scalar(literals[0], column.type))
+    return found.fill_null(False) if kind is EqualNullSafe else found
+
+
+# Telling it.
+
+
+def _describe(test: Filter) -> str:
+    if isinstance(test, Not):
+        return f"not ({_describe(test.child)})"
+    kind, column = type(test), _column(test)
+    if kind in _NULLNESS:
+        return f"{column} {_NULLNESS[kind][0]}"
+    if kind is In:
+        return f"{column} in ({_show(_literals(test))})"
+    return f"{column} {({**_COMPARE, **_MATCH})[kind][0]} {_show(_literals(test))}"
+
+
+def _show(literals: list[Any]) -> str:
+    text = ", ".join(
+        value.isoformat() if isinstance(value, datetime) else repr(value)
+        for value in literals
+    )
+    if len(text) <= _SHOWN_CHARS_MAX:
+        return text
+    return f"{text[:_SHOWN_CHARS_MAX]}…"

@@ -1,0 +1,140 @@
+"""The batch reader that Spark plans with on the driver and reads with in tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from lance_spark.spark.catalog import read_topics
+from lance_spark.spark.filters import push_filters
+from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.planning import Split, TopicRange, plan_splits
+from lance_spark.spark.pool import lease
+from lance_spark.spark.scan import ReadTask, read_split
+from lance_spark.spark.schema import project, project_topics
+from lance_spark.spark.topics import choose_topics, resolve_ranges
+
+logger = logging.getLogger(__name__)
+
+
+class TopicsReader(DataSourceReader):
+    """Reads what a server says of its topics, when a task asks it."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = project_topics(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan one task."""
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the rows."""
+        return read_topics(self._options, self._columns)
+
+
+class LanceReader(DataSourceReader):
+    """Reads the records of topics.
+
+    The ranges are fixed when `partitions` is called: actions on one DataFrame that
+    share a plan see the same records.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._projection = project(schema)
+        self._filters: tuple[Filter, ...] = ()
+        self.pushFilters = _Pushdown(self)  # type: ignore[method-assign]
+
+    def push(self, filters: Sequence[Filter]) -> Iterable[Filter]:
+        """Take the filters that can be applied here and return the others.
+
+        Spark 4.3 keeps one plan per `load()` and reads every query on it by the one
+        that was made last, whatever filters that one had pushed. Nobody asks us when
+        it does, so this can only be said.
+        """
+        pushed, rest = push_filters(filters, narrow=True)
+        self._filters = tuple(taken for taken in filters if taken not in rest)
+        if self._filters:
+            logger.warning(
+                "pushed into the read: %s. Spark may apply this to other queries on "
+                "the same load() as well: call load() for each query, or turn "
+                "spark.sql.python.filterPushdown.enabled off",
+                pushed,
+            )
+        return rest
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks, at a cost that does not depend on the size of a topic.
+
+        Spark has pickled this reader for the tasks already: what they have to know
+        is in the splits.
+        """
+        with lease(self._options.client) as client:
+            topics = choose_topics(self._options, client.topics())
+            ranges = resolve_ranges(client, self._options, topics)
+        ranges = [narrow_range(whole, self._filters) for whole in ranges]
+        splits = self._cut(ranges)
+        logger.info(
+            "%d partitions of %d bytes planned, pushed filters: %s",
+            len(splits),
+            sum(whole.size for whole in ranges),
+            push_filters(self._filters, narrow=True)[0],
+        )
+        return [InputPartition(split) for split in splits]
+
+    def _cut(self, ranges: Sequence[TopicRange]) -> list[Split]:
+        if self._options.splitting == "none":
+            return plan_splits(ranges)
+        return plan_splits(
+            ranges,
+            min_partitions=self._options.min_partitions,
+            max_partition_bytes=self._options.max_partition_bytes,
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a split; Spark makes a partition up if there is none."""
+        split: Split | None = partition.value
+        if split is None:
+            return iter(())
+        pushed, _ = push_filters(self._filters, narrow=split.range.is_located)
+        return read_split(ReadTask(self._options, self._projection, pushed), split)
+
+
+class _Pushdown:
+    """`pushFilters` as a session wants it, whether it pushes filters or not.
+
+    In a session that does not (the default), Spark refuses readers that override the
+    method. It compares the function behind the method, so this shows it the one that
+    was not overridden; a session that does push filters simply calls it.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: LanceReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: Sequence[Filter]) -> Iterable[Filter]:
+        return self._reader.push(filters)
+
+
+def narrow_range(whole: TopicRange, filters: Sequence[Filter]) -> TopicRange:
+    """Leave out of a range what filters on topic and offset exclude.
+
+    Where record boundaries are probed, offsets narrow nothing: a filter may name any
+    byte, and a range has to start with a record.
+    """
+    pushed, _ = push_filters(filters, narrow=whole.is_located)
+    if not pushed.keeps_topic(whole.topic):
+        return replace(whole, end=whole.start)
+    start = whole.start if pushed.start is None else max(whole.start, pushed.start)
+    end = whole.end if pushed.end is None else min(whole.end, pushed.end)
+    if (start, end) == (whole.start, whole.end):
+        return whole
+    ends_log = whole.ends_log and end == whole.end
+    return replace(whole, start=start, end=max(start, end), ends_log=ends_log)

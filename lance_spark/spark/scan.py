@@ -1,0 +1,255 @@
+"""Reading a split on an executor: records in, Arrow batches out.
+
+The next fetch is under way while the last one is decoded, and nothing else is held, so
+that memory does not depend on the size of a split. What the driver has planned is
+checked and not trusted: the topic is the same one, its offsets have not shifted, and
+the records of the split end where those of the next one start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lance_spark.client import Chunk, LanceClient, RecordReader
+from lance_spark.columnar.decode import decode
+from lance_spark.errors import (
+    DataLoss,
+    RecordError,
+    SplitError,
+    TopicDeleted,
+    TopicNotFound,
+)
+from lance_spark.model import Scan
+from lance_spark.spark.boundary import Extent, locate_extent, probe_extent
+from lance_spark.spark.filters import Pushed
+from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.planning import Split
+from lance_spark.spark.pool import lease
+from lance_spark.spark.schema import Projection
+from lance_spark.spark.topics import check_mark, report_loss
+
+logger = logging.getLogger(__name__)
+
+# Spark is fastest with 10 000 to 50 000 rows in a batch.
+_ROWS_MAX = 50_000
+# `limit` and `show` want few rows and want them now; later fetches are larger.
+_FIRST_FETCH_BYTES = 64 * 1024
+
+_SKIP = "set onBadRecord=skip to leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """What all tasks of a read have in common; it travels to executors.
+
+    Args:
+        options: what the user has said.
+        projection: which columns are wanted.
+        pushed: which rows are wanted.
+    """
+
+    options: ReadOptions
+    projection: Projection
+    pushed: Pushed
+
+
+def read_split(task: ReadTask, split: Split) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a split.
+
+    Raises:
+        DataLoss: records of the split are gone, and that is an error.
+        RecordError: a record is bad, and that is an error.
+        SplitError: the split was probed in a wrong place; no row that it gave may be
+            used, so the task fails.
+    """
+    with lease(task.options.client) as client:
+        yield from SplitReader(client, task, split).read()
+
+
+class SplitReader:
+    """Reads one split; used once, by one thread."""
+
+    def __init__(self, client: LanceClient, task: ReadTask, split: Split) -> None:
+        self._client = client
+        self._task = task
+        self._split = split
+        self._skipped = 0
+        self._skipped_bytes = 0
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows."""
+        whole = self._split.range
+        try:
+            extent = self._find_extent()
+        except DataLoss as loss:
+            report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+            extent = self._resume(loss)
+        if extent is not None:
+            try:
+                yield from self._read_extent(extent)
+            except (RecordError, SplitError):
+                # Offsets that have shifted explain it better.
+                self._check_unmoved()
+                raise
+            self._check_unmoved()
+        if self._skipped:
+            logger.warning(
+                "topic %r: %d bad records (%d bytes) were skipped in [%d, %d)",
+                whole.topic,
+                self._skipped,
+                self._skipped_bytes,
+                self._split.start,
+                self._split.end,
+            )
+
+    # Where to read.
+
+    def _find_extent(self) -> Extent | None:
+        whole = self._split.range
+        try:
+            info = self._client.topic(whole.topic_id)
+            if (info.name, info.created_at_s) != (whole.topic, whole.created_s):
+                reason = f"topic id {whole.topic_id} is another topic by now"
+                raise DataLoss(whole.topic, whole.start, None, None, reason)
+            check_mark(self._client, whole)
+            if whole.is_located:
+                return locate_extent(self._client, self._split)
+            return probe_extent(self._client, self._split)
+        except (TopicNotFound, TopicDeleted) as error:
+            reason = f"topic id {whole.topic_id} is gone: the topic was deleted"
+            raise DataLoss(whole.topic, whole.start, None, None, reason) from error
+
+    def _check_unmoved(self) -> None:
+        """Check that all that was read was where it was planned to be.
+
+        Otherwise there may be wrong rows among those that were given already, so that
+        the task fails, also where a loss is no error.
+        """
+        try:
+            check_mark(self._client, self._split.range)
+        except DataLoss as loss:
+            reason = f"{loss.reason}, while this was read: run the query again"
+            raise DataLoss(loss.topic, loss.asked, None, None, reason) from loss
+        except (TopicNotFound, TopicDeleted):
+            # Whoever missed something of it has said so.
+            return
+
+    def _resume(self, loss: DataLoss) -> Extent | None:
+        """Say what is left of the split after a loss that is no error."""
+        split = self._split
+        start = _find_rest(loss, split.start, split.end)
+        if start == split.end:
+            return None
+        is_last = split.index + 1 == split.parts
+        return Extent(start, split.end, is_probed=False, is_last=is_last)
+
+    # Reading.
+
+    def _read_extent(self, extent: Extent) -> Iterator[pa.RecordBatch]:
+        options, whole = self._task.options, self._split.range
+        reader = RecordReader(
+            self._client,
+            whole.topic,
+            extent.start,
+            end=extent.end,
+            fetch_bytes=options.fetch_bytes,
+            first_fetch_bytes=min(_FIRST_FETCH_BYTES, options.fetch_bytes),
+            topic_id=whole.topic_id,
+        )
+        try:
+            for chunk in self._chunks(reader, extent):
+                yield from self._decode(chunk)
+            if extent.is_probed and reader.position != extent.end:
+                raise SplitError(whole.topic, extent.end, reader.position)
+        finally:
+            reader.close()
+
+    def _chunks(self, reader: RecordReader, extent: Extent) -> Iterator[Chunk]:
+        """Get the records of an extent, as many of them as can be had."""
+        while not reader.is_finished:
+            try:
+                chunk = reader.next_chunk()
+                if chunk is None:
+                    self._check_end(reader, extent)
+                    return
+            except DataLoss as loss:
+                report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+                reader.seek(_find_rest(loss, reader.position, extent.end))
+            except RecordError as fault:
+                self._skip(reader, fault, extent)
+            else:
+                if not self._is_complete(chunk, extent):
+                    chunk, _ = chunk.split(chunk.records - 1)
+                if chunk.records:
+                    yield chunk
+
+    def _check_end(self, reader: RecordReader, extent: Extent) -> None:
+        """Check that a log may end before the range does.
+
+        A plain server may cut the last record, which is not there yet then. What was
+        there when the range was planned has to be there still.
+        """
+        whole = self._split.range
+        may_be_cut = extent.is_last and whole.ends_log and whole.mark is not None
+        if may_be_cut and self._client.bounds(whole.topic_id).end >= whole.end:
+            return
+        reason = "the log ends before the range that was planned"
+        raise DataLoss(whole.topic, reader.position, None, reader.position, reason)
+
+    def _is_complete(self, chunk: Chunk, extent: Extent) -> bool:
+        """Tell whether all records were there when the range was planned.
+
+        A plain server may have cut the last one then. Were it read when it is there,
+        a task that runs again would not give the same rows.
+        """
+        whole = self._split.range
+        return not (extent.is_last and whole.ends_log) or chunk.end <= whole.end
+
+    def _skip(self, reader: RecordReader, fault: RecordError, extent: Extent) -> None:
+        """Go on behind bytes that are no record, if that is allowed."""
+        if self._task.options.on_bad_record == "fail":
+            reason = f"{fault.reason}; {_SKIP}"
+            raise RecordError(reason, fault.position) from fault
+        following = extent.end
+        whole = self._split.range
+        if whole.is_located:
+            located = self._client.locate_offset(whole.topic_id, fault.position + 1)
+            following = min(located.offset, extent.end)
+        self._skipped += 1
+        self._skipped_bytes += following - fault.position
+        reader.seek(following)
+
+    def _decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        task, topic = self._task, self._split.range.topic
+        try:
+            decoded = decode(
+                chunk.data,
+                found=Scan(chunk.starts, len(chunk.data)),
+                base_offset=chunk.start,
+                columns=task.projection.columns,
+                topic=topic,
+                key_type=task.projection.key_type,
+                value_type=task.projection.value_type,
+                on_bad=task.options.on_bad_record,
+            )
+        except RecordError as fault:
+            reason = f"topic {topic!r}: {fault.reason}; {_SKIP}"
+            raise RecordError(reason, fault.position) from fault
+        self._skipped += decoded.skipped
+        self._skipped_bytes += decoded.skipped_bytes
+        rows = task.pushed.select(decoded.batch)
+        for start in range(0, rows.num_rows, _ROWS_MAX):
+            columns = rows.slice(start, _ROWS_MAX).columns
+            # The same but for what may be null, which Spark compares too.
+            yield pa.RecordBatch.from_arrays(columns, schema=task.projection.arrow)
+
+
+def _find_rest(loss: DataLoss, position: int, end: int) -> int:
+    """Say where to go on after a loss: at the log start, if that is before the end."""
+    if loss.log_start is not None and position < loss.log_start < end:
+        return loss.log_start
+    return end

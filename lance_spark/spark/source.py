@@ -1,0 +1,62 @@
+"""The data source `lance`, as Spark finds and pickles it.
+
+Every Python worker that plans or runs something imports this file, also in sessions
+that never use the source: it imports nothing that Spark has not loaded already. What
+does the work is imported by the methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+class LanceDataSource(DataSource):
+    """LANCE log topics: `spark.read.format("lance")`, `df.write.format("lance")`."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        from lance_spark.spark.options import check_options
+
+        check_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "lance"
+
+    def schema(self) -> StructType:
+        """Return the columns of a read for which the user names none."""
+        from lance_spark.spark.options import parse_read_options
+        from lance_spark.spark.schema import ROW_SCHEMA, TOPICS_SCHEMA
+
+        options = parse_read_options(self.options)
+        return TOPICS_SCHEMA if options.metadata else ROW_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Make the reader of a batch query."""
+        from lance_spark.spark.options import parse_read_options
+        from lance_spark.spark.reader import LanceReader, TopicsReader
+
+        options = parse_read_options(self.options)
+        if options.metadata:
+            return TopicsReader(options, schema)
+        return LanceReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Make the writer of a batch query."""
+        from lance_spark.spark.options import parse_write_options
+        from lance_spark.spark.writer import LanceWriter
+
+        return LanceWriter(parse_write_options(self.options), schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("lance")` known to a session that does not find it by itself."""
+    spark.dataSource.register(LanceDataSource)
