@@ -1,0 +1,125 @@
+"""Which rows go to which topic. Pure: batches in, batches out.
+
+Rows keep their order within a topic, and know where they came from, so that an error
+names the row of the user's. No row becomes a Python object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from lance_spark.errors import OptionError, RowError
+
+# What a record is not made of, and need not be copied.
+_LEFT_OUT = ("topic", "offset", "next_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Rows of one topic.
+
+    Args:
+        topic: its name.
+        rows: the columns of the rows.
+        first_row: the number of the first row of the batch that they are from.
+        origin: where in that batch each of them was; None if all of it is here.
+    """
+
+    topic: str
+    rows: pa.RecordBatch
+    first_row: int = 0
+    origin: NDArray[np.int64] | None = None
+
+    def find_row(self, index: int) -> int:
+        """Tell the number that one of the rows had before all this."""
+        if self.origin is not None:
+            index = int(self.origin[index])
+        return self.first_row + index
+
+    def detach(self) -> Routed:
+        """Copy rows that share memory with those of other topics, so that it can go."""
+        if self.origin is None:
+            return self
+        rows = self.rows.take(pa.array(np.arange(self.rows.num_rows)))
+        return replace(self, rows=rows, origin=self.origin.copy())
+
+
+def route_rows(
+    batch: pa.RecordBatch, topic: str | None, *, first_row: int = 0
+) -> Iterator[Routed]:
+    """Split a batch by topic, in the order in which the topics turn up in it.
+
+    Args:
+        batch: the rows.
+        topic: where all of them go, whatever their column says; None to go by that.
+        first_row: the number of the batch's first row, for errors.
+
+    Raises:
+        RowError: a row has no topic.
+        OptionError: there is no topic column, or none of text.
+    """
+    if not batch.num_rows:
+        return
+    if topic is not None:
+        yield Routed(topic, batch, first_row)
+        return
+    names, codes = _read_topics(batch, first_row)
+    kept = [name for name in batch.schema.names if name not in _LEFT_OUT]
+    batch = batch.select(kept)
+    if len(names) == 1:
+        yield Routed(names[0], batch, first_row)
+        return
+    order, rows = np.arange(len(codes)), batch
+    # Codes are given as topics turn up: rows that lie together by topic ascend.
+    if (codes[1:] < codes[:-1]).any():
+        # Of 16 bits, as only those are sorted by counting.
+        short = codes.astype(np.uint16) if len(names) <= 2**16 else codes
+        order = np.argsort(short, kind="stable")
+        rows = batch.take(pa.array(order))
+    start = 0
+    for name, count in zip(names, np.bincount(codes).tolist(), strict=True):
+        origin = order[start : start + count]
+        yield Routed(name, rows.slice(start, count), first_row, origin)
+        start += count
+
+
+def _read_topics(
+    batch: pa.RecordBatch, first_row: int
+) -> tuple[list[str], NDArray[np.int32]]:
+    """Give the topics in the order in which they turn up, and each row's among them."""
+    if "topic" not in batch.schema.names:
+        raise OptionError(
+            "rows without a topic: set option topic, or add a column topic"
+        )
+    column = batch.column("topic")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not _is_text(column.type):
+        raise OptionError(f"column topic must be string, not {column.type}: cast it")
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise RowError(
+            "no topic: give it one, filter such rows out, or set option topic, which "
+            "is for all rows",
+            first_row + row,
+        )
+    encoded = column.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_null,
+        )
+    )

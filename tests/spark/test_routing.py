@@ -1,0 +1,164 @@
+"""Routing: every row to its topic, in order, and it knows where it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lance_spark.errors import OptionError, RowError
+from lance_spark.spark.routing import Routed, route_rows
+from tests.spark.writing import rows
+
+
+def _route(batch: pa.RecordBatch, **options: Any) -> list[Routed]:
+    return list(route_rows(batch, None, **options))
+
+
+def _values(routed: Routed) -> list[Any]:
+    found: list[Any] = routed.rows.column("value").to_pylist()
+    return found
+
+
+def test_option_wins_over_the_column() -> None:
+    batch = rows(value=[b"1", b"2"], topic=["a", None])
+    (routed,) = route_rows(batch, "c", first_row=10)
+    assert (routed.topic, _values(routed)) == ("c", [b"1", b"2"])
+    assert routed.find_row(1) == 11
+    assert routed.rows is batch
+
+
+def test_option_needs_no_column() -> None:
+    (routed,) = route_rows(rows(value=[b"1"]), "c")
+    assert routed.topic == "c"
+
+
+def test_splits_in_order() -> None:
+    batch = rows(value=[b"1", b"2", b"3", b"4", b"5"], topic=list("babcb"))
+    found = [(routed.topic, _values(routed)) for routed in _route(batch)]
+    assert found == [("b", [b"1", b"3", b"5"]), ("a", [b"2"]), ("c", [b"4"])]
+
+
+def test_one_topic_is_not_copied() -> None:
+    batch = rows(value=[b"1", b"2"], topic=["a", "a"])
+    (routed,) = _route(batch)
+    assert routed.rows.column("value").buffers()[2].address == (
+        batch.column("value").buffers()[2].address
+    )
+
+
+def test_topics_that_lie_together_are_not_copied() -> None:
+    batch = rows(value=[b"1", b"2", b"3"], topic=["b", "b", "a"])
+    first, second = _route(batch)
+    assert (_values(first), _values(second)) == ([b"1", b"2"], [b"3"])
+    assert second.find_row(0) == 2
+    assert second.rows.column("value").buffers()[2].address == (
+        batch.column("value").buffers()[2].address
+    )
+
+
+def test_rows_know_where_they_were() -> None:
+    batch = rows(value=[b"1", b"2", b"3", b"4"], topic=list("abab"))
+    first, second = _route(batch, first_row=100)
+    assert [first.find_row(i) for i in range(2)] == [100, 102]
+    assert [second.find_row(i) for i in range(2)] == [101, 103]
+
+
+def test_columns_of_no_record_are_left_out() -> None:
+    batch = rows(topic=["a"], offset=[1], next_offset=[2], value=[b"1"], key=[b"k"])
+    (routed,) = _route(batch)
+    assert routed.rows.schema.names == ["value", "key"]
+
+
+def test_detached_rows_keep_no_others_alive() -> None:
+    batch = rows(value=[bytes(1000), b"2", bytes(1000)], topic=list("aba"))
+    first, second = _route(batch)
+    alone = second.detach()
+    assert alone.rows.get_total_buffer_size() < 1000
+    assert (_values(alone), alone.find_row(0)) == ([b"2"], 1)
+    assert alone.origin is not None and alone.origin.base is None
+    assert first.detach().find_row(1) == 2
+
+
+def test_rows_of_a_whole_batch_are_detached_already() -> None:
+    (routed,) = _route(rows(value=[b"1"], topic=["a"]))
+    assert routed.detach() is routed
+
+
+def test_no_rows() -> None:
+    empty = rows(value=[], topic=[])
+    assert _route(empty) == []
+    assert list(route_rows(empty, "a")) == []
+
+
+def test_null_topic_names_the_row() -> None:
+    batch = rows(value=[b"1", b"2", b"3"], topic=["a", None, None])
+    with pytest.raises(RowError, match=r"row 21: no topic: .*option topic") as told:
+        _route(batch, first_row=20)
+    assert told.value.row == 21
+
+
+def test_nothing_but_null_topics() -> None:
+    with pytest.raises(RowError, match="row 0: no topic"):
+        _route(rows(value=[b"1"], topic=[None]))
+
+
+def test_no_topic_at_all() -> None:
+    with pytest.raises(OptionError, match="set option topic, or add a column topic"):
+        _route(rows(value=[b"1"]))
+
+
+def test_topic_of_a_wrong_type() -> None:
+    with pytest.raises(OptionError, match="column topic must be string, not int64"):
+        _route(pa.RecordBatch.from_pydict({"value": [b"1"], "topic": [1]}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+def test_kinds_of_text(kind: pa.DataType) -> None:
+    topics = pa.array(["ä", "b", "ä"]).cast(kind)
+    batch = pa.RecordBatch.from_pydict({"value": [b"1", b"2", b"3"], "topic": topics})
+    found = [(routed.topic, _values(routed)) for routed in _route(batch)]
+    assert found == [("ä", [b"1", b"3"]), ("b", [b"2"])]
+
+
+def test_more_topics_than_16_bits_count() -> None:
+    count = 2**16 + 10
+    names = [f"t{n}" for n in range(count)]
+    # The last ones first, then all, so that nothing lies together.
+    topics = [*names[-10:], *names]
+    batch = rows(topic=topics)
+    found = {routed.topic: routed for routed in _route(batch)}
+    assert len(found) == count
+    assert [found[names[-1]].find_row(i) for i in range(2)] == [9, count + 9]
+
+
+@given(
+    topics=st.lists(st.sampled_from(["a", "b", "c", "d"])),
+    start=st.integers(0, 3),
+)
+def test_nothing_is_lost_or_moved(topics: list[str], start: int) -> None:
+    whole = rows(value=[b"%d" % n for n in range(len(topics))], topic=topics)
+    batch = whole.slice(start)
+    seen = np.zeros(batch.num_rows, bool)
+    for routed in _route(batch):
+        numbers = [routed.find_row(i) for i in range(routed.rows.num_rows)]
+        assert numbers == sorted(numbers)
+        assert not seen[numbers].any()
+        seen[numbers] = True
+        assert {topics[start + n] for n in numbers} == {routed.topic}
+        assert _values(routed) == [b"%d" % (start + n) for n in numbers]
+        assert _values(routed.detach()) == _values(routed)
+    assert seen.all()
