@@ -2,7 +2,8 @@
 
 A broker runs as a process of its own. It is killed while a producer sends to it and a
 consumer follows, and is started again; what it has acknowledged must be there. Then
-everything is read back and compared, and the data directory is checked.
+everything is read back and compared, Spark reads a topic and writes another, and the
+data directory is checked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lance_spark.cli.demo_broker import BrokerProcess
 from lance_spark.cli.demo_compare import Comparison
 from lance_spark.cli.demo_follower import Follower, Seen
 from lance_spark.cli.demo_record import CYCLE, make_records
+from lance_spark.cli.demo_spark import has_spark, run_spark
 from lance_spark.cli.show.segment import name_type
 from lance_spark.cli.text import count, format_bytes, format_rate
 from lance_spark.client import LanceClient, Producer, RecordReader, StageWriter
@@ -61,13 +63,21 @@ _BACKOFF_S_MAX = 0.2
     type=click.Path(path_type=Path),
     help="Keep the data here; must not exist or be empty.",
 )
-def command(records: int, directory: Path | None) -> None:
+@click.option(
+    "--spark/--no-spark",
+    "with_spark",
+    default=None,
+    help="Read and write with Spark too.  [default: if it is installed]",
+)
+def command(records: int, directory: Path | None, with_spark: bool | None) -> None:
     """Kill a broker under load, start it again, and show that nothing is lost."""
+    if with_spark is None:
+        with_spark = has_spark()
     with _ended_by_sigterm(), _place(directory) as path:
         kinds = f"{count(records, 'record')} of {len(CYCLE)} types"
         print(f"{kinds}, data in {path}", flush=True)
         with BrokerProcess(path) as broker:
-            _run(broker, records)
+            _run(broker, records, with_spark)
         _check(path)
     kept = "" if directory is None else f"; look around: lance-spark check {path}"
     print(f"all of it as promised{kept}")
@@ -102,7 +112,7 @@ def _say(step: str, text: str) -> None:
     print(f"  {step:8} {text}", flush=True)
 
 
-def _run(broker: BrokerProcess, records: int) -> None:
+def _run(broker: BrokerProcess, records: int, with_spark: bool) -> None:
     broker.start()
     _say("broker", f"process {broker.pid} serves {broker.address}")
     with LanceClient(broker.address, backoff_max_s=_BACKOFF_S_MAX) as client:
@@ -114,6 +124,8 @@ def _run(broker: BrokerProcess, records: int) -> None:
         _say("follow", f"a consumer read {read} meanwhile, right through the crash")
         _commit_twice(client, sent.stages)
         _read_back(client, records, sent.acknowledged, followed)
+    if with_spark:
+        run_spark(broker.address, TOPIC, _say)
     _say(
         "stop", f"asked by signal {signal.SIGTERM:d}, the broker says: {broker.stop()}"
     )

@@ -23,7 +23,7 @@ from tests.cli.conftest import Run
 
 
 def test_whole_demo(run: Run, tmp_path: Path) -> None:
-    done = run("demo", "--records", 4000, "--dir", tmp_path / "kept")
+    done = run("demo", "--no-spark", "--records", 4000, "--dir", tmp_path / "kept")
     assert (done.code, done.err) == (0, "")
     assert len(done.lines) <= 20
     steps = [line.split()[0] for line in done.lines[1:-1] if line[2] != " "]
@@ -49,7 +49,7 @@ def test_whole_demo(run: Run, tmp_path: Path) -> None:
 
 def test_directory_must_be_empty(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    done = run("demo", "--records", 100, "--dir", tmp_path)
+    done = run("demo", "--no-spark", "--records", 100, "--dir", tmp_path)
     assert (done.code, done.out) == (1, "")
     assert "must not exist or be an empty directory" in done.err
 

@@ -1,0 +1,123 @@
+"""The Spark part of `lance-spark demo`: a topic in, a topic out, and back.
+
+The command line knows no Spark, so it starts this as a process of its own:
+`python -m lance_spark.spark.demo SERVERS TOPIC`. A line of it is a step, a tab and a
+text; an error is a line of the step `error`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+Say = Callable[[str, str], None]
+
+TARGET = "users"
+_PARTITIONS = 4
+
+
+def run(spark: SparkSession, servers: str, topic: str, say: Say) -> None:
+    """Read a topic, write what comes of it twice, and compare.
+
+    Args:
+        spark: a session.
+        servers: the broker's address.
+        topic: has records of all types.
+        say: tells a step and what came of it.
+
+    Raises:
+        ValueError: Spark sees other rows than it should.
+    """
+    began_s = time.perf_counter()
+    events = _read(spark, servers, topic).option("minPartitions", _PARTITIONS).load()
+    parts, records = _count(events)
+    rate = records / (time.perf_counter() - began_s)
+    say("read", f"{records:,} records of {topic!r} in {parts} tasks, {rate:,.0f} /s")
+
+    users = (
+        events.where("key is not null")
+        .groupBy("key")
+        .agg(F.count("*").alias("events"), F.max("offset").alias("last"))
+        .select("key", F.to_json(F.struct("events", "last")).alias("value"))
+        .localCheckpoint()
+    )
+    for said in ("exactly once", "sent again, and nothing doubled"):
+        _write(users, servers)
+        written = _read(spark, servers, TARGET).load()
+        _compare(written, users)
+        rows = f"{written.count():,} users and their counts into {TARGET!r}"
+        say("write", f"{rows}, {said}")
+    for row in written.orderBy("key").limit(2).collect():
+        say("", f"{row.key.decode()}  {row.value.decode()}")
+
+
+def _read(spark: SparkSession, servers: str, topic: str) -> Any:
+    return spark.read.format("lance").option("servers", servers).option("topic", topic)
+
+
+def _count(events: DataFrame) -> tuple[int, int]:
+    """Count tasks and rows in one job."""
+    by_task = events.groupBy(F.spark_partition_id()).count().collect()
+    return len(by_task), sum(row["count"] for row in by_task)
+
+
+def _write(users: DataFrame, servers: str) -> None:
+    (
+        users.write.format("lance")
+        .option("servers", servers)
+        .option("topic", TARGET)
+        .option("txnAppId", "demo")
+        .option("txnVersion", 1)
+        .mode("append")
+        .save()
+    )
+
+
+def _compare(written: DataFrame, users: DataFrame) -> None:
+    there = written.select("key", F.col("value").cast("string"))
+    if there.exceptAll(users).count() or users.exceptAll(there).count():
+        raise ValueError(f"topic {TARGET!r} holds other rows than were written to it")
+
+
+def main(arguments: list[str]) -> int:
+    """Run in a session of our own; the exit code says whether it went well."""
+    # Workers have to be of the same Python, and local Spark needs no other address.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+    def say(step: str, text: str) -> None:
+        sys.stdout.write(f"{step}\t{text}\n")
+        sys.stdout.flush()
+
+    servers, topic = arguments
+    try:
+        began_s = time.perf_counter()
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .appName("lance-spark demo")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .getOrCreate()
+        )
+        seconds = time.perf_counter() - began_s
+        say(
+            "spark",
+            f"{spark.version}, two cores of this machine, up in {seconds:.0f} s",
+        )
+        run(spark, servers, topic, say)
+        spark.stop()
+    except Exception as error:
+        say("error", str(error).strip().splitlines()[-1])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
