@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark.columnar.buffer import as_bytes
-from lance_spark.columnar.layout import KEY_LENGTH_BYTES, STAMP_BYTES
+from lance_spark.columnar.layout import KEY_LENGTH_BYTES, STAMP_BYTES, read_scattered
 from lance_spark.model import (
     RECORD_HEADER_BYTES,
     RECORD_VALUE_BYTES_MAX,
@@ -47,6 +47,9 @@ _KEY_VALUE = int(RecordType.KEY_VALUE)
 _TIMESTAMPED = int(RecordType.TIMESTAMPED)
 _KEY_TIMESTAMPED = int(RecordType.KEY_TIMESTAMPED)
 _NULL = int(RecordType.NULL)
+
+_LENGTH: np.dtype[Any] = np.dtype("<u4")
+_KEY_LENGTH: np.dtype[Any] = np.dtype("<u2")
 
 # The least and the most that a value of a type can be long.
 _LEAST = np.zeros(256, np.int64)
@@ -172,7 +175,7 @@ def _find_headers(view: _Bytes, end: int) -> tuple[_Positions, _Positions]:
     high = view[RECORD_HEADER_BYTES - 1 :]
     at = np.flatnonzero((view[:end] != 0) & (high <= RECORD_VALUE_BYTES_MAX >> 24))
     kinds = view[at]
-    lengths = _read_integers(view, at + 1, "<u4")
+    lengths = read_scattered(view, at + 1, _LENGTH).astype(np.int64)
     good = (lengths >= _LEAST[kinds]) & (lengths <= _MOST[kinds])
     at, kinds, lengths = at[good], kinds[good], lengths[good]
     for kind in (_KEY_VALUE, _KEY_TIMESTAMPED):
@@ -191,16 +194,6 @@ def _has_key(
     key_at = at + RECORD_HEADER_BYTES + least - KEY_LENGTH_BYTES
     there = key_at + KEY_LENGTH_BYTES <= len(view)
     fits = np.ones(len(at), np.bool_)
-    fits[there] = _read_integers(view, key_at[there], "<u2") <= lengths[there] - least
+    keys = read_scattered(view, key_at[there], _KEY_LENGTH)
+    fits[there] = keys <= lengths[there] - least
     return fits
-
-
-def _read_integers(view: _Bytes, at: _Positions, kind: str) -> _Positions:
-    """Read an unaligned integer at each position."""
-    if not len(at):
-        return np.empty(0, np.int64)
-    dtype: np.dtype[Any] = np.dtype(kind)
-    # An array in which item i is the integer at byte i; overlapping, and never copied.
-    size = len(view) - dtype.itemsize + 1
-    everywhere: NDArray[Any] = np.ndarray(size, dtype, view, 0, (1,))
-    return everywhere[at].astype(np.int64)

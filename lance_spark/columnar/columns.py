@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,9 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ns": pa.int64(),
 }
+
+# A column of topics that is kept for the next batch is no larger.
+_SHARED_BYTES_MAX = 4 * 1024 * 1024
 
 _NULL = int(RecordType.NULL)
 _STAMP_MAX = 2**63 - 1
@@ -79,7 +83,17 @@ def build_batch(source: Source, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _build_topic(source: Source, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(source.topic, kind), len(source.layout.starts))
+    rows, name = len(source.layout.starts), str(source.topic)
+    # Of the next power of two, so that batches of about the same size share one array.
+    shared = 1 << rows.bit_length()
+    if shared * len(name) > _SHARED_BYTES_MAX:
+        return pa.repeat(pa.scalar(name, kind), rows)
+    return _repeat(name, kind, shared).slice(0, rows)
+
+
+@lru_cache(maxsize=8)
+def _repeat(text: str, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, kind), rows)
 
 
 def _build_offset(source: Source, kind: pa.DataType) -> pa.Array:

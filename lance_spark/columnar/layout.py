@@ -85,13 +85,13 @@ def lay_out(data: _Bytes, starts: _Positions, ends: _Positions) -> Layout:
     both = types == _KEY_TIMESTAMPED
     stamped = np.flatnonzero(both | (types == _TIMESTAMPED))
     stamped, at = _fit(stamped, value_starts[stamped], STAMP_BYTES, ends, bad)
-    stamps = _read_integers(data, at, np.dtype("<u8"))
+    stamps = read_scattered(data, at, np.dtype("<u8"))
     value_starts[stamped] = at + STAMP_BYTES
 
     keyed = np.flatnonzero((both | (types == _KEY_VALUE)) & ~bad)
     keyed, at = _fit(keyed, value_starts[keyed], KEY_LENGTH_BYTES, ends, bad)
     key_starts = at + KEY_LENGTH_BYTES
-    key_ends = key_starts + _read_integers(data, at, np.dtype("<u2"))
+    key_ends = key_starts + read_scattered(data, at, np.dtype("<u2"))
     bad[keyed[key_ends > ends[keyed]]] = True
     value_starts[keyed] = key_ends
     return Layout(
@@ -172,7 +172,7 @@ def _fit(
     return rows[fits], at[fits]
 
 
-def _read_integers(data: _Bytes, at: _Positions, dtype: np.dtype[Any]) -> NDArray[Any]:
+def read_scattered(data: _Bytes, at: _Positions, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Read an unaligned integer at each position."""
     if not len(at):
         return np.empty(0, dtype)

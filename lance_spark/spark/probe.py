@@ -38,12 +38,13 @@ def find_boundary(fetch: Fetch, at: int, *, before: int, end: int) -> int | None
     for size in WINDOW_BYTES:
         rest = min(size, end - at) - len(window)
         window += bytes(fetch(at + len(window), rest)) if rest > 0 else b""
-        is_last = at + size >= end or size == WINDOW_BYTES[-1]
+        is_all = at + size >= end or size == WINDOW_BYTES[-1]
         # Half of what is there shows where chains lead that start in the other half.
         reach = min(len(window), before - at) // 2
-        found = find_meeting(follow_chains(window), reach, wary=not is_last)
+        found = find_meeting(follow_chains(window), reach, wary=not is_all)
         if found is not None:
             return at + found if at + found < before else None
-        if is_last:
+        # To look much further than the answer may be is not worth the reading.
+        if is_all or at + size >= before:
             break
     return None

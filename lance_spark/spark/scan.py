@@ -23,7 +23,6 @@ from lance_spark.errors import (
     TopicDeleted,
     TopicNotFound,
 )
-from lance_spark.model import Scan
 from lance_spark.spark.boundary import Extent, locate_extent, probe_extent
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.options import ReadOptions
@@ -40,6 +39,10 @@ _ROWS_MAX = 50_000
 _FIRST_FETCH_BYTES = 64 * 1024
 
 _SKIP = "set onBadRecord=skip to leave it out"
+_PROBED = (
+    "; or, if values look like records and misled the search for where this partition "
+    "starts, set splitting=none"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ class SplitReader:
     def _skip(self, reader: RecordReader, fault: RecordError, extent: Extent) -> None:
         """Go on behind bytes that are no record, if that is allowed."""
         if self._task.options.on_bad_record == "fail":
-            reason = f"{fault.reason}; {_SKIP}"
+            reason = f"{fault.reason}; {self._remedy}"
             raise RecordError(reason, fault.position) from fault
         following = extent.end
         whole = self._split.range
@@ -223,12 +226,18 @@ class SplitReader:
         self._skipped_bytes += following - fault.position
         reader.seek(following)
 
+    @property
+    def _remedy(self) -> str:
+        """What to do about a bad record."""
+        is_probed = self._split.index > 0 and not self._split.range.is_located
+        return _SKIP + _PROBED if is_probed else _SKIP
+
     def _decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         task, topic = self._task, self._split.range.topic
         try:
             decoded = decode(
                 chunk.data,
-                found=Scan(chunk.starts, len(chunk.data)),
+                found=chunk.found,
                 base_offset=chunk.start,
                 columns=task.projection.columns,
                 topic=topic,
@@ -237,7 +246,7 @@ class SplitReader:
                 on_bad=task.options.on_bad_record,
             )
         except RecordError as fault:
-            reason = f"topic {topic!r}: {fault.reason}; {_SKIP}"
+            reason = f"topic {topic!r}: {fault.reason}; {self._remedy}"
             raise RecordError(reason, fault.position) from fault
         self._skipped += decoded.skipped
         self._skipped_bytes += decoded.skipped_bytes

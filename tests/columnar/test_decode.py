@@ -316,3 +316,13 @@ class TestOptions:
         monkeypatch.setattr(module, "DECODE_BYTES_MAX", len(MIXED) - 1)
         with pytest.raises(OptionError, match="at once"):
             decode(MIXED)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 40_000])
+@pytest.mark.parametrize("name", ["t", "ü" * 255])
+def test_topic_in_every_row(name, rows):
+    data = record(1, b"") * rows
+    for _ in range(2):
+        (column,) = decode(data, columns=["topic"], topic=name).batch.columns
+        column.validate(full=True)
+        assert column.value_counts().to_pylist() == [{"values": name, "counts": rows}]

@@ -206,6 +206,12 @@ def test_a_part_need_not_be_as_large_as_a_window():
         assert log.find(at, at + 2000) in log.bounds
 
 
+def test_a_part_that_is_smaller_than_a_window_is_not_worth_another():
+    log = Log([record(1, b"x" * 50_000)] * 100)
+    assert log.find(100, 60_000) is None
+    assert log.asked == [(100, 100 + WINDOW_BYTES[0])]
+
+
 # What can't be told.
 
 
