@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 OPEN_MAX = 32
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 
-# So much of a topic is worth encoding; more makes it no faster.
+# So much of a topic is worth encoding: Spark's batches are often a little larger than
+# one of ours, and what is left over of each would travel alone.
 _WORTH_BYTES = 4 * 1024 * 1024
 # Nobody waits for a row of a task before its end, so batches may fill.
 _LINGER_S = 0.25
@@ -87,7 +88,7 @@ class Outlet:
         self._open_max = open_max
         self._waiting_bytes_max = waiting_bytes_max
         options = job.options
-        self._worth_bytes = min(options.batch_bytes, _WORTH_BYTES)
+        self._worth_bytes = _WORTH_BYTES
         # How much one writer holds: what is in flight and what is being filled.
         self._buffer_bytes = (options.max_in_flight + 1) * options.batch_bytes
         # The one that was used last is the last.

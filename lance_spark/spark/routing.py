@@ -29,12 +29,14 @@ class Routed:
         rows: the columns of the rows.
         first_row: the number of the first row of the batch that they are from.
         origin: where in that batch each of them was; None if all of it is here.
+        is_shared: the rows are in the memory of a batch with other topics' rows.
     """
 
     topic: str
     rows: pa.RecordBatch
     first_row: int = 0
-    origin: NDArray[np.int64] | None = None
+    origin: NDArray[np.uint32] | None = None
+    is_shared: bool = False
 
     def find_row(self, index: int) -> int:
         """Tell the number that one of the rows had before all this."""
@@ -43,11 +45,11 @@ class Routed:
         return self.first_row + index
 
     def detach(self) -> Routed:
-        """Copy rows that share memory with those of other topics, so that it can go."""
-        if self.origin is None:
+        """Copy rows that are in shared memory, so that it can go."""
+        if not self.is_shared:
             return self
         rows = self.rows.take(pa.array(np.arange(self.rows.num_rows)))
-        return replace(self, rows=rows, origin=self.origin.copy())
+        return replace(self, rows=rows, is_shared=False)
 
 
 def route_rows(
@@ -75,17 +77,20 @@ def route_rows(
     if len(names) == 1:
         yield Routed(names[0], batch, first_row)
         return
-    order, rows = np.arange(len(codes)), batch
     # Codes are given as topics turn up: rows that lie together by topic ascend.
-    if (codes[1:] < codes[:-1]).any():
-        # Of 16 bits, as only those are sorted by counting.
-        short = codes.astype(np.uint16) if len(names) <= 2**16 else codes
-        order = np.argsort(short, kind="stable")
-        rows = batch.take(pa.array(order))
+    is_together = not (codes[1:] < codes[:-1]).any()
+    # Of 16 bits, as only those are sorted by counting.
+    short = codes.astype(np.uint16) if len(names) <= 2**16 else codes
+    order = np.argsort(short, kind="stable").astype(np.uint32)
     start = 0
     for name, count in zip(names, np.bincount(codes).tolist(), strict=True):
-        origin = order[start : start + count]
-        yield Routed(name, rows.slice(start, count), first_row, origin)
+        # A copy, as a piece that waits would keep the whole.
+        origin = order[start : start + count].copy()
+        if is_together:
+            rows = batch.slice(start, count)
+        else:
+            rows = batch.take(pa.array(origin))
+        yield Routed(name, rows, first_row, origin, is_shared=is_together)
         start += count
 
 

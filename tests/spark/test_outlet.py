@@ -134,6 +134,24 @@ def test_a_topic_has_one_stage_if_there_is_room(
     assert {name: read_values(broker, name) for name in expected} == expected
 
 
+def test_the_writer_that_was_used_longest_ago_goes(
+    broker: EmbeddedBroker, opened: list[str]
+) -> None:
+    job = make_job(broker)
+    batches = [rows(value=[b"1"], topic=[topic]) for topic in "abacab"]
+    _write(job, *batches, open_max=2, waiting_bytes_max=0)
+    assert opened == ["a", "b", "c", "b"]
+
+
+def test_what_waits_keeps_nothing_else_in_memory(broker: EmbeddedBroker) -> None:
+    job = make_job(broker)
+    batch = rows(value=[bytes(10_000), bytes(10_000), b"3"], topic=list("aab"))
+    with _client(job) as client, Outlet(job, client) as outlet:
+        _feed(outlet, batch)
+        (waiting,) = outlet._queues["b"].pieces
+        assert waiting.rows.get_total_buffer_size() < 1000
+
+
 def test_few_rows_wait_for_more(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

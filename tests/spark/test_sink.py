@@ -37,7 +37,7 @@ from lance_spark.spark.sink import (
     commit_job,
     write_task,
 )
-from lance_spark.wire.lwp import Record
+from lance_spark.wire.lwp import Record, compress
 from tests.integration.proxy import Fate, Flow, Proxy
 from tests.spark.writing import (
     count_stages,
@@ -136,8 +136,20 @@ def test_rows_are_routed(server: EmbeddedBroker) -> None:
     assert read_values(server, "c") == [b"5", b"5"]
 
 
-def test_compressed_rows_are_stored_plain(broker: EmbeddedBroker) -> None:
-    run_job(make_job(broker, topic="a", compression="lz4"), [values(bytes(10_000))])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_compressed_rows_are_stored_plain(
+    broker: EmbeddedBroker, delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[bytes] = []
+
+    def note(data: Any) -> bytes:
+        blocks.append(compress(data))
+        return blocks[-1]
+
+    monkeypatch.setattr("lance_spark.client.delivery.compress", note)
+    job = make_job(broker, topic="a", compression="lz4", delivery=delivery)
+    run_job(job, [values(bytes(10_000))])
+    assert [len(block) < 1000 for block in blocks] == [True]
     assert read_values(broker, "a") == [bytes(10_000)]
 
 
