@@ -1,42 +1,49 @@
-"""Write the option tables of docs/options.md anew, from the table in the code.
+"""Write the option tables of the docs anew, from the table in the code.
 
-usage: python scripts/write_options.py [PAGE]
+usage: python scripts/write_options.py [PAGE ...]
 
 A table stands between `<!-- options:NAME -->` and the next `<!-- /options -->`, where
-NAME is a scope: all, read or write. Everything between them is replaced.
+NAME is a scope: all, read or write. Everything between them is replaced. Without a page
+those of the project are rewritten.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from lance_spark.spark.options import Scope, render_options
 
-PAGE = Path(__file__).parent.parent / "docs" / "options.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ("options.md", "reading.md", "writing.md")
 TABLES = {"all": Scope.ALL, "read": Scope.READ, "write": Scope.WRITE}
+_TABLE = re.compile(r"(<!-- options:(\w+) -->\n).*?(<!-- /options -->)", re.DOTALL)
 
 
 def replace_tables(page: str) -> str:
-    """Return the text of the page with its tables as they have to be.
+    """Return the text of a page with its tables as they have to be.
 
     Raises:
-        ValueError: if there is no place for one of them.
+        ValueError: if it has no table, or one that there is not.
     """
-    for name, scope in TABLES.items():
-        before, begin, rest = page.partition(f"<!-- options:{name} -->\n")
-        _, end, after = rest.partition("<!-- /options -->")
-        if not begin or not end:
-            raise ValueError(f"no <!-- options:{name} --> ... <!-- /options --> there")
-        page = f"{before}{begin}\n{render_options(scope)}\n\n{end}{after}"
+
+    def render(found: re.Match[str]) -> str:
+        if found[2] not in TABLES:
+            raise ValueError(f"no table {found[2]}; there are {', '.join(TABLES)}")
+        return f"{found[1]}\n{render_options(TABLES[found[2]])}\n\n{found[3]}"
+
+    page, count = _TABLE.subn(render, page)
+    if not count:
+        raise ValueError("no <!-- options:NAME --> ... <!-- /options --> there")
     return page
 
 
 def main() -> None:
-    """Rewrite the page that is named, or the one of the project."""
-    path = Path(sys.argv[1]) if sys.argv[1:] else PAGE
-    page = path.read_text(encoding="utf-8")
-    path.write_text(replace_tables(page), encoding="utf-8")
+    """Rewrite the pages that are named, or those of the project."""
+    for path in map(Path, sys.argv[1:] or [str(DOCS / name) for name in PAGES]):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(replace_tables(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

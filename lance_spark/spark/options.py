@@ -225,6 +225,12 @@ def _find_option(key: str) -> Option:
             "topics have no path: name the topic with option topic, and call load() "
             "or save() without an argument"
         )
+    if name == "provider" or name.startswith("option."):
+        # This is what Spark adds for `CREATE TABLE`.
+        raise OptionError(
+            "a topic can't be a table of the catalog: make a view of it, with CREATE "
+            "TEMPORARY VIEW … USING lance OPTIONS (…)"
+        )
     found = _BY_KEY.get(name)
     if found is None:
         raise OptionError(f"there is no option {key}; {_suggest(name)}")

@@ -222,6 +222,13 @@ def test_path(parse: Parse, name: str) -> None:
     assert said.startswith("topics have no path: name the topic with option topic")
 
 
+@pytest.mark.parametrize("name", ["provider", "option.servers"])
+@pytest.mark.parametrize("parse", PARSERS)
+def test_table_of_the_catalog(parse: Parse, name: str) -> None:
+    said = refused(parse, {name: "lance"})
+    assert "with CREATE TEMPORARY VIEW" in said
+
+
 @pytest.mark.parametrize("name", WRITE_ONLY)
 def test_option_of_writes_in_a_read(name: str) -> None:
     said = refused(parse_read_options, {"topic": "a", name: GOOD[name]})

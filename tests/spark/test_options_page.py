@@ -43,12 +43,19 @@ def test_script_writes_the_tables_anew(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == whole
 
 
-def test_script_misses_a_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("No table.\n", "no <!-- options:NAME -->"),
+        ("<!-- options:al -->\n<!-- /options -->\n", "no table al; there are all"),
+    ],
+)
+def test_script_misses_a_place(tmp_path: Path, text: str, said: str) -> None:
     page = tmp_path / "options.md"
-    page.write_text("<!-- options:all -->\n<!-- /options -->\n")
+    page.write_text(text)
     done = run_script(page)
-    assert done.returncode == 1 and "no <!-- options:read -->" in done.stderr
-    assert page.read_text() == "<!-- options:all -->\n<!-- /options -->\n"
+    assert done.returncode == 1 and said in done.stderr
+    assert page.read_text() == text
 
 
 def shown_errors() -> list[tuple[str, str]]:
