@@ -222,7 +222,7 @@ class DataLoss(LanceError):
 
 
 class SplitError(LanceError):
-    """A range was cut where no record starts, misled by values that look like records.
+    """A range was cut where no record starts, misled by what looks like records.
 
     Args:
         topic: the topic's name.
@@ -240,8 +240,9 @@ class SplitError(LanceError):
         return (
             f"topic {self.topic!r}: a partition was taken to start at offset "
             f"{self.boundary}, but the record before it ends at {self.position}: "
-            "values that look like records mislead the search for record boundaries; "
-            "set splitting=none to read each topic in one partition"
+            "values that look like records, or batches that are none, mislead the "
+            "search for record boundaries; set splitting=none to read each topic in "
+            "one partition"
         )
 
 

@@ -33,7 +33,8 @@ _DURATION_UNITS = {
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|)", re.ASCII)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_FRACTION = re.compile(r"[.,](\d{1,9})", re.ASCII)
+# Of a second, and no finer than nanoseconds.
+_FRACTION = re.compile(r"(?<=:\d\d:\d\d)[.,](\d{1,9})\d*", re.ASCII)
 
 RECORD_TYPES = {
     "raw": int(RecordType.RAW),

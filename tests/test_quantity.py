@@ -103,13 +103,20 @@ def test_duration_with_the_unit_it_needs(text: str, seconds: float) -> None:
         ("1970-01-01 01:00:00+01:00", 0),
         ("2023-11-14T22:13:20.123456789Z", 1_700_000_000_123_456_789),
         ("2023-11-14T22:13:20.5+00:00", 1_700_000_000_500_000_000),
+        ("2023-11-14T22:13:20,1234567891234Z", 1_700_000_000_123_456_789),
     ],
 )
 def test_time(text: str, ns: int) -> None:
     assert parse_time(text) == ns
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "12:30", "2024-13-01", "2024"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "yesterday", "12:30", "2024-13-01", "2024"),
+        *("2024-01-01,5", "2024-01-01T00.5Z", "2024-01-01T00:00:00+00:00.5"),
+    ],
+)
 def test_no_time(text: str) -> None:
     with pytest.raises(OptionError, match="is not a time: give one as"):
         parse_time(text)

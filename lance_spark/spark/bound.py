@@ -141,7 +141,7 @@ def _check_offset(topic: str, offset: Any) -> int:
     if isinstance(offset, _Pairs):
         raise OptionError(
             f"topic {topic!r} has no partitions: give its offset alone, as in "
-            f'{{"{topic}": 4096}}'
+            f"{json.dumps({topic: 4096})}"
         )
     is_number = isinstance(offset, int) and not isinstance(offset, bool)
     if not is_number or not EARLIEST_OFFSET <= offset <= _OFFSET_MAX:

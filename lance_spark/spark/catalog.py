@@ -14,6 +14,9 @@ from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import TOPICS_ARROW
 from lance_spark.spark.topics import choose_topics
 
+# The wire has numbers that Spark has not; of a limit this large nobody sees the rest.
+_BIGINT_MAX = 2**63 - 1
+
 
 def read_topics(
     options: ReadOptions, columns: Sequence[str]
@@ -36,8 +39,8 @@ def _describe(client: LanceClient, info: TopicInfo) -> dict[str, Any] | None:
     }
     if info.retention is not None:
         row["retention"] = {
-            "max_age_s": info.retention.max_age_s,
-            "max_bytes": info.retention.max_bytes,
+            "max_age_s": min(info.retention.max_age_s, _BIGINT_MAX),
+            "max_bytes": min(info.retention.max_bytes, _BIGINT_MAX),
         }
     try:
         if client.supports(Capability.LOCATE):

@@ -28,7 +28,7 @@ SPLITS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The first bytes of a range, by length and CRC32C.
+    """The first and last bytes of a range, by number and CRC32C.
 
     On a server whose offsets shift when it deletes, they tell whether an offset still
     means what it meant when the range was planned.
@@ -50,7 +50,7 @@ class TopicRange:
         end: offset behind the last byte.
         is_located: the server is asked where records start; otherwise that is probed.
         ends_log: the log ended there when the range was planned.
-        mark: what the range starts with, on servers whose offsets may shift.
+        mark: what the range starts and ends with, on servers whose offsets may shift.
         partition: LWP topics have this one only.
     """
 

@@ -58,14 +58,15 @@ class LanceReader(DataSourceReader):
         that was made last, whatever filters that one had pushed. Nobody asks us when
         it does, so this can only be said.
         """
-        pushed, rest = push_filters(filters, narrow=True)
+        _, rest = push_filters(filters, narrow=True)
         self._filters = tuple(taken for taken in filters if taken not in rest)
         if self._filters:
+            # Without the literals: what is looked for may be nobody's business.
             logger.warning(
-                "pushed into the read: %s. Spark may apply this to other queries on "
-                "the same load() as well: call load() for each query, or turn "
-                "spark.sql.python.filterPushdown.enabled off",
-                pushed,
+                "%d filters were pushed into the read. Spark may apply them to other "
+                "queries on the same load() as well: call load() for each query, or "
+                "turn spark.sql.python.filterPushdown.enabled off",
+                len(self._filters),
             )
         return rest
 

@@ -10,7 +10,13 @@ from dataclasses import replace
 from crc32c import crc32c
 
 from lance_spark.client import Capability, LanceClient, TopicInfo
-from lance_spark.errors import DataLoss, OptionError, TopicNotFound, Unsupported
+from lance_spark.errors import (
+    DataLoss,
+    OptionError,
+    TopicDeleted,
+    TopicNotFound,
+    Unsupported,
+)
 from lance_spark.spark.bound import AtOffsets, AtTime, Bound
 from lance_spark.spark.boundary import fetch_exactly
 from lance_spark.spark.options import ReadOptions
@@ -79,8 +85,16 @@ def resolve_ranges(
         Unsupported: a time is given, and the server has no index of times.
     """
     is_located = choose_locate(client, options)
-    ranges = [_resolve_range(client, options, info) for info in topics]
-    return [replace(whole, is_located=is_located) for whole in ranges]
+    ranges = []
+    for info in topics:
+        try:
+            whole = _resolve_range(client, options, info)
+        except (TopicNotFound, TopicDeleted):
+            loss = make_gone(info.name, info.id)
+            report_loss(loss, is_error=options.fail_on_data_loss)
+        else:
+            ranges.append(replace(whole, is_located=is_located))
+    return ranges
 
 
 def choose_locate(client: LanceClient, options: ReadOptions) -> bool:
@@ -120,18 +134,17 @@ def _resolve_range(
     planned = plan_range(info.name, start, end, log)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)
-    mark = None
-    if bounds.start is None:
-        mark = _take_mark(client, info.id, planned.start, planned.end)
-    return TopicRange(
+    whole = TopicRange(
         topic=info.name,
         topic_id=info.id,
         created_s=info.created_at_s,
         start=planned.start,
         end=planned.end,
         ends_log=planned.end == log.end,
-        mark=mark,
     )
+    if bounds.start is None:
+        whole = replace(whole, mark=_take_mark(client, whole))
+    return whole
 
 
 def _locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str) -> int:
@@ -144,23 +157,38 @@ def _locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str)
     return client.locate_time(topic_id, bound.time_ns).offset
 
 
-def _take_mark(client: LanceClient, topic_id: int, start: int, end: int) -> Mark:
-    data = fetch_exactly(client, topic_id, start, min(_MARK_BYTES, end - start))
-    return Mark(len(data), crc32c(data))
+def _take_mark(client: LanceClient, whole: TopicRange) -> Mark:
+    """Look at both ends: what a server deletes, it deletes at the start."""
+    size = min(_MARK_BYTES, whole.size)
+    head = fetch_exactly(client, whole, whole.start, size)
+    tail = fetch_exactly(client, whole, whole.end - size, size)
+    return Mark(size, crc32c(tail, crc32c(head)))
 
 
 def check_mark(client: LanceClient, whole: TopicRange) -> None:
     """Check that the offsets of a range mean what they meant when it was planned.
 
     Raises:
-        DataLoss: they do not.
+        DataLoss: they do not, so that nothing can be read by them.
     """
-    if whole.mark is None or not whole.mark.size:
+    if whole.mark is None:
         return
-    data = fetch_exactly(client, whole.topic_id, whole.start, whole.mark.size)
-    if Mark(len(data), crc32c(data)) != whole.mark:
-        reason = "the server has deleted data and its offsets have shifted since"
+    try:
+        is_same = _take_mark(client, whole) == whole.mark
+    except DataLoss:
+        is_same = False
+    if not is_same:
+        reason = (
+            "the server has deleted data and its offsets have shifted since the query "
+            "was planned: run it again"
+        )
         raise DataLoss(whole.topic, whole.start, None, None, reason)
+
+
+def make_gone(topic: str, topic_id: int, asked: int = 0) -> DataLoss:
+    """Make the error for a topic that was there when the query began."""
+    reason = f"topic id {topic_id} is gone: the topic was deleted"
+    return DataLoss(topic, asked, None, None, reason)
 
 
 def report_loss(loss: DataLoss, *, is_error: bool) -> None:

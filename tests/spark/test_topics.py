@@ -1,0 +1,401 @@
+"""Which topics and ranges are read, as servers of both dialects have them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client import Bounds, LanceClient, TopicInfo
+from lance_spark.errors import DataLoss, OptionError, TopicNotFound, Unsupported
+from lance_spark.spark.options import parse_read_options
+from lance_spark.spark.planning import Mark, TopicRange
+from lance_spark.spark.topics import (
+    check_mark,
+    choose_locate,
+    choose_topics,
+    report_loss,
+    resolve_ranges,
+)
+from lance_spark.wire.lwp import Record
+from tests.spark.reading import (
+    DIALECTS,
+    connect,
+    drop_old,
+    fill,
+    log_of,
+    make_payload,
+    make_records,
+    parse,
+    run_broker,
+)
+
+LISTING = [TopicInfo(3, "b"), TopicInfo(1, "c"), TopicInfo(2, "a"), TopicInfo(4, "ab")]
+
+
+def choose(**given: str) -> list[str]:
+    options = parse_read_options(given)
+    return [info.name for info in choose_topics(options, LISTING)]
+
+
+# Topics.
+
+
+def test_topics_that_are_named_come_in_the_order_of_their_names() -> None:
+    assert choose(topic="c, a") == ["a", "c"]
+    assert choose(topic="a,b,a") == ["a", "b"]
+
+
+def test_a_pattern_matches_whole_names() -> None:
+    assert choose(topicPattern="a") == ["a"]
+    assert choose(topicPattern="a.*|c") == ["a", "ab", "c"]
+    assert choose(topicPattern="nothing.*") == []
+
+
+def test_all_topics_where_none_has_to_be_named() -> None:
+    assert choose(metadata="topics") == ["a", "ab", "b", "c"]
+
+
+def test_every_topic_that_is_not_there_is_named() -> None:
+    with pytest.raises(TopicNotFound) as told:
+        choose(topic="a,x,y")
+    assert "no topic is named 'x', 'y'" in str(told.value)
+    assert "create it, or correct the option topic" in str(told.value)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_for_a_topic_that_a_pattern_does_not_find(option: str) -> None:
+    # It matches, so that only the server can tell that there is none.
+    with pytest.raises(OptionError) as told:
+        choose(topicPattern="a.*", **{option: '{"ax": 1, "a": 2}'})
+    assert str(told.value) == (
+        "offsets are given for 'ax', which is not read; the topics are 'a', 'ab'"
+    )
+    with pytest.raises(OptionError, match=r"the topics are none$"):
+        choose(topicPattern="x.*", **{option: '{"xa": 1}'})
+
+
+# How.
+
+
+@pytest.mark.parametrize(
+    ("dialect", "splitting", "expected"),
+    [
+        ("lwp", "auto", True),
+        ("lwp", "locate", True),
+        ("lwp", "none", True),
+        ("lwp", "probe", False),
+        ("plain", "auto", False),
+        ("plain", "none", False),
+        ("plain", "probe", False),
+    ],
+)
+def test_records_are_located_where_they_can_be(
+    dialect: str, splitting: str, expected: bool
+) -> None:
+    with run_broker(dialect) as broker, connect(broker) as client:
+        options = parse(broker, topic="a", splitting=splitting)
+        assert choose_locate(client, options) is expected
+
+
+def test_a_plain_server_can_not_be_asked(plain_broker: EmbeddedBroker) -> None:
+    with connect(plain_broker) as client, pytest.raises(Unsupported) as told:
+        choose_locate(client, parse(plain_broker, topic="a", splitting="locate"))
+    text = str(told.value)
+    assert "splitting=locate (use auto, probe or none)" in text
+    assert plain_broker.address in text
+
+
+# Ranges.
+
+
+@pytest.fixture(params=DIALECTS)
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
+    with run_broker(request.param, segment_bytes=1000) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(server: EmbeddedBroker) -> Iterator[LanceClient]:
+    with connect(server) as client:
+        yield client
+
+
+def resolve(
+    client: LanceClient, server: EmbeddedBroker, **given: Any
+) -> list[TopicRange]:
+    options = parse(server, **given)
+    return resolve_ranges(client, options, choose_topics(options, client.topics()))
+
+
+def spans(ranges: list[TopicRange]) -> list[tuple[str, int, int]]:
+    return [(whole.topic, whole.start, whole.end) for whole in ranges]
+
+
+def test_whole_topics(server: EmbeddedBroker, client: LanceClient) -> None:
+    end = fill(server, "a", make_records(10))[-1]["next_offset"]
+    fill(server, "b")
+    ranges = resolve(client, server, topic="a,b")
+    assert spans(ranges) == [("a", 0, end), ("b", 0, 0)]
+    plain = server.config.dialect == "plain"
+    for whole in ranges:
+        info = client.topic(whole.topic)
+        assert (whole.topic_id, whole.created_s) == (info.id, info.created_at_s)
+        assert whole.is_located is not plain
+        assert whole.ends_log
+        assert (whole.mark is not None) is plain
+
+
+def test_offsets_by_topic(server: EmbeddedBroker, client: LanceClient) -> None:
+    offsets = [row["offset"] for row in fill(server, "a", make_records(10))]
+    end = fill(server, "b", make_records(10))[-1]["next_offset"]
+    some = resolve(
+        *(client, server),
+        topic="a,b",
+        startingOffsets=f'{{"a": {offsets[2]}, "b": -2}}',
+        endingOffsets=f'{{"a": {offsets[5]}, "b": -1}}',
+    )
+    assert spans(some) == [("a", offsets[2], offsets[5]), ("b", 0, end)]
+    assert [whole.ends_log for whole in some] == [False, True]
+    # Those that a pattern finds and nobody names are read whole.
+    others = resolve(
+        *(client, server),
+        topicPattern=".",
+        startingOffsets=f'{{"a": {offsets[2]}}}',
+        endingOffsets=f'{{"a": {offsets[5]}}}',
+    )
+    assert others == some
+    latest = resolve(client, server, topic="a", startingOffsets="latest")
+    assert spans(latest) == [("a", end, end)]
+    earliest = resolve(client, server, topic="a", endingOffsets="earliest")
+    assert spans(earliest) == [("a", 0, 0)]
+
+
+def test_what_came_after_the_end_was_asked_for_is_no_part(
+    server: EmbeddedBroker, client: LanceClient
+) -> None:
+    end = fill(server, "a", make_records(3))[-1]["next_offset"]
+    [whole] = resolve(client, server, topic="a")
+    fill(server, "a", make_records(3))
+    assert whole.end == end
+    check_mark(client, whole)
+
+
+def test_an_end_behind_the_log(server: EmbeddedBroker, client: LanceClient) -> None:
+    end = fill(server, "a", make_records(3))[-1]["next_offset"]
+    given = {"topic": "a", "endingOffsets": f'{{"a": {end + 1}}}'}
+    with pytest.raises(DataLoss) as told:
+        resolve(client, server, **given)
+    text = str(told.value)
+    assert f"topic 'a': data at offset {end + 1} is lost" in text
+    assert "set failOnDataLoss=false to go on with what is left" in text
+    left = resolve(client, server, failOnDataLoss=False, **given)
+    assert spans(left) == [("a", 0, end)]
+    assert left[0].ends_log
+
+
+def test_a_start_behind_the_end(server: EmbeddedBroker, client: LanceClient) -> None:
+    offsets = [row["offset"] for row in fill(server, "a", make_records(10))]
+    with pytest.raises(OptionError, match="after its end"):
+        resolve(
+            *(client, server),
+            topic="a",
+            startingOffsets="latest",
+            endingOffsets=f'{{"a": {offsets[5]}}}',
+        )
+
+
+def test_a_start_that_retention_has_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with run_broker(segment_bytes=500) as broker, connect(broker) as client:
+        end = fill(broker, "a", make_records(200), batch_bytes=250)[-1]["next_offset"]
+        drop_old(broker, "a", 1000)
+        start, _ = log_of(broker, "a")
+        assert spans(resolve(client, broker, topic="a")) == [("a", start, end)]
+        given = {"topic": "a", "startingOffsets": '{"a": 0}'}
+        with pytest.raises(DataLoss, match=f"{start} bytes gone"):
+            resolve(client, broker, **given)
+        with caplog.at_level(logging.WARNING, "lance_spark.spark"):
+            ranges = resolve(client, broker, failOnDataLoss="false", **given)
+    assert spans(ranges) == [("a", start, end)]
+    assert "data at offset 0 is lost" in caplog.text
+
+
+def test_a_topic_that_goes_while_ranges_are_planned(
+    server: EmbeddedBroker, client: LanceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b", "c"):
+        fill(server, name, make_records(3))
+    listing = client.topics()
+    client.delete_topic("b")
+
+    def resolve_listed(**given: str) -> list[str]:
+        options = parse(server, topicPattern=".", **given)
+        ranges = resolve_ranges(client, options, choose_topics(options, listing))
+        return [whole.topic for whole in ranges]
+
+    with pytest.raises(DataLoss, match=r"'b'.*the topic was deleted; set failOnData"):
+        resolve_listed()
+    assert resolve_listed(failOnDataLoss="false") == ["a", "c"]
+    assert "topic 'b'" in caplog.text
+
+
+# Times.
+
+
+def test_times_are_those_of_the_broker(broker: EmbeddedBroker, topic: str) -> None:
+    before_ns = time.time_ns()
+    middle = fill(broker, topic, make_records(5))[-1]["next_offset"]
+    with connect(broker) as client:
+        between_ns = wait_past(time.time_ns())
+        end = fill(broker, topic, make_records(5))[-1]["next_offset"]
+
+        def read(**given: str) -> tuple[int, int]:
+            [whole] = resolve(client, broker, topic=topic, **given)
+            return whole.start, whole.end
+
+        between, before = (str(ns // 10**6) for ns in (between_ns, before_ns))
+        later = str(time.time_ns() // 10**6 + 3_600_000)
+        assert read(startingTimestamp=between) == (middle, end)
+        assert read(endingTimestamp=between) == (0, middle)
+        assert read(startingTimestamp=before, endingTimestamp=later) == (0, end)
+        assert read(startingTimestamp=later) == (end, end)
+        assert read(endingTimestamp="1970-01-02") == (0, 0)
+
+
+def test_what_comes_while_a_time_is_looked_up_is_no_part(
+    broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = fill(broker, topic, make_records(5))[-1]["next_offset"]
+    with connect(broker) as client:
+        bounds = client.bounds
+
+        def grow(topic_id: int) -> Bounds:
+            found = bounds(topic_id)
+            fill(broker, topic, make_records(5))
+            return found
+
+        monkeypatch.setattr(client, "bounds", grow)
+        [whole] = resolve(client, broker, topic=topic, startingTimestamp="2200-01-01")
+    assert (whole.start, whole.end) == (end, end)
+
+
+def wait_past(time_ns: int) -> int:
+    """Wait until the clock shows a later millisecond; return it."""
+    deadline_s = time.monotonic() + 30
+    while (now_ns := time.time_ns()) // 10**6 <= time_ns // 10**6:
+        assert time.monotonic() < deadline_s
+    return now_ns
+
+
+@pytest.mark.parametrize("option", ["startingTimestamp", "endingTimestamp"])
+def test_a_plain_server_has_no_times(
+    plain_broker: EmbeddedBroker, topic: str, option: str
+) -> None:
+    fill(plain_broker, topic, make_records(1))
+    with connect(plain_broker) as client, pytest.raises(Unsupported) as told:
+        resolve(client, plain_broker, topic=topic, **{option: "2024-05-01"})
+    expected = f"{option} (a plain server has no index of times; use offsets)"
+    assert expected in str(told.value)
+
+
+# Marks.
+
+
+def test_offsets_that_have_shifted_are_noticed() -> None:
+    # All records start with the same 64 bytes and have one length.
+    records = [Record(1, b"=" * 100 + b"%06d" % number) for number in range(200)]
+    with run_broker("plain", segment_bytes=500) as broker, connect(broker) as client:
+        fill(broker, "a", records, batch_bytes=250)
+        [whole] = resolve(client, broker, topic="a")
+        assert whole.mark is not None
+        check_mark(client, whole)
+        fill(broker, "a", records)
+        check_mark(client, whole)
+        drop_old(broker, "a", 12_000)
+        assert log_of(broker, "a")[0] > 0
+        with pytest.raises(DataLoss) as told:
+            check_mark(client, whole)
+    assert "its offsets have shifted since the query was planned: run it again" in (
+        str(told.value)
+    )
+
+
+def test_a_shift_that_shows_at_the_end_alone() -> None:
+    # Each segment starts with more equal records than a mark looks at.
+    alike = [Record(1, b"heartbeat".ljust(95))] * 60
+    with run_broker("plain", segment_bytes=1000) as broker, connect(broker) as client:
+        for number in range(6):
+            fill(broker, "a", [*alike, Record(1, b"%095d" % number)])
+        [whole] = resolve(client, broker, topic="a")
+        size = log_of(broker, "a")[1]
+        drop_old(broker, "a", size - 5000)
+        gone, _ = log_of(broker, "a")
+        assert gone > 0
+        fill(broker, "a", [Record(1, b"new".ljust(95))] * 100)
+        head = bytes(client.fetch("a", 0, 4096).data)
+        assert head == make_payload(alike)[:4096]
+        with pytest.raises(DataLoss, match="its offsets have shifted"):
+            check_mark(client, whole)
+
+
+def test_a_mark_is_of_the_range_alone(plain_broker: EmbeddedBroker) -> None:
+    rows = fill(plain_broker, "a", make_records(10))
+    first, last = rows[3]["offset"], rows[4]["offset"]
+    with connect(plain_broker) as client:
+        [whole] = resolve(
+            *(client, plain_broker),
+            topic="a",
+            startingOffsets=f'{{"a": {first}}}',
+            endingOffsets=f'{{"a": {last}}}',
+        )
+        assert whole.mark is not None
+        assert whole.mark.size == last - first
+        check_mark(client, whole)
+        wrong = Mark(whole.mark.size, whole.mark.crc ^ 1)
+        with pytest.raises(DataLoss):
+            check_mark(
+                client, TopicRange("a", whole.topic_id, 0, first, last, mark=wrong)
+            )
+
+
+def test_an_empty_range_has_nothing_to_check(plain_broker: EmbeddedBroker) -> None:
+    fill(plain_broker, "a")
+    with connect(plain_broker) as client:
+        [whole] = resolve(client, plain_broker, topic="a")
+        assert whole.mark == Mark(0, 0)
+        fill(plain_broker, "a", make_records(1))
+        check_mark(client, whole)
+
+
+# Losses.
+
+LOSS = DataLoss("a", 5, 10, 20, "it is gone")
+
+
+def test_a_loss_is_an_error_with_its_remedy() -> None:
+    with pytest.raises(DataLoss) as told:
+        report_loss(LOSS, is_error=True)
+    found = told.value
+    assert (found.topic, found.asked, found.log_start, found.log_end) == (
+        "a",
+        5,
+        10,
+        20,
+    )
+    assert found.reason == (
+        "it is gone; set failOnDataLoss=false to go on with what is left"
+    )
+
+
+def test_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "lance_spark.spark"):
+        report_loss(LOSS, is_error=False)
+    assert (
+        "topic 'a': data at offset 5 is lost, 5 bytes gone: it is gone" in caplog.text
+    )
