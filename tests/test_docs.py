@@ -44,9 +44,9 @@ else:
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-# tests/wire/test_docs.py runs those of docs/codec.md.
+# tests/wire/test_docs.py runs those of docs/codec.md, tests/spark/test_docs.py those of
+# the README and of the pages on Spark.
 WITH_SNIPPETS = (
-    "README.md",
     "docs/broker.md",
     "docs/client.md",
     "docs/columnar.md",

@@ -1,0 +1,71 @@
+"""The programs in examples/ do what they say.
+
+They run in the session that all tests share; what makes their own broker and Spark is
+in their `main`, which differs from the tests' in settings alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client import LanceClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+
+
+def load(name: str) -> ModuleType:
+    """Import a program as nobody else can, so that Spark sends its functions along."""
+    path = ROOT / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def count_records(servers: str) -> dict[str, int]:
+    """Return how many records each topic has."""
+    with LanceClient(servers) as client:
+        return {info.name: info.details["record_count"] for info in client.topics()}
+
+
+def test_batch_etl(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("batch_etl").run(spark, broker.address, str(tmp_path))
+        # Five minutes of clicks, and three pages.
+        assert count_records(broker.address) == {"clicks": 30_000, "per-minute": 15}
+    said = capsys.readouterr().out
+    assert "in 3 folders: page=help, page=home, page=shop\n" in said
+    assert re.search(r'\|0 +\|help\|{"clicks":2000,"slowest_ms":\d+}\|', said)
+
+
+def test_routing(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("routing").run(spark, broker.address)
+        countries = ("at", "ch", "de", "fr")
+        expected = {f"orders-{country}": 4000 for country in countries}
+        assert count_records(broker.address) == expected
+    said = capsys.readouterr().out
+    assert re.findall(r"orders-at\| +(\d+)", said) == ["2000", "4000", "4000"]
+    assert "16,000 rows, 16,000 different orders\n" in said
+
+
+def test_readme_names_every_example() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert EXAMPLES
+    for path in EXAMPLES:
+        assert f"python examples/{path.name} " in readme
+        assert f"python examples/{path.name}\n" in path.read_text(encoding="utf-8")
