@@ -114,6 +114,8 @@ def parse_time(text: str) -> int:
     whole = _FRACTION.sub("", text, count=1).strip()
     whole = re.sub("[zZ]$", "+00:00", whole)
     try:
+        if re.search("[.,]", whole):
+            raise ValueError("Python ignores fractions of anything else")
         when = datetime.fromisoformat(whole)
     except ValueError:
         raise OptionError(
