@@ -8,11 +8,12 @@ READY := $(VENV)/.ready
 # How long `make fuzz` and how many rounds `make crash` run.
 FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
-# How long `make soak` runs.
+# How long `make soak` runs, and how many rows `make long` sends through Spark.
 SOAK_SECONDS ?= 3600
+LONG_ROWS ?= 20000000
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check bench fuzz crash soak coverage format clean
+.PHONY: help env demo test check bench fuzz crash soak long coverage format clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +27,7 @@ $(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
 
 env: $(READY) ## Create or refresh the environment in .venv.
 
-demo: $(READY) ## Kill a broker under load, restart it, show that nothing is lost.
+demo: $(READY) ## Kill a broker under load, restart it, read and write with Spark.
 	@$(BIN)/lance-spark demo
 
 test: $(READY) ## Run the test suite, fast tests first.
@@ -49,6 +50,9 @@ crash: $(READY) ## Kill and recover store and broker CRASH_ROUNDS (2000) times.
 
 soak: $(READY) ## Load a broker for SOAK_SECONDS (3600), and 10 000 silent connections.
 	@LANCE_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak
+
+long: $(READY) ## Send LONG_ROWS (20 000 000) rows through Spark and back.
+	@LANCE_LONG_ROWS=$(LONG_ROWS) $(BIN)/python -m pytest -m long
 
 coverage: $(READY) ## Run the tests under branch coverage.
 	@$(BIN)/python -m coverage run -m pytest -q

@@ -9,8 +9,6 @@ It starts a broker and a local Spark of its own and removes both at the end:
 With a server of yours, `run` is all that is needed.
 """
 
-# ruff: noqa: T201  # What it shows is what it prints.
-
 from __future__ import annotations
 
 import json

@@ -8,8 +8,6 @@ It starts a broker and a local Spark of its own and removes both at the end:
     .venv/bin/python examples/routing.py
 """
 
-# ruff: noqa: T201  # What it shows is what it prints.
-
 from __future__ import annotations
 
 import os
