@@ -71,6 +71,7 @@ class Delivery:
         resolve: finds the topic's id again after the server has lost it; None if there
             is nothing to look up.
         strict: a refused batch is the end of all that follow it, as in a stage.
+        check: called with each new connection; what it raises is the end.
         clock: a monotonic clock.
     """
 
@@ -83,6 +84,7 @@ class Delivery:
         options: WriterOptions,
         resolve: Callable[[], int] | None = None,
         strict: bool = False,
+        check: Callable[[Connection], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = client.config
@@ -92,6 +94,7 @@ class Delivery:
         self._options = options
         self._resolve = resolve
         self._strict = strict
+        self._check = check
         self._clock = clock
         self._request_timeout_s = config.request_timeout_s
         self._retry_timeout_s = config.retry_timeout_s
@@ -262,6 +265,8 @@ class Delivery:
             if self._options.compresses and not connection.capabilities:
                 # It would store the compressed bytes as if they were records.
                 raise Unsupported("compression", "lz4", str(connection.address))
+            if self._check is not None:
+                self._check(connection)
             self._connection = connection
         return self._connection
 

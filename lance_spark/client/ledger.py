@@ -148,7 +148,8 @@ class Ledger:
         return (
             f"topic {self.topic!r}: no room for {size} bytes in time: "
             f"{self.outbox.pending_bytes} of {self._buffer_bytes} wait for the "
-            "server; send more slowly, or raise buffer_bytes or the timeout"
+            "server, which acknowledges too slowly or not at all; send more slowly, or "
+            "raise buffer_bytes or the timeout"
         )
 
     def _is_pending(self, below: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lance_spark.client.delivery import Delivery
@@ -11,6 +12,7 @@ from lance_spark.model import RecordType
 
 if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
+    from lance_spark.client.connection import Connection
 
 
 class Producer(Writer):
@@ -31,6 +33,7 @@ class Producer(Writer):
         client: says how to reach the server; it stays open.
         topic: name, or id.
         create_topic: create the topic if it is not there.
+        check: called with each new connection; what it raises is the end.
 
     The other arguments are those of `WriterOptions`.
 
@@ -52,6 +55,7 @@ class Producer(Writer):
         compression: str = "none",
         create_topic: bool = False,
         record_type: int = RecordType.RAW,
+        check: Callable[[Connection], None] | None = None,
     ) -> None:
         options = WriterOptions(
             batch_bytes=batch_bytes,
@@ -80,6 +84,7 @@ class Producer(Writer):
             topic_id,
             options=options,
             resolve=None if isinstance(topic, int) else resolve,
+            check=check,
         )
         super().__init__(delivery, options, client.config.retry_timeout_s)
 

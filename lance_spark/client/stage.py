@@ -8,6 +8,7 @@ acknowledgement doubles nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lance_spark.client.delivery import Delivery
@@ -19,6 +20,7 @@ from lance_spark.wire.lwp import StageContent
 
 if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
+    from lance_spark.client.connection import Connection
 
 
 class StageWriter(Writer):
@@ -31,6 +33,7 @@ class StageWriter(Writer):
         topic_name: where the commit will put the records.
         writer_id: the job's.
         sequence: the job's.
+        check: called with each new connection; what it raises is the end.
 
     The other arguments are those of `WriterOptions`.
 
@@ -52,6 +55,7 @@ class StageWriter(Writer):
         buffer_bytes: int = 32 * 1024 * 1024,
         compression: str = "none",
         record_type: int = RecordType.RAW,
+        check: Callable[[Connection], None] | None = None,
     ) -> None:
         options = WriterOptions(
             batch_bytes=batch_bytes,
@@ -65,7 +69,12 @@ class StageWriter(Writer):
         self.topic = topic_name
         self.stage_id = client.open_stage(topic_name, writer_id, sequence)
         delivery = Delivery(
-            client.dedicated(), topic_name, self.stage_id, options=options, strict=True
+            client.dedicated(),
+            topic_name,
+            self.stage_id,
+            options=options,
+            strict=True,
+            check=check,
         )
         super().__init__(delivery, options, client.config.retry_timeout_s)
 

@@ -77,7 +77,7 @@ def make_probe(client: LanceClient, whole: TopicRange) -> Probe:
     """Make the function that looks for records in a range."""
 
     def fetch(start: int, size: int) -> memoryview:
-        return fetch_exactly(client, whole, start, min(size, whole.end - start))
+        return fetch_exactly(client, whole, start, size)
 
     def probe(at: int, before: int) -> int | None:
         return find_boundary(fetch, at, before=before, end=whole.end)

@@ -11,12 +11,16 @@ import logging
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lance_spark.client import Capability, LanceClient
 from lance_spark.errors import LanceError, OptionError, TopicNotFound, Unsupported
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
+from lance_spark.spark.value import find_topic_fault
+
+if TYPE_CHECKING:
+    from lance_spark.client.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +60,13 @@ class WriteJob:
             return "the topics of column topic"
         return f"topic {self.options.topic!r}"
 
-    def check_server(self, client: LanceClient) -> None:
+    def check_server(self, connection: Connection) -> None:
         """Check that a server is of the kind that the job was made for.
 
         Raises:
             LanceError: it has no stages, or has some although `auto` found none.
         """
-        has_stages = client.supports(Capability.STAGED_COMMIT)
+        has_stages = Capability.STAGED_COMMIT.value in connection.capabilities
         if self.is_staged and not has_stages:
             found = "it has no stages"
         elif has_stages and not self.is_staged and self.options.delivery == "auto":
@@ -70,7 +74,7 @@ class WriteJob:
         else:
             return
         raise LanceError(
-            f"the server {_address(client)} is not of the kind that the job was made "
+            f"the server {connection.address} is not of the kind that the job was made "
             f"for, which is to write {self.delivery}: {found}. All of servers="
             f"{self.options.client.servers} have to be alike; if they were being "
             "replaced, run the job again"
@@ -132,6 +136,9 @@ def check_topics(client: LanceClient, topics: Iterable[str]) -> set[str]:
 
 
 def _check_options(options: WriteOptions, overwrite: bool) -> None:
+    fault = None if options.topic is None else find_topic_fault(options.topic)
+    if fault is not None:
+        raise OptionError(f"option topic: the name {options.topic!r:.100} {fault}")
     if overwrite and options.topic is None:
         raise OptionError(
             'mode("overwrite") needs option topic: it replaces one topic, and which '

@@ -6,7 +6,7 @@ names the row of the user's. No row becomes a Python object.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lance_spark.errors import OptionError, RowError
+from lance_spark.spark.value import find_topic_fault
 
 # What a record is not made of, and need not be copied.
 _LEFT_OUT = ("topic", "offset", "next_offset")
@@ -35,8 +36,14 @@ class Routed:
     topic: str
     rows: pa.RecordBatch
     first_row: int = 0
-    origin: NDArray[np.uint32] | None = None
+    origin: NDArray[np.uint32] | NDArray[np.int64] | None = None
     is_shared: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of columns there are, and of what tells where they were."""
+        size: int = self.rows.nbytes
+        return size if self.origin is None else size + self.origin.nbytes
 
     def find_row(self, index: int) -> int:
         """Tell the number that one of the rows had before all this."""
@@ -52,6 +59,18 @@ class Routed:
         return replace(self, rows=rows, is_shared=False)
 
 
+def merge_rows(pieces: Sequence[Routed]) -> Routed:
+    """Make one piece of several of a topic, in memory of its own."""
+    rows = pa.concat_batches([piece.rows for piece in pieces])
+    origin = np.concatenate([_number_rows(piece) for piece in pieces])
+    return Routed(pieces[0].topic, rows, origin=origin)
+
+
+def _number_rows(piece: Routed) -> NDArray[np.int64]:
+    rows = np.arange(piece.rows.num_rows) if piece.origin is None else piece.origin
+    return piece.first_row + rows.astype(np.int64)
+
+
 def route_rows(
     batch: pa.RecordBatch, topic: str | None, *, first_row: int = 0
 ) -> Iterator[Routed]:
@@ -63,7 +82,7 @@ def route_rows(
         first_row: the number of the batch's first row, for errors.
 
     Raises:
-        RowError: a row has no topic.
+        RowError: a row has no topic, or one that no server can have.
         OptionError: there is no topic column, or none of text.
     """
     if not batch.num_rows:
@@ -115,7 +134,25 @@ def _read_topics(
             first_row + row,
         )
     encoded = column.dictionary_encode()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    codes = encoded.indices.to_numpy()
+    names = _decode_names(encoded.dictionary)
+    for code, name in enumerate(names):
+        fault = find_topic_fault(name)
+        if fault is not None:
+            row = first_row + int(np.argmax(codes == code))
+            raise RowError(f"its topic {name!r:.100} {fault}", row)
+    return names, codes
+
+
+def _decode_names(names: pa.Array) -> list[str]:
+    try:
+        found: list[str] = names.to_pylist()
+    except UnicodeDecodeError:
+        # Spark does not look into a text that was made of bytes. What is wrong becomes
+        # surrogates, which are refused like others.
+        raw = names.cast(pa.large_binary()).to_pylist()
+        found = [name.decode(errors="surrogateescape") for name in raw]
+    return found
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -133,8 +133,8 @@ _SHARED = (
         parse_text,
         None,
         Scope.ALL,
-        "Our own certificate, for servers that ask for one: a path or PEM text. "
-        "Never shown.",
+        "Our own certificate, for servers that ask for one: a path, or PEM text, "
+        "which is never shown.",
         secret=True,
     ),
     Option(

@@ -9,19 +9,49 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from lance_spark.client import CommitStatus, StagesCommitted
-from lance_spark.errors import RowError
+from lance_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    CommitConflictError,
+    InvalidPayload,
+    InvalidTopicName,
+    LanceError,
+    PayloadTooLarge,
+    RowError,
+    StageExpiredError,
+    StageMismatchError,
+    StageNotFound,
+    StorageError,
+    TopicNotFound,
+)
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.outlet import Outlet, TopicStage
 from lance_spark.spark.pool import lease
 from lance_spark.spark.routing import route_rows
 
 logger = logging.getLogger(__name__)
+
+# What a server says of a commit that it has not carried out. Whatever else comes may
+# come when it has, or while it still does.
+_REFUSALS = (
+    AccessDenied,
+    CommitConflictError,
+    InvalidPayload,
+    InvalidTopicName,
+    PayloadTooLarge,
+    StageExpiredError,
+    StageMismatchError,
+    StageNotFound,
+    StorageError,
+    TopicNotFound,
+)
 
 # Outside of Spark there are no partitions.
 NO_PARTITION = -1
@@ -86,6 +116,8 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
         StageExpiredError, StageNotFound, StageMismatchError: a stage is not what its
             task has written; nothing is visible.
         CommitConflictError: the writer has committed this sequence with other topics.
+        LanceError: it is not known whether the commit was carried out; the text says
+            so. Or the server is of another kind than the job was made for.
     """
     if not job.is_staged:
         return
@@ -98,20 +130,63 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
         return
     replaced = [job.options.topic] if job.overwrite and job.options.topic else []
     with lease(job.options.client) as client:
-        job.check_server(client)
+        job.check_server(client.connection())
         if not job.options.create_topic:
             check_topics(client, [*replaced, *(stage.topic for stage in stages)])
-        committed = client.commit_stages(
-            job.writer_id,
-            job.sequence,
-            [stage.content for stage in stages],
-            overwrite=replaced,
-        )
+        contents = [stage.content for stage in stages]
+        with _explaining(job):
+            committed = client.commit_stages(
+                job.writer_id, job.sequence, contents, overwrite=replaced
+            )
     _log_commit(job, sum(result.records for result in ordered), committed)
 
 
+@contextmanager
+def _explaining(job: WriteJob) -> Iterator[None]:
+    """Say what became of a commit that failed, and what to do about it."""
+    try:
+        yield
+    except _REFUSALS as error:
+        remedy = _find_remedy(job, error)
+        if remedy is None:
+            raise
+        text = f"{error.message}: {remedy}"
+        raise type(error)(text, error.code, error.details) from error
+    except LanceError as error:
+        rerun = (
+            "Look at the topic before you run the job again; with txnAppId and "
+            "txnVersion it could be run again without a look"
+        )
+        if job.options.txn_app_id is not None:
+            rerun = "Run it again with the same txnAppId and txnVersion, which is safe"
+        raise LanceError(
+            f"it is not known whether the commit to {job.target} was carried out: its "
+            f"rows may be visible, now or later. {rerun}. What has failed: {error}"
+        ) from error
+
+
+def _find_remedy(job: WriteJob, error: BrokerError) -> str | None:
+    if job.options.txn_app_id is None:
+        return None
+    if isinstance(error, StageNotFound):
+        return (
+            "another run with this txnAppId and txnVersion has ended meanwhile, and "
+            "its end drops what it did not write; nothing of this run is visible"
+        )
+    if isinstance(error, CommitConflictError):
+        return (
+            "one txnVersion can't both append and overwrite, nor be of several sets of "
+            "topics; give this write a txnVersion or txnAppId of its own"
+        )
+    return None
+
+
 def abort_job(job: WriteJob) -> None:
-    """Drop the stages of a job; never raises, as stages also go by themselves."""
+    """Drop the stages of a job; never raises, as stages also go by themselves.
+
+    Nobody tells whether a commit was tried before, and what became of it: one that was
+    carried out has left nothing to drop.
+    """
     if not job.is_staged:
         return
     try:
@@ -119,7 +194,12 @@ def abort_job(job: WriteJob) -> None:
             dropped = client.abort_stages(job.writer_id, job.sequence)
     except Exception as error:
         # Whatever it is, it must not hide why the job was aborted.
-        logger.warning("stages of %s are left to expire: %s", job.writer_id, error)
+        logger.warning(
+            "stages of %s can't be dropped now; those that are not committed expire "
+            "by themselves: %s",
+            job.writer_id,
+            error,
+        )
     else:
         logger.info("%d stages of %s dropped", dropped, job.writer_id)
 

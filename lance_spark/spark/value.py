@@ -16,7 +16,10 @@ from lance_spark.client.reader import FETCH_BYTES_MAX
 from lance_spark.errors import OptionError
 from lance_spark.quantity import parse_duration, parse_size, within
 
-_INTEGER = re.compile(r"\d{1,19}", re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,100}", re.ASCII)
+# What no server takes in the name of a topic. Each may refuse more.
+TOPIC_BYTES_MAX = 255
+_NOT_IN_TOPICS = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 
 
 def parse_flag(text: str) -> bool:
@@ -32,7 +35,7 @@ def parse_flag(text: str) -> bool:
 
 
 def parse_integer(text: str) -> int:
-    """Read a whole number that is not negative.
+    """Read a whole number; which ones will do is for the caller to say.
 
     Raises:
         OptionError: it is none.
@@ -46,10 +49,12 @@ def parse_text(text: str) -> str:
     """Take a text as it is; it is not shown in errors, as it may be a secret.
 
     Raises:
-        OptionError: it is empty.
+        OptionError: it is empty, or no Unicode.
     """
     if not text.strip():
         raise OptionError("it is empty: give a value, or leave the option out")
+    if not _is_unicode(text):
+        raise OptionError("it has half a character (a lone surrogate): leave that out")
     return text
 
 
@@ -63,6 +68,23 @@ def parse_topics(text: str) -> tuple[str, ...]:
     if not all(names):
         raise OptionError(f"{text!r} has an empty name: give names as in events,clicks")
     return tuple(dict.fromkeys(names))
+
+
+def find_topic_fault(name: str) -> str | None:
+    """Say why no server can have a topic of that name, and what to give instead.
+
+    None if one can. The server has the last word, but only when rows are on their way.
+    """
+    if not _is_unicode(name):
+        return "has half a character (a lone surrogate): leave that out"
+    size = len(name.encode())
+    if not 1 <= size <= TOPIC_BYTES_MAX:
+        return f"has {size} bytes: give 1 to {TOPIC_BYTES_MAX}"
+    if name in (".", ".."):
+        return "is a name of directories: give another"
+    if _NOT_IN_TOPICS.search(name):
+        return "has a slash, a backslash or a control character: leave that out"
+    return None
 
 
 def parse_pattern(text: str) -> str:
@@ -117,3 +139,11 @@ def parse_fetch_bytes(text: str) -> int:
     """
     # What an answer can hold is a few bytes less than what people would type.
     return min(within(parse_size, "1", "16m")(text), FETCH_BYTES_MAX)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -217,6 +217,26 @@ def test_a_resend_is_compressed_once(make: Make) -> None:
     assert second.sent == first.sent
 
 
+def test_every_connection_is_checked(make: Make) -> None:
+    first, second = FakeConnection(ignore), FakeConnection(capabilities=())
+    seen: list[Any] = []
+
+    def check(connection: Any) -> None:
+        seen.append(connection)
+        if not connection.capabilities:
+            raise LanceError("of another kind")
+
+    delivery = make(FakeClient(first, second), check=check)
+    _add(delivery, "a")
+    first.await_sent(1)
+    assert seen == [first]
+    first.fail()
+    with pytest.raises(Undelivered, match="of another kind"):
+        _flush(delivery)
+    assert seen == [first, second]
+    assert second.sent == []
+
+
 def test_a_plain_server_after_a_reconnect_gets_nothing_compressed(make: Make) -> None:
     first, second = FakeConnection(ignore), FakeConnection(capabilities=())
     delivery = make(FakeClient(first, second), compression="lz4")

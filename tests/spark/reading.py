@@ -96,7 +96,7 @@ def make_records(count: int, size: int = 20) -> list[Record]:
     """Make keyed records that differ, each of so many bytes behind its header."""
     return [
         Record(
-            RecordType.KEY_VALUE, f"{n:06}".ljust(size - 5, "v").encode(), b"%03d" % n
+            RecordType.KEY_VALUE, b"%06d" % n + b"v" * (size - 11), b"%03d" % (n % 1000)
         )
         for n in range(count)
     ]

@@ -146,6 +146,17 @@ def test_the_topic_has_to_be_there(
     make_batch_job(options, overwrite=False)
 
 
+@pytest.mark.parametrize("dialect", ["broker", "plain_broker"])
+@pytest.mark.parametrize("name", ["a/b", "..", "t" * 300, "a\ud800"])
+def test_a_name_that_can_not_be(
+    dialect: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    server: EmbeddedBroker = request.getfixturevalue(dialect)
+    options = make_options(server, topic=name)
+    with pytest.raises(OptionError, match=r"^option topic: the name '.{,100} .*: "):
+        make_batch_job(options, overwrite=False)
+
+
 def test_missing_topics_are_named(broker: EmbeddedBroker) -> None:
     create_topics(broker, "a", "b")
     with LanceClient(config=make_config(broker)) as client:
@@ -182,8 +193,8 @@ def test_version_zero_is_a_version(broker: EmbeddedBroker) -> None:
 
 def test_names_of_different_targets_differ(broker: EmbeddedBroker) -> None:
     pairs = [
-        ("a", "b/c"),
-        ("a/b", "c"),
+        ("a", "b:c"),
+        ("a:b", "c"),
         ("a", "b"),
         ("a", None),
         ("b", None),
@@ -238,7 +249,8 @@ def test_meets_a_server_of_another_kind(
     exactly = make_job(broker, topic="a")
     atleast = make_job(plain_broker, topic="a")
     asked = make_job(broker, topic="a", delivery="at-least-once")
-    with LanceClient(config=staged) as ours, LanceClient(config=plain) as theirs:
+    with LanceClient(config=staged) as client, LanceClient(config=plain) as other:
+        ours, theirs = client.connection(), other.connection()
         exactly.check_server(ours)
         atleast.check_server(theirs)
         with pytest.raises(LanceError, match=r"exactly-once: it has no stages.*again"):

@@ -152,6 +152,59 @@ def test_what_waits_keeps_nothing_else_in_memory(broker: EmbeddedBroker) -> None
         assert waiting.rows.get_total_buffer_size() < 1000
 
 
+def test_many_topics_of_few_rows_need_no_turns(
+    broker: EmbeddedBroker, opened: list[str]
+) -> None:
+    job = make_job(broker)
+    with _client(job) as client, Outlet(job, client, waiting_bytes_max=2000) as outlet:
+        for number in range(100):
+            outlet.write(Routed(f"t{number}", rows(value=[b"1"])))
+        assert outlet._waiting_bytes < 2000
+        assert not opened
+        # A second piece of a topic has a price beside its row, until there is no other.
+        outlet.write(Routed("t0", rows(value=[b"2"])))
+        assert len(outlet._queues["t0"].pieces) == 1
+        assert not opened
+
+
+def test_small_pieces_are_put_together_before_anything_is_opened(
+    broker: EmbeddedBroker, opened: list[str]
+) -> None:
+    job = make_job(broker)
+    most = 50 * module._PIECE_BYTES
+    expected: dict[str, list[bytes]] = {}
+    held = []
+    with _client(job) as client, Outlet(job, client, waiting_bytes_max=most) as outlet:
+        for number in range(500):
+            topic, value = f"t{number % 10}", b"%d" % number
+            expected.setdefault(topic, []).append(value)
+            outlet.write(Routed(topic, rows(value=[value]), first_row=number))
+            held.append(sum(len(queue.pieces) for queue in outlet._queues.values()))
+        # What is in excess of one for each topic counts.
+        assert 50 < max(held) <= 10 + 50
+        assert not opened
+        assert outlet._waiting_bytes == sum(q.bytes for q in outlet._queues.values())
+        stages = outlet.finish()
+        assert outlet._waiting_bytes == 0
+    assert len(stages) == 10
+    commit_job(job, [TaskResult(0, 500, stages)])
+    assert {name: read_values(broker, name) for name in expected} == expected
+
+
+def test_a_row_is_found_in_pieces_that_were_put_together(
+    broker: EmbeddedBroker,
+) -> None:
+    job = make_job(broker)
+    most = 4 * module._PIECE_BYTES
+    with _client(job) as client, Outlet(job, client, waiting_bytes_max=most) as outlet:
+        for number in range(20):
+            key = b"k" if number == 13 else None
+            batch = rows(value=[None], key=[key])
+            outlet.write(Routed("a", batch, first_row=number))
+        with pytest.raises(RowError, match="row 13: a key but no value"):
+            outlet.finish()
+
+
 def test_few_rows_wait_for_more(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +217,7 @@ def test_few_rows_wait_for_more(
 
     monkeypatch.setattr(Writer, "write", note)
     monkeypatch.setattr(module, "_WORTH_BYTES", 1000)
+    monkeypatch.setattr(module, "_PIECE_BYTES", 0)
     job = make_job(broker)
     with _client(job) as client, Outlet(job, client) as outlet:
         small, large = rows(value=[bytes(300)]), rows(value=[bytes(1000)] * 3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_spark.errors import OptionError, RowError
-from lance_spark.spark.routing import Routed, route_rows
+from lance_spark.spark.routing import Routed, merge_rows, route_rows
 from tests.spark.writing import rows
 
 
@@ -86,6 +86,20 @@ def test_detached_rows_keep_no_others_alive(topics: str) -> None:
     assert alone.detach() is alone
 
 
+def test_merged_pieces_know_where_they_were() -> None:
+    first = rows(value=[b"1", b"2", b"3"], topic=list("aba"))
+    second = rows(value=[b"4", b"5"], topic=list("aa"))
+    pieces = [*_route(first), *_route(second, first_row=3)]
+    merged = merge_rows([piece for piece in pieces if piece.topic == "a"])
+    assert (merged.topic, _values(merged)) == ("a", [b"1", b"3", b"4", b"5"])
+    assert [merged.find_row(i) for i in range(4)] == [0, 2, 3, 4]
+    # Once more, as pieces that wait are.
+    third = Routed("a", rows(value=[b"6"]), first_row=2**40)
+    again = merge_rows([merged, third])
+    assert [again.find_row(i) for i in range(5)] == [0, 2, 3, 4, 2**40]
+    assert again.nbytes >= again.rows.nbytes + 5 * 8
+
+
 def test_rows_of_a_whole_batch_are_detached_already() -> None:
     (routed,) = _route(rows(value=[b"1"], topic=["a"]))
     assert routed.detach() is routed
@@ -107,6 +121,29 @@ def test_null_topic_names_the_row() -> None:
 def test_nothing_but_null_topics() -> None:
     with pytest.raises(RowError, match="row 0: no topic"):
         _route(rows(value=[b"1"], topic=[None]))
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "..", "t" * 300, "a\nb"])
+def test_a_name_that_can_not_be_names_the_row(bad: str) -> None:
+    batch = rows(value=[b"1"] * 5, topic=["a", "b", bad, "a", bad])
+    with pytest.raises(RowError, match=r"row 22: its topic '.{,100} .*: ") as told:
+        _route(batch, first_row=20)
+    assert told.value.row == 22
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_a_name_of_bytes_that_are_no_text(kind: pa.DataType) -> None:
+    # Spark's cast of binary to string does not look.
+    raw = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+    topics = pa.array([b"a", b"a\xff"], raw).view(kind)
+    batch = pa.RecordBatch.from_pydict({"value": [b"1", b"2"], "topic": topics})
+    with pytest.raises(RowError, match=r"row 1: its topic .* has half a character"):
+        _route(batch)
+
+
+def test_names_do_not_matter_if_the_option_wins() -> None:
+    (routed,) = route_rows(rows(value=[b"1"], topic=["a/b"]), "c")
+    assert routed.topic == "c"
 
 
 def test_no_topic_at_all() -> None:

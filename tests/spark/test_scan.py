@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, TopicInfo
-from lance_spark.errors import DataLoss, RecordError, SplitError
+from lance_spark.errors import DataLoss, RecordError, SplitError, TopicNotFound
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.spark import boundary, scan
 from lance_spark.spark.filters import Pushed
@@ -556,11 +556,32 @@ def test_an_odd_shift_is_no_bad_record(probed: Server) -> None:
         list(batches)
 
 
-def test_a_log_that_got_shorter_though_it_looks_the_same(probed: Server) -> None:
+def test_a_shift_that_leaves_nothing_to_be_found(
+    probed: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(probed.broker, "a", make_records(4000, 45), batch_bytes=250)
+    splits = probed.plan(3)
+
+    def find_nothing(client: LanceClient, split: Split) -> None:
+        drop_old(probed.broker, "a", 150_000)
+
+    monkeypatch.setattr(scan, "probe_extent", find_nothing)
+    for given in ("true", "false"):
+        with pytest.raises(DataLoss, match="shifted since the query was planned"):
+            probed.read(splits[1:2], failOnDataLoss=given)
+
+
+def test_a_log_that_got_shorter_though_it_looks_the_same(
+    probed: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(probed.broker, "a", [Record(1, b"same")] * 4000, batch_bytes=250)
     splits = probed.plan()
     drop_old(probed.broker, "a", 30_000)
     with pytest.raises(DataLoss, match="shifted since the query was planned"):
+        probed.read(splits)
+    # Where no mark can tell, the length does.
+    monkeypatch.setattr(scan, "check_mark", lambda client, whole: None)
+    with pytest.raises(DataLoss, match="the log ends before the range"):
         probed.read(splits)
 
 
@@ -627,11 +648,44 @@ def test_a_length_that_is_wrong_is_no_record_that_is_not_there_yet(
         with pytest.raises(RecordError) as told:
             probed.read(probed.plan(parts))
         assert told.value.position == where
-        assert "its length leads behind the log's end" in str(
-            told.value
-        )
+        assert "its length leads behind the log's end" in str(told.value)
     assert probed.read(probed.plan(), onBadRecord="skip") == rows
     assert "'a': 1 bad records (25025 bytes) were skipped" in caplog.text
+
+
+def test_nothing_of_ours_ends_inside_of_a_record(located: Server) -> None:
+    rows = fill(located.broker, "a", make_records(10))
+    append_bytes(located.broker, "a", LONG)
+    with pytest.raises(RecordError, match="leads behind the log's end") as told:
+        located.read(located.plan())
+    assert told.value.position == rows[-1]["next_offset"]
+    assert located.read(located.plan(), onBadRecord="skip") == rows
+
+
+def test_nor_does_a_range_that_ends_before_the_log(probed: Server) -> None:
+    rows = fill(probed.broker, "a", make_records(10))
+    append_bytes(probed.broker, "a", LONG + bytes(1000))
+    where = rows[-1]["next_offset"]
+    with pytest.raises(RecordError, match="leads behind the log's end") as told:
+        probed.read(probed.plan(**at(0, where + 10)))
+    assert told.value.position == where
+
+
+def test_a_topic_that_goes_when_its_end_is_looked_at(
+    probed: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = fill(probed.broker, "a", make_records(10))
+    append_bytes(probed.broker, "a", LONG)
+    splits = probed.plan()
+
+    def say_gone(topic_id: int) -> None:
+        raise TopicNotFound(f"Topic {topic_id} not found")
+
+    monkeypatch.setattr(probed.client, "bounds", say_gone)
+    with pytest.raises(DataLoss, match="the topic was deleted; set failOnDataLoss"):
+        probed.read(splits)
+    assert probed.read(splits, failOnDataLoss="false") == rows
+    assert "the topic was deleted" in caplog.text
 
 
 def test_a_start_that_only_looks_like_a_record(probed: Server) -> None:

@@ -100,6 +100,12 @@ def test_error_names_the_option() -> None:
         BY_NAME["fetchBytes"].read("x")
 
 
+@pytest.mark.parametrize("version", ["-1", str(2**64 - 1), str(2**63)])
+def test_a_version_out_of_range(version: str) -> None:
+    with pytest.raises(OptionError, match=r"^option txnVersion: .* is out of range: g"):
+        BY_NAME["txnVersion"].read(version)
+
+
 def test_scopes() -> None:
     assert Scope.ALL == Scope.READ | Scope.WRITE
     assert not Scope.READ & Scope.WRITE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,14 +16,17 @@ from pyspark import TaskContext
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, StageContent
+from lance_spark.client.ledger import Ledger
 from lance_spark.errors import (
     CommitConflictError,
-    InvalidTopicName,
     LanceError,
     OptionError,
     RowError,
     StageExpiredError,
     StageMismatchError,
+    StageNotFound,
+    StorageError,
+    Timeout,
     TopicNotFound,
     Undelivered,
 )
@@ -37,7 +41,9 @@ from lance_spark.spark.sink import (
     commit_job,
     write_task,
 )
+from lance_spark.store.staging import Staging
 from lance_spark.wire.lwp import Record, compress
+from tests.integration.kit import PATIENCE_S
 from tests.integration.proxy import Fate, Flow, Proxy
 from tests.spark.writing import (
     count_stages,
@@ -226,11 +232,10 @@ def test_a_row_without_topic(
 
 def test_a_topic_that_can_not_be(server: EmbeddedBroker) -> None:
     job = make_job(server)
-    with pytest.raises(LanceError) as told:
-        write_task(job, iter([rows(value=[b"1", b"2"], topic=["a", "b/c"])]))
-    if job.is_staged:
-        assert isinstance(told.value, InvalidTopicName)
-    assert "b/c" not in list_topics(server)
+    good, bad = rows(value=[b"1"], topic=["a"]), rows(value=[b"2"], topic=["b/c"])
+    with pytest.raises(RowError, match=r"row 1: its topic 'b/c' has a slash.*partiti"):
+        write_task(job, iter([good, bad]))
+    assert list_topics(server) == []
 
 
 def test_columns_that_can_not_be(server: EmbeddedBroker) -> None:
@@ -383,6 +388,65 @@ def test_a_commit_whose_answer_is_lost(
     assert "was committed before, to 'a' [0, 6)" in caplog.messages[-1]
 
 
+@pytest.fixture
+def slow_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Have the broker carry out no commit before this is set."""
+    go, whole = threading.Event(), Staging._carry_out
+
+    def carry_out(staging: Staging, plan: Any) -> Any:
+        assert go.wait(PATIENCE_S)
+        return whole(staging, plan)
+
+    monkeypatch.setattr(Staging, "_carry_out", carry_out)
+    yield go
+    go.set()
+
+
+@pytest.mark.parametrize(
+    ("txn", "remedy"),
+    [
+        ({}, "Look at the topic before you run the job again; with txnAppId"),
+        (TXN, "Run it again with the same txnAppId and txnVersion, which is safe"),
+    ],
+    ids=["plain", "txn"],
+)
+def test_a_commit_that_takes_too_long(
+    broker: EmbeddedBroker,
+    slow_commits: threading.Event,
+    caplog: pytest.LogCaptureFixture,
+    txn: dict[str, Any],
+    remedy: str,
+) -> None:
+    job = make_job(broker, topic="a", **txn)
+    results = run_tasks(job, [values(b"1", b"2")])
+    config = make_config(broker, request_timeout_s=1.0, retry_timeout_s=2.0)
+    impatient = replace(job, options=replace(job.options, client=config))
+    said = f"not known whether the commit to topic 'a' was carried out.*{remedy}"
+    with pytest.raises(LanceError, match=said) as told:
+        commit_job(impatient, results)
+    assert isinstance(told.value.__cause__, Timeout)
+    # What Spark does next. Nothing can be told of the stages: they get committed.
+    caplog.clear()
+    abort_job(hurry(job))
+    (line,) = [r.message for r in caplog.records if r.name == "lance_spark.spark.sink"]
+    assert "those that are not committed expire" in line
+    slow_commits.set()
+    # Waits for the first one, and finds that there is nothing to do.
+    commit_job(job, results)
+    assert read_values(broker, "a") == [b"1", b"2"]
+    if txn:
+        run_job(make_job(broker, topic="a", **txn), [values(b"1", b"2")])
+        assert read_values(broker, "a") == [b"1", b"2"]
+
+
+def test_a_refused_commit_is_known_to_have_failed(broker: EmbeddedBroker) -> None:
+    job = make_job(broker, topic="a")
+    results = run_tasks(job, [values(b"1")])
+    abort_job(job)
+    with pytest.raises(StageNotFound, match=r"^stage \d+ is not open \(0x70 "):
+        commit_job(job, results)
+
+
 @pytest.mark.parametrize("field", ["batch_count", "byte_count"])
 def test_a_commit_of_something_else_is_refused(
     broker: EmbeddedBroker, field: str
@@ -482,6 +546,35 @@ def test_a_version_with_other_topics_is_an_error(broker: EmbeddedBroker) -> None
     with pytest.raises(CommitConflictError, match=r"sequence 1 .*\['a'\].*\['b'\]"):
         run_job(make_job(broker, **TXN), [rows(value=[b"1"], topic=["b"])])
     assert list_topics(broker) == ["a"]
+
+
+def test_a_version_can_not_append_and_overwrite(broker: EmbeddedBroker) -> None:
+    run_job(make_job(broker, topic="a", **TXN), [values(b"1")])
+    job = make_job(broker, topic="a", overwrite=True, **TXN)
+    with pytest.raises(CommitConflictError, match="can't both append and overwrite"):
+        run_job(job, [values(b"2")])
+    assert read_values(broker, "a") == [b"1"]
+
+
+@pytest.mark.parametrize("end", ["empty", "aborted"])
+def test_another_run_of_the_same_version_ends(broker: EmbeddedBroker, end: str) -> None:
+    job, twin = (make_job(broker, topic="a", **TXN) for _ in range(2))
+    results = run_tasks(job, [values(b"1")])
+    if end == "empty":
+        run_job(twin, [])
+    else:
+        abort_job(twin)
+    said = "another run with this txnAppId and txnVersion has ended meanwhile"
+    with pytest.raises(StageNotFound, match=said) as told:
+        commit_job(job, results)
+    assert travel(told.value).code == 0x70
+    assert list_topics(broker) == []
+
+
+def test_a_version_without_rows_is_not_remembered(broker: EmbeddedBroker) -> None:
+    run_job(make_job(broker, topic="a", **TXN), [])
+    run_job(make_job(broker, topic="a", **TXN), [values(b"1")])
+    assert read_values(broker, "a") == [b"1"]
 
 
 def test_a_version_that_failed_can_be_written_again(broker: EmbeddedBroker) -> None:
@@ -669,6 +762,40 @@ def test_another_kind_of_server(
     assert list_topics(broker) == list_topics(plain_broker) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("broker", "plain_broker", "it has no stages"),
+        ("plain_broker", "broker", "it could write exactly once"),
+    ],
+)
+@pytest.mark.parametrize("routed", [False, True])
+def test_another_kind_of_server_in_the_middle_of_a_task(
+    first: str,
+    second: str,
+    said: str,
+    routed: bool,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    going, other = request.getfixturevalue(first), request.getfixturevalue(second)
+    servers = f"{going.address},{other.address}"
+    config = make_config(going, servers=servers, checksum="auto")
+    job = make_job(going, topic=None if routed else "a", client=config)
+
+    def moving() -> Iterator[pa.RecordBatch]:
+        # Large enough not to wait for more.
+        yield rows(value=[bytes(5_000_000)], topic=["a"])
+        going.stop()
+        yield rows(value=[bytes(5_000_000)], topic=["b"])
+
+    caplog.set_level(logging.ERROR, logger="lance_spark.client")
+    text = f"{other.address} is not of the kind that the job was made for.*{said}"
+    with pytest.raises(LanceError, match=text):
+        write_task(job, moving())
+    assert list_topics(other) == []
+
+
 def test_another_server_of_the_same_kind(broker: EmbeddedBroker) -> None:
     job = make_job(broker, topic="a")
     results = run_tasks(job, [values(b"1")])
@@ -711,7 +838,7 @@ def test_abort_never_fails(
     abort_job(hurry(job))
     said = [r for r in caplog.records if r.name == "lance_spark.spark.sink"]
     assert len(said) == 1
-    assert f"stages of {job.writer_id} are left to expire" in said[0].message
+    assert f"stages of {job.writer_id} can't be dropped now" in said[0].message
 
 
 def test_abort_tells_what_it_drops(
@@ -722,3 +849,45 @@ def test_abort_tells_what_it_drops(
     caplog.set_level(logging.INFO, logger="lance_spark.spark.sink")
     abort_job(job)
     assert caplog.messages == [f"2 stages of {job.writer_id} dropped"]
+
+
+# What else goes wrong in a task.
+
+
+def test_too_many_stages() -> None:
+    batch = rows(value=[b"1"] * 3, topic=list("abc"))
+    with EmbeddedBroker(fsync="none", stages_max=2) as broker:
+        job = make_job(broker)
+        said = r"stages_max.*fewer tasks per topic, by repartition\(\"topic\"\)"
+        with pytest.raises(StorageError, match=said):
+            write_task(job, iter([batch]))
+        abort_job(job)
+
+
+def test_batches_that_the_server_does_not_take() -> None:
+    with EmbeddedBroker(fsync="none", payload_bytes_max=100_000) as broker:
+        job = make_job(broker, topic="a", batch_bytes=300_000)
+        said = "lower batchBytes, which is 300000 bytes"
+        with pytest.raises(Undelivered, match=said) as told:
+            write_task(job, iter([values(*[bytes(1000)] * 250)]))
+        assert said in str(travel(told.value))
+
+
+def test_a_server_that_takes_no_more(
+    server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "_has_room", lambda ledger, size: False)
+    config = make_config(server, retry_timeout_s=2.0)
+    job = make_job(server, topic="a", client=config)
+    said = r"in time \(retryTimeout, 2 s\): look .* raise retryTimeout"
+    with pytest.raises(Timeout, match=said):
+        write_task(job, iter([values(b"1")]))
+
+
+@pytest.mark.parametrize("columns", ["value", "value and key"])
+def test_rows_of_nothing_are_rows(server: EmbeddedBroker, columns: str) -> None:
+    # Columns of this type take no memory at all.
+    names = columns.split(" and ")
+    batch = pa.RecordBatch.from_pydict({name: pa.nulls(3) for name in names})
+    run_job(make_job(server, topic="a"), [batch])
+    assert read_records(server, "a") == [Record(0xFF, b"")] * 3

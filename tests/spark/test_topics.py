@@ -12,6 +12,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import Bounds, LanceClient, TopicInfo
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound, Unsupported
+from lance_spark.spark.boundary import fetch_exactly
 from lance_spark.spark.options import parse_read_options
 from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.topics import (
@@ -308,8 +309,8 @@ def test_a_plain_server_has_no_times(
 
 
 def test_offsets_that_have_shifted_are_noticed() -> None:
-    # All records start with the same 64 bytes and have one length.
-    records = [Record(1, b"=" * 100 + b"%06d" % number) for number in range(200)]
+    # All records start and end alike, over more than a few bytes.
+    records = [Record(1, b"%06d".center(200, b"=") % number) for number in range(200)]
     with run_broker("plain", segment_bytes=500) as broker, connect(broker) as client:
         fill(broker, "a", records, batch_bytes=250)
         [whole] = resolve(client, broker, topic="a")
@@ -317,7 +318,7 @@ def test_offsets_that_have_shifted_are_noticed() -> None:
         check_mark(client, whole)
         fill(broker, "a", records)
         check_mark(client, whole)
-        drop_old(broker, "a", 12_000)
+        drop_old(broker, "a", 60_000)
         assert log_of(broker, "a")[0] > 0
         with pytest.raises(DataLoss) as told:
             check_mark(client, whole)
@@ -338,8 +339,24 @@ def test_a_shift_that_shows_at_the_end_alone() -> None:
         gone, _ = log_of(broker, "a")
         assert gone > 0
         fill(broker, "a", [Record(1, b"new".ljust(95))] * 100)
-        head = bytes(client.fetch("a", 0, 4096).data)
-        assert head == make_payload(alike)[:4096]
+        head = fetch_exactly(client, whole, 0, 4096)
+        assert bytes(head) == make_payload(alike)[:4096]
+        with pytest.raises(DataLoss, match="its offsets have shifted"):
+            check_mark(client, whole)
+
+
+def test_a_shift_that_shows_at_the_start_alone() -> None:
+    alike = [Record(1, b"heartbeat".ljust(95))] * 60
+    with run_broker("plain", segment_bytes=1000) as broker, connect(broker) as client:
+        for number in range(3):
+            fill(broker, "a", [Record(1, b"%095d" % number)] * 20)
+        fill(broker, "a", alike * 2)
+        [whole] = resolve(client, broker, topic="a")
+        drop_old(broker, "a", log_of(broker, "a")[1] - 1000)
+        assert log_of(broker, "a")[0] > 0
+        fill(broker, "a", alike)
+        tail = fetch_exactly(client, whole, whole.end - 4000, 4000)
+        assert bytes(tail) == make_payload(alike)[:4000]
         with pytest.raises(DataLoss, match="its offsets have shifted"):
             check_mark(client, whole)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lance_spark.client.reader import FETCH_BYTES_MAX
-from lance_spark.errors import OptionError
+from lance_spark.errors import InvalidName, OptionError
 from lance_spark.spark.value import (
     choice,
+    find_topic_fault,
     parse_fetch_bytes,
     parse_flag,
     parse_integer,
@@ -17,6 +18,7 @@ from lance_spark.spark.value import (
     parse_timeout,
     parse_topics,
 )
+from lance_spark.store.topic import check_name
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,11 @@ def test_no_flag(text: str) -> None:
 
 def test_integer() -> None:
     assert (parse_integer("0"), parse_integer(" 12 ")) == (0, 12)
+    # Ranges are for others to tell, with better words.
+    assert (parse_integer("-1"), parse_integer(str(2**64))) == (-1, 2**64)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.0", "1k", "0x1", "٣", "9" * 20])
+@pytest.mark.parametrize("text", ["", "-", "--1", "1.0", "1k", "0x1", "٣", "9" * 101])
 def test_no_integer(text: str) -> None:
     with pytest.raises(OptionError, match="is not a whole number"):
         parse_integer(text)
@@ -50,6 +54,38 @@ def test_text_is_taken_as_it_is() -> None:
 def test_no_text(text: str) -> None:
     with pytest.raises(OptionError, match="it is empty: give a value, or leave"):
         parse_text(text)
+
+
+def test_text_that_is_no_unicode() -> None:
+    with pytest.raises(OptionError, match="it has half a character"):
+        parse_text("a\ud800")
+
+
+@pytest.mark.parametrize("name", ["a", "ein Thema", "a.b", "...", "t" * 255, "ä" * 127])
+def test_a_topic_that_can_be(name: str) -> None:
+    assert find_topic_fault(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", "has 0 bytes: give 1 to 255"),
+        ("t" * 256, "has 256 bytes"),
+        ("ä" * 128, "has 256 bytes"),
+        (".", "is a name of directories"),
+        ("..", "is a name of directories"),
+        ("a/b", "has a slash"),
+        ("a\\b", "a backslash"),
+        ("a\n", "a control character"),
+        ("\x85", "a control character"),
+        ("a\ud800", "has half a character"),
+    ],
+)
+def test_a_topic_that_can_not_be(name: str, fault: str) -> None:
+    assert fault in str(find_topic_fault(name))
+    # What is refused early is what the broker refuses too.
+    with pytest.raises(InvalidName):
+        check_name(name)
 
 
 @pytest.mark.parametrize(
