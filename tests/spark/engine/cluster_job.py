@@ -3,7 +3,8 @@
     cluster_job.py MASTER SERVERS TOPIC DIRECTORY
 
 Two jobs write the same rows: one in peace, and one in which an executor is killed in
-the middle of its write, as soon as the file `staged` says that the broker has rows.
+the middle of its write, as soon as the file `staged` says that the broker has rows of
+both executors.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tests.spark.engine.session import JAVA_OPTIONS
 
 ROWS = 40_000
 PARTITIONS = 4
-# Long enough that rows are on their way long before all are made.
-PADDING = "x" * 80
+# A task has 10 MB, and sends the first of them when it has about 4.
+PADDING = "x" * 1000
 PATIENCE_S = 60.0
 
 _SETTINGS = {
@@ -61,11 +62,11 @@ def make_killer(directory: Path) -> Any:
 
     def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
-            # Half of the partition's rows are on their way by then.
-            if number == 10 and is_first():
+            if number == 15:  # Of 20, so that there are enough to be sent.
                 wait_for(directory / "staged")
-                os.kill(find_parent(os.getppid()), signal.SIGKILL)
-                time.sleep(PATIENCE_S)  # Until the executor's end has reached us.
+                if is_first():
+                    os.kill(find_parent(os.getppid()), signal.SIGKILL)
+                    time.sleep(PATIENCE_S)  # Until the executor's end has reached us.
             yield batch
 
     def is_first() -> bool:
@@ -79,6 +80,7 @@ def make_killer(directory: Path) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         while not path.exists():
             if time.monotonic() > deadline:
+                path.with_name("late").touch()  # Spark would try again, and hide it.
                 raise TimeoutError(f"no {path}")
             time.sleep(0.01)
 
@@ -91,9 +93,9 @@ def make_killer(directory: Path) -> Any:
 
 
 def write(frame: DataFrame, servers: str, topic: str) -> None:
-    """Write rows in small frames, so that they are seen early."""
+    """Write rows in small frames."""
     writer = frame.write.format("lance").mode("append")
-    options = {"servers": servers, "topic": topic, "batchBytes": "16k"}
+    options = {"servers": servers, "topic": topic, "batchBytes": "128k"}
     writer.options(**options).option("delivery", "exactly-once").save()
 
 

@@ -1,0 +1,244 @@
+"""What users see of our errors through Spark: the text, and as early as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lance_spark.broker import EmbeddedBroker
+from tests.spark.reading import (
+    append_bytes,
+    drop_old,
+    fail_to,
+    fill,
+    load,
+    log_of,
+    make_records,
+    run_broker,
+)
+
+# What options say that can't be, with no server in sight.
+AT_LOAD: list[tuple[dict[str, str], str]] = [
+    ({}, "no topic to read: name one with option topic"),
+    ({"topik": "a"}, "there is no option topik; did you mean topic?"),
+    ({"subscribe": "a"}, "what Kafka's source calls so is topic here"),
+    ({"topic": "a", "topicPattern": "b"}, "topic and topicPattern are both given"),
+    ({"topic": "a,,b"}, "has an empty name"),
+    ({"topicPattern": "("}, "'(' is no regular expression"),
+    ({"topic": "a", "startingOffsets": "soon"}, "'soon' is no place in a topic"),
+    ({"topic": "a", "startingOffsets": "{"}, "can't be read as JSON"),
+    ({"topic": "a", "startingOffsets": '{"a": "x"}'}, "is no offset for topic 'a'"),
+    ({"topic": "a", "startingOffsets": '{"a": {"0": 5}}'}, "has no partitions"),
+    (
+        {"topic": "a", "endingOffsets": '{"b": 5}'},
+        "names topic 'b', which option topic",
+    ),
+    ({"topic": "a,b", "endingOffsets": '{"b": 5}'}, "no offset for topic 'a'"),
+    (
+        {"topic": "a", "startingOffsets": '{"a": 9}', "endingOffsets": '{"a": 5}'},
+        "option startingOffsets is behind endingOffsets for topic 'a' (9 and 5)",
+    ),
+    (
+        {"topic": "a", "startingOffsets": "latest", "endingOffsets": "earliest"},
+        "option startingOffsets is behind endingOffsets (latest and earliest)",
+    ),
+    (
+        {"topic": "a", "startingOffsets": "latest", "startingTimestamp": "2024-05-01"},
+        "options startingOffsets and startingTimestamp are both given",
+    ),
+    (
+        {
+            "topic": "a",
+            "startingTimestamp": "2024-05-02",
+            "endingTimestamp": "2024-05-01",
+        },
+        "option startingTimestamp is later than endingTimestamp",
+    ),
+    ({"topic": "a", "startingTimestamp": "noon"}, "option startingTimestamp: "),
+    ({"topic": "a", "failOnDataLoss": "maybe"}, "neither true nor false"),
+    ({"topic": "a", "minPartitions": "0"}, "option minPartitions: "),
+    ({"topic": "a", "maxPartitionBytes": "0"}, "option maxPartitionBytes: "),
+    ({"topic": "a", "splitting": "often"}, "auto, locate, probe or none"),
+    ({"topic": "a", "fetchBytes": "1g"}, "option fetchBytes: "),
+    ({"topic": "a", "onBadRecord": "ignore"}, "fail or skip"),
+    ({"metadata": "partitions"}, "option metadata: "),
+    ({"metadata": "topics", "startingOffsets": "latest"}, "reads no records"),
+    ({"topic": "a", "createTopic": "true"}, "createTopic is for writes"),
+    ({"topic": "a", "servers": "nowhere:port"}, "option servers: "),
+    ({"topic": "a", "requestTimeout": "10"}, "option requestTimeout: "),
+    ({"topic": "a", "checksum": "md5"}, "option checksum: "),
+    ({"topic": "a", "tlsCa": "ca.pem"}, "tlsCa is given without tls"),
+    ({"topic": "a", "tls": "true", "tlsKey": "sesame"}, "tlsKey is given without"),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), AT_LOAD)
+def test_options_that_can_not_be(
+    spark: SparkSession, given: dict[str, str], expected: str
+) -> None:
+    text = fail_to(spark.read.format("lance").options(**given).load)
+    assert "lance_spark.errors.OptionError: " in text
+    assert expected in text
+    assert "sesame" not in text
+
+
+def test_a_path(spark: SparkSession) -> None:
+    text = fail_to(lambda: spark.read.format("lance").load("events"))
+    assert "topics have no path: name the topic with option topic" in text
+
+
+# What a schema says that can't be.
+
+
+@pytest.mark.parametrize(
+    ("given", "schema", "expected"),
+    [
+        ({"topic": "a"}, "valeu string", "no column valeu (did you mean value?)"),
+        ({"topic": "a"}, "offset int", "column offset is bigint, not int"),
+        ({"topic": "a"}, "key binary not null", "column key can be null"),
+        ({"metadata": "topics"}, "offset long", "there is no column offset"),
+        ({}, "offset long", "no topic to read"),
+    ],
+)
+def test_schemas_that_can_not_be(
+    spark: SparkSession, given: dict[str, str], schema: str, expected: str
+) -> None:
+    # Spark shows us a schema when it plans, and not before.
+    frame = spark.read.format("lance").schema(schema).options(**given).load()
+    text = fail_to(frame.collect)
+    assert "lance_spark.errors.OptionError: " in text
+    assert expected in text
+
+
+# What the server says.
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedBroker]:
+    """Run a broker that has topic `a`, the start of which is gone."""
+    with run_broker(segment_bytes=500, payload_validation="off") as broker:
+        fill(broker, "a", make_records(200), batch_bytes=250)
+        drop_old(broker, "a", 1000)
+        fill(broker, "bad", make_records(3))
+        append_bytes(broker, "bad", b"\x00 no record")
+        yield broker
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"topic": "x,a"},
+            "TopicNotFound: no topic is named 'x', or none that this client may use; "
+            "create it, or correct the option topic",
+        ),
+        (
+            {"topic": "a", "startingOffsets": '{"a": 0}'},
+            "DataLoss: topic 'a': data at offset 0 is lost, {start} bytes gone: what "
+            "was before the log start is removed; set failOnDataLoss=false to go on "
+            "with what is left (log start {start}, log end 5000)",
+        ),
+        (
+            {"topic": "a", "endingOffsets": '{"a": 9000}'},
+            "data at offset 9000 is lost: the log ends before it",
+        ),
+        (
+            {"topic": "a", "startingOffsets": "latest", "endingOffsets": '{"a": 4999}'},
+            "OptionError: topic 'a': the range starts at offset 5000, after its end at "
+            "4999; lower the start or raise the end",
+        ),
+        (
+            {"topicPattern": "a.*", "endingOffsets": '{"ab": 1}'},
+            "OptionError: offsets are given for 'ab', which is not read; the topics "
+            "are 'a'",
+        ),
+        (
+            {"topic": "bad"},
+            "RecordError: malformed record at byte 75: topic 'bad': type 0 is "
+            "reserved; set onBadRecord=skip to leave it out",
+        ),
+    ],
+)
+def test_what_is_not_there(
+    spark: SparkSession, server: EmbeddedBroker, given: dict[str, str], expected: str
+) -> None:
+    text = fail_to(load(spark, server, **given).collect)
+    start, end = log_of(server, "a")
+    assert end == 5000
+    assert expected.format(start=start) in text
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"splitting": "locate"},
+            "Unsupported: splitting=locate (use auto, probe or none): the server",
+        ),
+        (
+            {"startingTimestamp": "2024-05-01"},
+            "Unsupported: startingTimestamp (a plain server has no index of times; use "
+            "offsets): the server",
+        ),
+    ],
+)
+def test_what_a_plain_server_can_not_do(
+    spark: SparkSession,
+    plain_broker: EmbeddedBroker,
+    given: dict[str, str],
+    expected: str,
+) -> None:
+    fill(plain_broker, "a", make_records(5))
+    text = fail_to(load(spark, plain_broker, topic="a", **given).collect)
+    assert f"{expected} {plain_broker.address} does not offer it" in text
+
+
+# Servers that can't be used.
+
+
+def test_a_server_that_is_not_there(spark: SparkSession) -> None:
+    with run_broker() as broker:
+        address = broker.address
+    options = {"servers": address, "topic": "a", "retryTimeout": "100ms"}
+    frame = spark.read.format("lance").options(**options).load()
+    text = fail_to(frame.collect)
+    assert address in text
+    assert "lance_spark.errors." in text
+
+
+def test_a_server_that_speaks_no_tls(
+    spark: SparkSession, server: EmbeddedBroker
+) -> None:
+    frame = load(
+        *(spark, server),
+        topic="a",
+        tls="true",
+        retryTimeout="100ms",
+        connectTimeout="1s",
+    )
+    text = fail_to(frame.collect)
+    assert server.address in text
+    assert "TLS" in text
+
+
+def test_a_token_that_is_wrong(spark: SparkSession) -> None:
+    with run_broker(tokens=("open sesame",)) as broker:
+        wrong = fail_to(load(spark, broker, topic="a", authToken="mellon").collect)
+        missing = fail_to(load(spark, broker, topic="a").collect)
+    assert "AuthenticationFailed" in wrong
+    assert "AuthenticationRequired" in missing
+    for text in (wrong, missing):
+        assert "mellon" not in text
+        assert "sesame" not in text
+
+
+def test_another_checksum(spark: SparkSession, plain_broker: EmbeddedBroker) -> None:
+    fill(plain_broker, "a", make_records(1))
+    frame = load(
+        *(spark, plain_broker), topic="a", checksum="crc32c", retryTimeout="100ms"
+    )
+    text = fail_to(frame.collect)
+    assert plain_broker.address in text
+    assert "checksum" in text

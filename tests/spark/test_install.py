@@ -1,0 +1,126 @@
+"""What `pip install` gives: Spark finds the source, and pays nothing for it unused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lance_spark
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.spark.source import LanceDataSource
+from tests.spark.engine.session import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PACKAGES = ("lance_spark", "pyspark_lance")
+
+# What Spark runs in a worker when a session meets its first data source; the answer to
+# the JVM is left out.
+_LOOK_UP = """
+import io, json, sys
+from pyspark.sql.worker.lookup_data_sources import _main
+before, answer = set(sys.modules), io.BytesIO()
+_main(io.BytesIO(), answer)
+source = sys.modules["lance_spark.spark.source"]
+print(json.dumps({
+    "is_found": b"lance" in answer.getvalue(),
+    "file": source.__file__,
+    "loaded": sorted(set(sys.modules) - before),
+}))
+"""
+
+
+def look_up(directory: Path, **variables: str) -> dict[str, object]:
+    """Look for data sources as Spark does, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK_UP],
+        cwd=directory,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+# The source is looked up in every session of a machine that has it, used or not.
+def test_looking_it_up_imports_next_to_nothing(tmp_path: Path) -> None:
+    found = look_up(tmp_path, PYTHONPATH=str(ROOT))
+    assert found["is_found"]
+    assert found["loaded"] == [
+        "lance_spark",
+        "lance_spark.spark",
+        "lance_spark.spark.source",
+        "pyspark_lance",
+    ]
+
+
+def test_an_editable_install_is_found_from_anywhere(tmp_path: Path) -> None:
+    # A module that can be imported is not enough: Spark lists the path's directories.
+    assert look_up(tmp_path, PYTHONPATH="")["is_found"]
+
+
+def test_the_module_has_what_spark_looks_for() -> None:
+    import pyspark_lance
+
+    assert pyspark_lance.DefaultSource is LanceDataSource
+    assert pyspark_lance.DefaultSource.name() == "lance"
+
+
+def test_the_format_is_there_without_a_call(
+    spark: SparkSession, broker: EmbeddedBroker, topic: str
+) -> None:
+    # Sessions share nothing that is registered by hand.
+    check_round_trip(spark.newSession(), broker, topic)
+
+
+def test_the_format_can_be_registered(
+    spark: SparkSession, broker: EmbeddedBroker, topic: str
+) -> None:
+    session = spark.newSession()
+    lance_spark.register(session)
+    check_round_trip(session, broker, topic)
+
+
+def check_round_trip(session: SparkSession, broker: EmbeddedBroker, topic: str) -> None:
+    """Write a row and read it."""
+    there = {"servers": broker.address, "topic": topic}
+    rows = session.sql("select 'one' as value")
+    rows.write.format("lance").mode("append").options(**there).save()
+    found = session.read.format("lance").options(**there).load()
+    assert [row["value"] for row in found.collect()] == [b"one"]
+
+
+@pytest.mark.slow
+def test_a_wheel_is_found(tmp_path: Path) -> None:
+    # From a copy: the checkout may hold what earlier builds left.
+    source, site = tmp_path / "source", tmp_path / "site"
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for package in _PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
+    # The environment has what the build needs, so that no network is.
+    pip += ["--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)]
+    subprocess.run(pip, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+        assert {top for top in tops if ".dist-info" not in top} == set(_PACKAGES)
+        # A wheel of pure Python, or of a platform, is but unpacked.
+        archive.extractall(site)
+    found = look_up(tmp_path, PYTHONPATH=str(site))
+    assert found["is_found"]
+    assert str(found["file"]).startswith(str(site))
