@@ -59,7 +59,9 @@ class LanceReader(DataSourceReader):
         it does, so this can only be said.
         """
         _, rest = push_filters(filters, narrow=True)
-        self._filters = tuple(taken for taken in filters if taken not in rest)
+        # By identity: two filters may be equal that differ, as 5 and 5.0 do.
+        left = {id(each) for each in rest}
+        self._filters = tuple(each for each in filters if id(each) not in left)
         if self._filters:
             # Without the literals: what is looked for may be nobody's business.
             logger.warning(

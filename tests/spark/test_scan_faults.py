@@ -206,8 +206,8 @@ def test_a_batch_that_is_none_hides_nothing(located: Server) -> None:
 def test_a_record_over_two_batches_is_never_cut(located: Server) -> None:
     records = make_records(2000, 95)
     data = make_payload(records)
-    for start in range(0, len(data), 30_000):
-        append_bytes(located.broker, "a", data[start : start + 30_000])
+    for start in range(0, len(data), 30_030):
+        append_bytes(located.broker, "a", data[start : start + 30_030])
     assert located.read(located.plan()) == make_rows("a", records)
     with pytest.raises((RecordError, SplitError)):
         located.read(located.plan(4))
