@@ -129,7 +129,7 @@ class _Bench:
         rows = []
         with _claim(sizes) as address:
             for what, options in (
-                ("in partitions of 64 MiB", {}),
+                ("by default", {}),
                 (
                     "in 16 partitions",
                     {"minPartitions": "16", "maxPartitionBytes": "100g"},

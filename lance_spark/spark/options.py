@@ -80,7 +80,7 @@ class ReadOptions:
         end: where to end.
         fail_on_data_loss: fail if records that were asked for are gone.
         min_partitions: how many partitions there are at least.
-        max_partition_bytes: how large a partition is at most.
+        max_partition_bytes: how large a partition is at most; None if nobody says.
         splitting: how record boundaries are found.
         fetch_bytes: how much is fetched at once.
         on_bad_record: what a malformed record does.
@@ -94,7 +94,7 @@ class ReadOptions:
     end: Bound
     fail_on_data_loss: bool
     min_partitions: int | None
-    max_partition_bytes: int
+    max_partition_bytes: int | None
     splitting: Literal["auto", "locate", "probe", "none"]
     fetch_bytes: int
     on_bad_record: Literal["fail", "skip"]
@@ -167,7 +167,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         end=pick_end(values),
         fail_on_data_loss=values["failOnDataLoss"],
         min_partitions=values["minPartitions"],
-        max_partition_bytes=values["maxPartitionBytes"],
+        max_partition_bytes=values.get("maxPartitionBytes"),
         splitting=values["splitting"],
         fetch_bytes=values["fetchBytes"],
         on_bad_record=values["onBadRecord"],

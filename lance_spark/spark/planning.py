@@ -24,6 +24,9 @@ from lance_spark.spark.bound import (
 
 # Spark keeps an object per partition on the driver and a task per partition to run.
 SPLITS_MAX = 100_000
+# More than so many are made only if somebody asks: planning a large topic should take
+# no longer than planning a small one, and most of it is what Spark does per partition.
+UNASKED_SPLITS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,17 @@ def plan_splits(
         for piece, parts in zip(ranges, counts, strict=True)
         for index in range(parts)
     ]
+
+
+def choose_partition_bytes(ranges: Sequence[TopicRange], least: int) -> int:
+    """Choose how large splits may be where nobody has said it.
+
+    Args:
+        ranges: what is to be read.
+        least: what it is, unless that makes too many.
+    """
+    total = sum(piece.size for piece in ranges)
+    return max(least, _divide_up(total, UNASKED_SPLITS_MAX))
 
 
 def _count_parts(size: int, whole: int, parts: int) -> int:

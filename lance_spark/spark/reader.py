@@ -13,10 +13,16 @@ from pyspark.sql.types import StructType
 from lance_spark.spark.catalog import read_topics
 from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.planning import Split, TopicRange, plan_splits
+from lance_spark.spark.planning import (
+    Split,
+    TopicRange,
+    choose_partition_bytes,
+    plan_splits,
+)
 from lance_spark.spark.pool import lease
 from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project, project_topics
+from lance_spark.spark.setting import BY_NAME
 from lance_spark.spark.topics import choose_topics, resolve_ranges
 
 logger = logging.getLogger(__name__)
@@ -94,10 +100,13 @@ class LanceReader(DataSourceReader):
     def _cut(self, ranges: Sequence[TopicRange]) -> list[Split]:
         if self._options.splitting == "none":
             return plan_splits(ranges)
+        size = self._options.max_partition_bytes
+        if size is None:
+            size = choose_partition_bytes(ranges, BY_NAME["maxPartitionBytes"].default)
         return plan_splits(
             ranges,
             min_partitions=self._options.min_partitions,
-            max_partition_bytes=self._options.max_partition_bytes,
+            max_partition_bytes=size,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

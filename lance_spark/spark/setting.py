@@ -243,7 +243,8 @@ _READ = (
         within(parse_size, "1", "1024g"),
         "64m",
         Scope.READ,
-        "How many bytes of a topic one Spark partition reads at most.",
+        "How many bytes of a topic one Spark partition reads at most; unless it is "
+        "given, it is more where that would make over 256 partitions.",
     ),
     Option(
         "splitting",

@@ -63,7 +63,7 @@ def test_read_defaults() -> None:
         end=Latest(),
         fail_on_data_loss=True,
         min_partitions=None,
-        max_partition_bytes=64 * 1024**2,
+        max_partition_bytes=None,
         splitting="auto",
         fetch_bytes=4 * 1024**2,
         on_bad_record="fail",

@@ -12,10 +12,12 @@ from lance_spark.errors import OptionError
 from lance_spark.spark.bound import AtOffsets, AtTime, Bound, Earliest, Latest
 from lance_spark.spark.planning import (
     SPLITS_MAX,
+    UNASKED_SPLITS_MAX,
     Limits,
     Mark,
     Split,
     TopicRange,
+    choose_partition_bytes,
     plan_range,
     plan_splits,
     resolve_bound,
@@ -234,3 +236,24 @@ def test_what_is_planned_is_in_the_log_and_nothing_is_lost_in_silence(
 )
 def test_a_bound_in_a_topic(bound: Bound, offset: int | None) -> None:
     assert resolve_bound(bound, "a", LOG, default=123) == offset
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], 64),
+        ([1, 0], 64),
+        ([64 * 256], 64),
+        ([64 * 256, 1], 65),
+        ([1_000_000, 24_000], 4000),
+    ],
+)
+def test_partitions_that_nobody_asked_for_are_few(
+    sizes: list[int], expected: int
+) -> None:
+    ranges = [TopicRange("a", 1, 0, 0, size) for size in sizes]
+    chosen = choose_partition_bytes(ranges, 64)
+    assert chosen == expected
+    splits = plan_splits(ranges, max_partition_bytes=chosen)
+    # One more for each topic, as no split has records of two.
+    assert len(splits) <= UNASKED_SPLITS_MAX + len(ranges)
