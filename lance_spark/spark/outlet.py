@@ -124,7 +124,6 @@ class Outlet:
         self._open_max = open_max
         self._waiting_bytes_max = waiting_bytes_max
         options = job.options
-        self._worth_bytes = _WORTH_BYTES
         # How much one writer holds: what is in flight and what is being filled.
         self._buffer_bytes = (options.max_in_flight + 1) * options.batch_bytes
         # The one that was used last is the last.
@@ -153,7 +152,7 @@ class Outlet:
         size = queue.weigh(routed)
         queue.bytes += size
         self._waiting_bytes += size
-        if queue.bytes >= self._worth_bytes and self._has_place(topic):
+        if queue.bytes >= _WORTH_BYTES and self._has_place(topic):
             queue.pieces.append(routed)
             self._release(topic)
             return
@@ -167,7 +166,7 @@ class Outlet:
     def _make_room(self) -> None:
         """Put pieces together, and write rows if that is not enough."""
         for queue in self._queues.values():
-            if len(queue.pieces) > 1 and queue.bytes < self._worth_bytes:
+            if len(queue.pieces) > 1 and queue.bytes < _WORTH_BYTES:
                 self._waiting_bytes -= queue.merge()
         # The more waits, the fewer stages it takes. But some room has to be made, so
         # that this is not done for every few rows.
