@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# How many processes run the tests that need no JVM. Those that do run in one of them.
+TEST_PROCESSES ?= 2
 # How long `make fuzz` and how many rounds `make crash` run.
 FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
@@ -27,11 +29,11 @@ $(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
 
 env: $(READY) ## Create or refresh the environment in .venv.
 
-demo: $(READY) ## Kill a broker under load, restart it, read and write with Spark.
+demo: $(READY) ## Kill a broker under load, then read, write and stream with Spark.
 	@$(BIN)/lance-spark demo
 
 test: $(READY) ## Run the test suite, fast tests first.
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 check: $(READY) ## Lint, format, types (strict) and the layer rule.
 	@$(BIN)/ruff check .
@@ -48,7 +50,7 @@ fuzz: $(READY) ## Fuzz the codec for FUZZ_SECONDS (300).
 crash: $(READY) ## Kill and recover store and broker CRASH_ROUNDS (2000) times.
 	@LANCE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(BIN)/python -m pytest -m crash
 
-soak: $(READY) ## Load a broker for SOAK_SECONDS (3600), and 10 000 silent connections.
+soak: $(READY) ## Load a broker, and kill streaming queries, SOAK_SECONDS (3600) each.
 	@LANCE_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak
 
 long: $(READY) ## Send LONG_ROWS (20 000 000) rows through Spark and back.

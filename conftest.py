@@ -19,7 +19,9 @@ _LATE = ("slow", "fuzz", "crash", "soak")
 # Tests of the whole system, with processes and sockets.
 _SYSTEM = "integration"
 # Whoever has one of these waits for a JVM.
-_ENGINES = {"spark", "standalone", "connect"}
+_ENGINES = {"spark", "cluster", "standalone", "connect"}
+# And of these one that is not everybody's: they come last, one behind the other.
+_OWN_ENGINES = _ENGINES - {"spark"}
 
 
 @pytest.fixture(scope="session")
@@ -32,16 +34,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put system tests behind the others and marked ones last, in order otherwise."""
+    """Put system tests behind the others, then marked ones, then those with a JVM."""
     for item in items:
-        if _ENGINES & set(getattr(item, "fixturenames", ())):
+        if _uses(item, _ENGINES):
             item.add_marker("spark")
+        if item.get_closest_marker("spark"):
+            # One process has the one session, and nobody else in it meanwhile.
+            item.add_marker(pytest.mark.xdist_group("spark"))
     items.sort(key=_lateness)
 
 
-def _lateness(item: pytest.Item) -> int:
-    if any(item.get_closest_marker(marker) for marker in _LATE):
-        return 3
-    if item.get_closest_marker("spark"):
-        return 2
-    return 1 if _SYSTEM in item.path.parts else 0
+def _uses(item: pytest.Item, fixtures: set[str]) -> bool:
+    return not fixtures.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def _lateness(item: pytest.Item) -> tuple[bool, bool, int]:
+    is_late = any(item.get_closest_marker(marker) for marker in _LATE)
+    # A JVM takes both cores: whatever runs beside it would only be in its way.
+    needs_jvm = item.get_closest_marker("spark") is not None
+    return (
+        _uses(item, _OWN_ENGINES),
+        needs_jvm,
+        2 if is_late else int(_SYSTEM in item.path.parts),
+    )

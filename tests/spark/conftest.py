@@ -6,10 +6,14 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from tests.spark.engine.daemon import Cluster
 
 # Making a store syncs the disk, which most tests here would spend their time with.
 _MEMORY = Path("/dev/shm")
@@ -43,28 +47,28 @@ def topic() -> str:
     return f"topic-{next(_NUMBERS)}"
 
 
-# Engines other than the session's. They stay for the tests of one file.
+# Engines other than the session's. Whoever has one comes last of all tests.
 
 
-@pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a standalone cluster with two workers; give the master's address.
-
-    A process has one driver at most, so that jobs need one of their own: `run_script`.
-    """
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a standalone cluster with two workers, and a driver that takes jobs."""
     from tests.spark.engine.daemon import run_cluster
 
-    with run_cluster(tmp_path_factory.mktemp("standalone")) as address:
-        yield address
+    with run_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
-@pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a server of Spark Connect; give the address that sessions are made with.
+@pytest.fixture(scope="session")
+def standalone(cluster: Cluster) -> str:
+    """Give the address of a master, for a driver of one's own: `run_script`."""
+    return cluster.master
 
-    Clients are processes of their own, as this one has a session already.
+
+@pytest.fixture(scope="session")
+def connect(cluster: Cluster) -> str:
+    """Give the address of a server of Spark Connect, for sessions in other processes.
+
+    Its jobs run on the cluster.
     """
-    from tests.spark.engine.daemon import run_connect
-
-    with run_connect(tmp_path_factory.mktemp("connect")) as address:
-        yield address
+    return cluster.connect

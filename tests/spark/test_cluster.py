@@ -1,9 +1,9 @@
-"""A standalone cluster: a master, two workers, executors that other processes kill."""
+"""A standalone cluster: tasks that run twice at a time, executors that are killed."""
 
 from __future__ import annotations
 
-import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +13,28 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from tests.integration.kit import PATIENCE_S
 from tests.integration.process import HAS_PROC
-from tests.spark.engine import cluster_job
-from tests.spark.engine.daemon import run_script
+from tests.spark.engine import cluster_job, speculation_job
+from tests.spark.engine.daemon import Cluster
+from tests.spark.saving import to_numbers
+from tests.spark.writing import count_stages, read_values
 
-pytestmark = pytest.mark.skipif(not HAS_PROC, reason="an executor is found in /proc")
+
+def test_a_task_is_run_twice_at_a_time(
+    cluster: Cluster, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Both copies have written all their rows before one of them is chosen."""
+    cluster.run(speculation_job, broker.address, str(tmp_path))
+    rows, parts = speculation_job.ROWS, speculation_job.PARTITIONS
+    # Two attempts with each delivery, and none that was alone for too long.
+    attempts = list(tmp_path.glob("*-once.[01]"))
+    assert len(attempts) == 2 * len(speculation_job.DELIVERIES)
+    assert list(tmp_path.glob("*.late")) == []
+    once = to_numbers(read_values(broker, "exactly-once"))
+    assert once == list(range(rows))
+    assert count_stages(broker) == 0
+    found = Counter(to_numbers(read_values(broker, "at-least-once")))
+    assert set(found) == set(range(rows))
+    assert min(found[n] for n in range(rows // parts, 2 * rows // parts)) > 1
 
 
 @contextmanager
@@ -40,16 +58,13 @@ def watch_stages(broker: EmbeddedBroker, topic: str, path: Path) -> Iterator[Non
         thread.join(PATIENCE_S)
 
 
+@pytest.mark.skipif(not HAS_PROC, reason="an executor is found in /proc")
 def test_rows_are_there_once_though_an_executor_is_killed(
-    standalone: str, broker: EmbeddedBroker, topic: str, tmp_path: Path
+    cluster: Cluster, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
-    script = Path(cluster_job.__file__)
     killed = f"{topic}-killed"
     with watch_stages(broker, killed, tmp_path / "staged"):
-        printed = run_script(
-            script, standalone, broker.address, topic, str(tmp_path), directory=tmp_path
-        )
-    found = json.loads(printed.splitlines()[-1])
+        found = cluster.run(cluster_job, broker.address, topic, str(tmp_path))
     rows = cluster_job.ROWS
     once = {"rows": rows, "values": rows, "sum": rows * (rows - 1) // 2}
     assert all(each.pop("partitions") > 1 for each in found.values())

@@ -1,13 +1,21 @@
-"""What users see of our errors through Spark: the text, and as early as can be."""
+"""What users see of our errors: the text, and as early as can be.
+
+Each text is asked for as Spark asks, without it. Then there is one error through Spark
+for each way that it takes to the user, as Spark takes some tenths of a second for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.errors import LanceError
+from lance_spark.spark.pool import clear_pool
+from lance_spark.spark.source import LanceDataSource
 from tests.spark.reading import (
     append_bytes,
     drop_old,
@@ -16,8 +24,29 @@ from tests.spark.reading import (
     load,
     log_of,
     make_records,
+    make_schema,
+    read,
     run_broker,
 )
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    yield
+    clear_pool()
+
+
+def make_source(given: dict[str, str]) -> LanceDataSource:
+    """Make a source as Spark does, with names of options in lower case."""
+    return LanceDataSource({name.lower(): value for name, value in given.items()})
+
+
+def fail(do: Callable[[], Any]) -> str:
+    """Do what fails; give the text of the error as Python shows it."""
+    with pytest.raises(LanceError) as told:
+        do()
+    return f"{type(told.value).__name__}: {told.value}"
+
 
 # What options say that can't be, with no server in sight.
 AT_LOAD: list[tuple[dict[str, str], str]] = [
@@ -75,18 +104,11 @@ AT_LOAD: list[tuple[dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), AT_LOAD)
-def test_options_that_can_not_be(
-    spark: SparkSession, given: dict[str, str], expected: str
-) -> None:
-    text = fail_to(spark.read.format("lance").options(**given).load)
-    assert "lance_spark.errors.OptionError: " in text
+def test_options_that_can_not_be(given: dict[str, str], expected: str) -> None:
+    text = fail(lambda: make_source(given).schema())
+    assert text.startswith("OptionError: ")
     assert expected in text
     assert "sesame" not in text
-
-
-def test_a_path(spark: SparkSession) -> None:
-    text = fail_to(lambda: spark.read.format("lance").load("events"))
-    assert "topics have no path: name the topic with option topic" in text
 
 
 # What a schema says that can't be.
@@ -96,19 +118,16 @@ def test_a_path(spark: SparkSession) -> None:
     ("given", "schema", "expected"),
     [
         ({"topic": "a"}, "valeu string", "no column valeu (did you mean value?)"),
-        ({"topic": "a"}, "offset int", "column offset is bigint, not int"),
-        ({"topic": "a"}, "key binary not null", "column key can be null"),
+        ({"topic": "a"}, "offset integer", "column offset is bigint, not int"),
         ({"metadata": "topics"}, "offset long", "there is no column offset"),
         ({}, "offset long", "no topic to read"),
     ],
 )
 def test_schemas_that_can_not_be(
-    spark: SparkSession, given: dict[str, str], schema: str, expected: str
+    given: dict[str, str], schema: str, expected: str
 ) -> None:
-    # Spark shows us a schema when it plans, and not before.
-    frame = spark.read.format("lance").schema(schema).options(**given).load()
-    text = fail_to(frame.collect)
-    assert "lance_spark.errors.OptionError: " in text
+    text = fail(lambda: make_source(given).reader(schema=make_schema(schema)))
+    assert text.startswith("OptionError: ")
     assert expected in text
 
 
@@ -162,9 +181,9 @@ def server() -> Iterator[EmbeddedBroker]:
     ],
 )
 def test_what_is_not_there(
-    spark: SparkSession, server: EmbeddedBroker, given: dict[str, str], expected: str
+    server: EmbeddedBroker, given: dict[str, str], expected: str
 ) -> None:
-    text = fail_to(load(spark, server, **given).collect)
+    text = fail(lambda: read(server, **given))
     start, end = log_of(server, "a")
     assert end == 5000
     assert expected.format(start=start) in text
@@ -185,17 +204,81 @@ def test_what_is_not_there(
     ],
 )
 def test_what_a_plain_server_can_not_do(
-    spark: SparkSession,
-    plain_broker: EmbeddedBroker,
-    given: dict[str, str],
-    expected: str,
+    plain_broker: EmbeddedBroker, given: dict[str, str], expected: str
 ) -> None:
     fill(plain_broker, "a", make_records(5))
-    text = fail_to(load(spark, plain_broker, topic="a", **given).collect)
+    text = fail(lambda: read(plain_broker, topic="a", **given))
     assert f"{expected} {plain_broker.address} does not offer it" in text
 
 
 # Servers that can't be used.
+
+
+def test_a_server_that_speaks_no_tls(server: EmbeddedBroker) -> None:
+    quick = {"retryTimeout": "100ms", "connectTimeout": "1s"}
+    text = fail(lambda: read(server, topic="a", tls="true", **quick))
+    assert server.address in text
+    assert "TLS" in text
+
+
+def test_a_token_that_is_missing() -> None:
+    with run_broker(tokens=("open sesame",)) as broker:
+        text = fail(lambda: read(broker, topic="a"))
+    assert "AuthenticationRequired" in text
+    assert "sesame" not in text
+
+
+def test_another_checksum(plain_broker: EmbeddedBroker) -> None:
+    fill(plain_broker, "a", make_records(1))
+    given = {"topic": "a", "checksum": "crc32c", "retryTimeout": "100ms"}
+    text = fail(lambda: read(plain_broker, **given))
+    assert plain_broker.address in text
+    assert "checksum" in text
+
+
+# Through Spark: when a DataFrame is made.
+
+
+def test_an_error_of_load(spark: SparkSession) -> None:
+    given = {"topic": "a", "tls": "true", "tlsKey": "sesame"}
+    text = fail_to(spark.read.format("lance").options(**given).load)
+    assert "lance_spark.errors.OptionError: option tlsKey is given without" in text
+    assert "sesame" not in text
+
+
+def test_a_path(spark: SparkSession) -> None:
+    text = fail_to(lambda: spark.read.format("lance").load("events"))
+    assert "topics have no path: name the topic with option topic" in text
+
+
+def test_an_error_of_a_view(spark: SparkSession) -> None:
+    view = "CREATE TEMPORARY VIEW lance_bad USING lance OPTIONS (topik 'a')"
+    text = fail_to(lambda: spark.sql(view))
+    assert "OptionError: there is no option topik; did you mean topic?" in text
+
+
+# When it is planned, which is when Spark shows us a schema that it is given.
+
+
+@pytest.mark.parametrize(
+    ("given", "schema", "expected"),
+    [
+        ({"topic": "a"}, "key binary not null", "column key can be null"),
+        ({}, "offset long", "no topic to read"),
+    ],
+)
+def test_an_error_of_a_schema(
+    spark: SparkSession, given: dict[str, str], schema: str, expected: str
+) -> None:
+    frame = spark.read.format("lance").schema(schema).options(**given).load()
+    text = fail_to(frame.collect)
+    assert "lance_spark.errors.OptionError: " in text
+    assert expected in text
+
+
+def test_an_error_of_a_plan(spark: SparkSession, server: EmbeddedBroker) -> None:
+    text = fail_to(load(spark, server, topic="x,a").collect)
+    assert "lance_spark.errors.TopicNotFound: no topic is named 'x', or none" in text
 
 
 def test_a_server_that_is_not_there(spark: SparkSession) -> None:
@@ -208,37 +291,17 @@ def test_a_server_that_is_not_there(spark: SparkSession) -> None:
     assert "lance_spark.errors." in text
 
 
-def test_a_server_that_speaks_no_tls(
-    spark: SparkSession, server: EmbeddedBroker
-) -> None:
-    frame = load(
-        *(spark, server),
-        topic="a",
-        tls="true",
-        retryTimeout="100ms",
-        connectTimeout="1s",
-    )
-    text = fail_to(frame.collect)
-    assert server.address in text
-    assert "TLS" in text
-
-
 def test_a_token_that_is_wrong(spark: SparkSession) -> None:
     with run_broker(tokens=("open sesame",)) as broker:
-        wrong = fail_to(load(spark, broker, topic="a", authToken="mellon").collect)
-        missing = fail_to(load(spark, broker, topic="a").collect)
-    assert "AuthenticationFailed" in wrong
-    assert "AuthenticationRequired" in missing
-    for text in (wrong, missing):
-        assert "mellon" not in text
-        assert "sesame" not in text
+        text = fail_to(load(spark, broker, topic="a", authToken="mellon").collect)
+    assert "AuthenticationFailed" in text
+    assert "mellon" not in text and "sesame" not in text
 
 
-def test_another_checksum(spark: SparkSession, plain_broker: EmbeddedBroker) -> None:
-    fill(plain_broker, "a", make_records(1))
-    frame = load(
-        *(spark, plain_broker), topic="a", checksum="crc32c", retryTimeout="100ms"
-    )
-    text = fail_to(frame.collect)
-    assert plain_broker.address in text
-    assert "checksum" in text
+# When a task reads.
+
+
+def test_an_error_of_a_task(spark: SparkSession, server: EmbeddedBroker) -> None:
+    text = fail_to(load(spark, server, topic="bad").collect)
+    assert "lance_spark.errors.RecordError: malformed record at byte 75: topic" in text
+    assert "set onBadRecord=skip to leave it out" in text

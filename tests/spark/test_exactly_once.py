@@ -18,8 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from lance_spark.broker import EmbeddedBroker
 from tests.integration.kit import PATIENCE_S
 from tests.integration.proxy import Proxy
-from tests.spark.engine import speculation_job
-from tests.spark.engine.daemon import run_script
 from tests.spark.saving import (
     Arrivals,
     check_untouched,
@@ -268,22 +266,3 @@ def test_batches_of_a_query_that_is_run_again(
     assert sorted(read_values(broker, "a")) == [b"0", b"1"]
     assert sorted(read_values(broker, "b")) == [b"0", b"1"]
     assert len(read_values(broker, "without")) == 3
-
-
-# Copies of a task.
-
-
-@pytest.mark.spark
-def test_a_task_is_run_twice_at_a_time(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Both copies have written all their rows before one of them is chosen."""
-    script = Path(speculation_job.__file__)
-    run_script(script, broker.address, str(tmp_path), directory=tmp_path)
-    rows, parts = speculation_job.ROWS, speculation_job.PARTITIONS
-    # Two attempts with each delivery, and none that was alone for too long.
-    assert len(list(tmp_path.glob("*-once.[01]"))) == 2 * len(DELIVERIES)
-    assert list(tmp_path.glob("*.late")) == []
-    assert _read(broker, "exactly-once") == list(range(rows))
-    assert count_stages(broker) == 0
-    found = Counter(_read(broker, "at-least-once"))
-    assert set(found) == set(range(rows))
-    assert min(found[n] for n in range(rows // parts, 2 * rows // parts)) > 1

@@ -265,47 +265,26 @@ def test_overwrite_needs_one_topic(spark: SparkSession, broker: EmbeddedBroker) 
     check_untouched(broker)
 
 
-# Columns and rows that can't be written.
-
-BAD_COLUMNS = {
-    "'k' key": "no column value to write",
-    "'v' value, 1 other, 2 more": "can't write columns other, more: drop",
-    "1 value": "column value must be binary or string, not int: cast it",
-    "'v' value, 'raw' type": "column type must be smallint, not string",
-    "'v' value, now() timestamp, 1L timestamp_ns": "drop one of them",
-}
+# Columns and rows that can't be written. Others are tried without Spark.
 
 
-@pytest.mark.parametrize("columns", BAD_COLUMNS)
-def test_bad_columns(spark: SparkSession, broker: EmbeddedBroker, columns: str) -> None:
-    said = refuse(spark.sql(f"select {columns}"), broker, topic="a")
-    assert "OptionError" in said
-    assert BAD_COLUMNS[columns] in said
+def test_bad_columns(spark: SparkSession, broker: EmbeddedBroker) -> None:
+    said = refuse(spark.sql("select 'v' value, 1 other, 2 more"), broker, topic="a")
+    assert "OptionError: can't write columns other, more: drop" in said
     check_untouched(broker)
 
 
 def test_no_topic(spark: SparkSession, broker: EmbeddedBroker) -> None:
     frame = spark.sql("select 'v' value")
     assert "no topic to write to: name it with option topic" in refuse(frame, broker)
-    said = refuse(frame.selectExpr("value", "1 topic"), broker)
-    assert "column topic must be string, not int" in said
     check_untouched(broker)
 
 
-# The row behind ten good ones, and what is said of it.
-BAD_ROWS = {
-    f"'a', repeat('x', {RECORD_VALUE_BYTES_MAX + 1}), null": "16777216 are the most: ",
-    "'a', null, 'k'": "a key but no value",
-    "null, 'v', null": "no topic: give it one",
-}
-
-
-@pytest.mark.parametrize("last", BAD_ROWS, ids=BAD_ROWS.values())
-def test_bad_rows(spark: SparkSession, broker: EmbeddedBroker, last: str) -> None:
+def test_a_bad_row(spark: SparkSession, broker: EmbeddedBroker) -> None:
     good = spark.range(10).selectExpr("'a' topic", "string(id) value", "'k' key")
-    frame = good.union(spark.sql(f"select {last}")).coalesce(1)
+    frame = good.union(spark.sql("select 'a', null, 'k'")).coalesce(1)
     said = refuse(frame, broker)
-    assert re.search(f"RowError: row 10: .*{BAD_ROWS[last]}.*in partition 0", said)
+    assert re.search("RowError: row 10: .*a key but no value.*in partition 0", said)
     check_untouched(broker)
 
 

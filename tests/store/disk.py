@@ -14,6 +14,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from lance_spark.store.files import Entry
@@ -133,8 +134,10 @@ class Disk:
         return left
 
 
-def parents(name: str) -> list[str]:
-    return [str(p) for p in Path(name).parents]
+# Few names are asked about, and very often.
+@cache
+def parents(name: str) -> tuple[str, ...]:
+    return tuple(str(p) for p in Path(name).parents)
 
 
 def apply_change(names: dict[str, int], change: NameChange) -> None:

@@ -1,6 +1,4 @@
-"""The driver of jobs on a standalone cluster; prints what it has found as JSON.
-
-    cluster_job.py MASTER SERVERS TOPIC DIRECTORY
+"""Jobs on a standalone cluster, of which one loses an executor.
 
 Two jobs write the same rows: one in peace, and one in which an executor is killed in
 the middle of its write, as soon as the file `staged` says that the broker has rows of
@@ -9,10 +7,8 @@ both executors.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,32 +18,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.spark.engine.session import JAVA_OPTIONS
+from tests.spark.saving import small_batches
 
 ROWS = 40_000
 PARTITIONS = 4
 # A task has 10 MB, and sends the first of them when it has about 4.
 PADDING = "x" * 1000
 PATIENCE_S = 60.0
-
-_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-    "spark.executor.cores": "1",
-    "spark.cores.max": "2",
-    "spark.sql.shuffle.partitions": "2",
-    # Nothing runs before both executors are there.
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-    # Small pieces, so that the first ones arrive early.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-}
+# Small pieces, so that the first ones arrive early.
+BATCH_ROWS = 500
 
 
 def name_daemons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,23 +93,16 @@ def sum_up(spark: SparkSession, servers: str, topics: list[str]) -> dict[str, An
     return {row["topic"]: row.asDict() for row in rows.collect()}
 
 
-def main(master: str, servers: str, topic: str, directory: Path) -> dict[str, Any]:
-    """Do both jobs."""
-    builder = SparkSession.builder.master(master).appName("lance-cluster")
-    spark = builder.config(map=_SETTINGS).getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    try:
-        rows = spark.range(0, ROWS, numPartitions=PARTITIONS)
-        rows = rows.selectExpr(f"concat(id, ' {PADDING}') as value")
-        write(rows.mapInArrow(name_daemons, "value string, key string"), servers, topic)
-        killed = f"{topic}-killed"
-        killer = rows.mapInArrow(make_killer(directory), "value string")
+def main(
+    spark: SparkSession, servers: str, topic: str, directory: str
+) -> dict[str, Any]:
+    """Do both jobs, and say what each has left."""
+    killed = f"{topic}-killed"
+    rows = spark.range(0, ROWS, numPartitions=PARTITIONS)
+    rows = rows.selectExpr(f"concat(id, ' {PADDING}') as value")
+    named = rows.mapInArrow(name_daemons, "value string, key string")
+    killer = rows.mapInArrow(make_killer(Path(directory)), "value string")
+    with small_batches(spark, BATCH_ROWS):
+        write(named, servers, topic)
         write(killer, servers, killed)
-        return sum_up(spark, servers, [topic, killed])
-    finally:
-        spark.stop()
-
-
-if __name__ == "__main__":
-    found = main(*sys.argv[1:4], Path(sys.argv[4]))
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    return sum_up(spark, servers, [topic, killed])

@@ -6,6 +6,7 @@ A daemon is given free ports by the system and says in its log which ones it has
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,10 +16,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pyspark
 
-from tests.spark.engine.session import JAVA_OPTIONS, MASTER, make_environment
+from tests.spark.engine import host
+from tests.spark.engine.session import JAVA_OPTIONS, make_environment
 
 # Starting a JVM takes seconds; on a loaded machine, many.
 START_S = 120.0
@@ -27,7 +31,12 @@ SCRIPT_S = 300.0
 
 SPARK_HOME = Path(pyspark.__file__).parent
 _SPARK_CLASS = str(SPARK_HOME / "bin" / "spark-class")
-_SPARK_SUBMIT = str(SPARK_HOME / "bin" / "spark-submit")
+
+# The workers are on hosts of their own, as Spark runs a copy of a task only on another
+# host than the task's own; loopback has many addresses.
+_HOSTS = ("127.0.0.1", "127.0.0.2")
+# Enough for our driver and for one of another process.
+_WORKER_SIZE = ("--cores", "2", "--memory", "2g")
 
 
 class Daemon:
@@ -46,8 +55,8 @@ class Daemon:
             self._child = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=_make_variables(directory, variables),
-                stdin=subprocess.DEVNULL,
+                env={**_make_variables(directory), **(variables or {})},
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -58,9 +67,15 @@ class Daemon:
         """What it has written so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, pattern: str) -> str:
+    def say(self, line: str) -> None:
+        """Give it a line to read."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{line}\n".encode())
+        self._child.stdin.flush()
+
+    def wait_for(self, pattern: str, timeout_s: float = START_S) -> str:
         """Wait until its log has a line, and give the group of the pattern."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + timeout_s
         while True:
             is_over = self._child.poll() is not None
             found = re.search(pattern, self.said)
@@ -68,7 +83,9 @@ class Daemon:
                 return found.group(1)
             assert not is_over, f"{self.name} has ended:\n{self.said}"
             in_time = time.monotonic() < deadline
-            assert in_time, f"not in {START_S} s: {pattern} of {self.name}\n{self.said}"
+            assert in_time, (
+                f"not in {timeout_s} s: {pattern} of {self.name}\n{self.said}"
+            )
             time.sleep(0.02)
 
     def __enter__(self) -> Daemon:
@@ -77,55 +94,60 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
         self._child.wait(STOP_S)
 
 
+class Cluster:
+    """A standalone cluster with two workers, and a driver that serves Connect, too.
+
+    Args:
+        master: its address, for drivers in other processes.
+        host: the driver: `host.py`.
+    """
+
+    def __init__(self, master: str, host: Daemon) -> None:
+        self._host = host
+        self._asked = 0
+        self.master = master
+        # What clients in other processes are made with.
+        self.connect = host.wait_for(r"\nconnect (sc://\S+)\n")
+
+    def run(self, job: ModuleType, *arguments: str) -> Any:
+        """Have its driver run the `main` of a module; give what it returns."""
+        self._asked += 1
+        self._host.say(json.dumps([job.__name__, *arguments]))
+        answer = rf"\nanswer {self._asked} (.*)\n"
+        is_done, result = json.loads(self._host.wait_for(answer, SCRIPT_S))
+        assert is_done, f"{job.__name__}:\n{result}\n{self._host.said}"
+        return result
+
+
 @contextmanager
-def run_cluster(directory: Path) -> Iterator[str]:
-    """Run a master and two workers of one core each; give the master's address."""
+def run_cluster(directory: Path) -> Iterator[Cluster]:
+    """Run a master, two workers and a driver, each in a process of its own."""
     variables = {
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.master.rest.enabled=false",
     }
-    network = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-    deploy = "org.apache.spark.deploy"
-    command = [_SPARK_CLASS, f"{deploy}.master.Master", *network]
-    with (
-        contextlib.ExitStack() as stack,
-        Daemon("master", command, directory, variables) as master,
-    ):
-        address = master.wait_for(r"Starting Spark master at (spark://\S+)")
-        size = ["--cores", "1", "--memory", "1g"]
-        command = [_SPARK_CLASS, f"{deploy}.worker.Worker", *network, *size]
-        workers = []
-        for name in ("worker-1", "worker-2"):
-            work = ["--work-dir", str(directory / name), address]
-            worker = Daemon(name, [*command, *work], directory, variables)
-            workers.append(stack.enter_context(worker))
-        for worker in workers:
-            worker.wait_for("(Successfully registered with master)")
-        yield address
-
-
-@contextmanager
-def run_connect(directory: Path) -> Iterator[str]:
-    """Run a server of Spark Connect; give the address that a session is made with."""
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-    }
-    command = [_SPARK_SUBMIT, "--master", MASTER]
-    for name, value in settings.items():
-        command += ["--conf", f"{name}={value}"]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    with Daemon("connect", command, directory) as server:
-        address = server.wait_for(r"Spark Connect server started at: (\S+)")
-        yield f"sc://{address}"
+    deploy, ports = "org.apache.spark.deploy", ("--port", "0", "--webui-port", "0")
+    command = [_SPARK_CLASS, f"{deploy}.master.Master", "--host", _HOSTS[0], *ports]
+    with contextlib.ExitStack() as stack:
+        daemon = Daemon("master", command, directory, variables)
+        master = stack.enter_context(daemon).wait_for(
+            r"Starting Spark master at (spark://\S+)"
+        )
+        for name in _HOSTS:
+            work = [*_WORKER_SIZE, "--work-dir", str(directory / name), master]
+            command = [_SPARK_CLASS, f"{deploy}.worker.Worker", "--host", name, *ports]
+            worker = Daemon(f"worker-{name}", [*command, *work], directory, variables)
+            stack.enter_context(worker)
+        command = [sys.executable, str(Path(host.__file__)), master]
+        # It waits for the workers itself.
+        driver = stack.enter_context(Daemon("driver", command, directory))
+        yield Cluster(master, driver)
 
 
 def run_script(script: Path, *arguments: str, directory: Path) -> str:
@@ -143,9 +165,7 @@ def run_script(script: Path, *arguments: str, directory: Path) -> str:
     return done.stdout
 
 
-def _make_variables(
-    directory: Path, more: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def _make_variables(directory: Path) -> dict[str, str]:
     """Make the environment of a child; its temporary files are in the directory."""
     mine = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_DIRS": str(directory / "local")}
-    return {**os.environ, **make_environment(), **mine, **(more or {})}
+    return {**os.environ, **make_environment(), **mine}

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 # Two tasks at once, and each is tried three times, as it would be on a cluster.
 MASTER = "local[2,3]"
+# What makes the session's daemons import things before they fork: see there.
+WARM = ROOT / "tests" / "spark" / "engine" / "warm"
 # What starts quickly. A test is over before the best compiler is done with anything.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -31,6 +33,13 @@ def make_environment() -> dict[str, str]:
     }
 
 
+def make_warm_environment() -> dict[str, str]:
+    """Give the same for a JVM whose Python workers start with all they need: `warm`."""
+    variables = make_environment()
+    path = f"{WARM}{os.pathsep}{variables['PYTHONPATH']}"
+    return {**variables, "PYTHONPATH": path}
+
+
 def make_settings(directory: Path) -> dict[str, str]:
     """Give the settings of a small, quiet Spark whose files are in a directory."""
     return {
@@ -44,6 +53,9 @@ def make_settings(directory: Path) -> dict[str, str]:
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        # Otherwise Spark tends to what states are left of queries that have ended, and
+        # has the next query with a state wait for it, half a minute per partition.
+        "spark.sql.streaming.maintenanceInterval": "1h",
     }
 
 
@@ -54,8 +66,10 @@ def run_session(directory: Path) -> Iterator[SparkSession]:
 
     assert SparkSession.getActiveSession() is None, "a test has made its own session"
     with set_environment(make_environment()):
-        builder = SparkSession.builder.master(MASTER).appName("lance-tests")
-        session = builder.config(map=make_settings(directory)).getOrCreate()
+        # The JVM keeps it; other children of this process do not get it.
+        with set_environment(make_warm_environment()):
+            builder = SparkSession.builder.master(MASTER).appName("lance-tests")
+            session = builder.config(map=make_settings(directory)).getOrCreate()
         session.sparkContext.setLogLevel("OFF")
         try:
             yield session
