@@ -14,6 +14,7 @@ LanceError
 ├── Unsupported                 the server can't do what was asked
 ├── DataLoss                    records that were asked for are gone
 ├── SplitError                  a range was cut where no record starts
+├── CheckpointError             what a checkpoint says can't be used
 ├── Undelivered                 records that were not acknowledged
 ├── BrokerError                 the broker said no: code, retriable, details
 │   └── one class per error code (LWP §12 and our extensions)
@@ -244,6 +245,25 @@ class SplitError(LanceError):
             "search for record boundaries; set splitting=none to read each topic in "
             "one partition"
         )
+
+
+class CheckpointError(LanceError):
+    """What a checkpoint of Spark says can't be used.
+
+    Args:
+        where: the file or the part of it.
+        reason: what is wrong there.
+        remedy: what to do.
+    """
+
+    def __init__(self, where: str, reason: str, remedy: str) -> None:
+        super().__init__(where, reason, remedy)
+        self.where = where
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}; {self.remedy}"
 
 
 class Undelivered(LanceError):

@@ -2,7 +2,8 @@
 
     errors, model <- wire, net, store, columnar <- client | broker <- spark | cli
 
-and `quantity`, what people type, beside the values, for the two that people type to.
+and beside the values, for the two that people type to: `quantity`, what they type, and
+`offset`, what a checkpoint of Spark says.
 
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
 imports inside functions count, those under `TYPE_CHECKING` do not: they are never run.
@@ -26,14 +27,15 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
     "quantity": _VALUES,
+    "offset": _VALUES,
     "wire": _VALUES,
     "net": _VALUES,
     "store": _VALUES,
     "columnar": _VALUES,
     "client": {*_BASE, "__init__"},
     "broker": {*_BASE, "__init__"},
-    "spark": {*_VALUES, "quantity", "columnar", "client", "__init__"},
-    "cli": {*_BASE, "quantity", "client", "broker", "__init__"},
+    "spark": {*_VALUES, "quantity", "offset", "columnar", "client", "__init__"},
+    "cli": {*_BASE, "quantity", "offset", "client", "broker", "__init__"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
     "__main__": {"cli"},
     "pyspark_lance": {"spark"},
@@ -179,6 +181,9 @@ def test_the_walk_sees_real_imports() -> None:
         ("wire.lwp.frame", "import lance_spark"),
         ("cli.check", "from lance_spark import *"),
         ("model", "from lance_spark.wire import lwp"),
+        ("offset", "import pyspark"),
+        ("offset", "from lance_spark.client import LanceClient"),
+        ("client.reader", "from lance_spark.offset import StreamOffset"),
         ("wire.lwp.frame", "from lance_spark.store import Store"),
         ("wire.lwp.frame", "from lance_spark.net import stream"),
         ("wire.lwp.frame", "from lance_spark.wire.tank import frame"),
@@ -232,6 +237,8 @@ def test_violation_is_found(module: str, source: str) -> None:
         ("spark.reader", "import pyspark\nfrom lance_spark.client import LanceClient"),
         ("cli.check", "import click\nfrom lance_spark.broker import EmbeddedBroker"),
         ("cli.group", "from lance_spark import __version__"),
+        ("cli.offsets", "from lance_spark.offset import StreamOffset"),
+        ("spark.stream", "from lance_spark.offset import StreamOffset"),
         ("__init__", "def register():\n    from lance_spark.spark import source"),
         ("__main__", "from lance_spark.cli.main import main"),
         (

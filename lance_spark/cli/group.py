@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Entry] = {
     "produce": _entry("produce", "Send lines of a file or of stdin to a topic."),
     "consume": _entry("consume", "Print the records of a topic, or follow it."),
     "groups": _entry("groups", "Show consumer groups and how far they are behind."),
+    "offsets": _entry("offsets", "Show how far a Spark query has read."),
     "inspect": _entry("inspect", "Show what is inside a file of a store or a capture."),
     "check": _entry("check", "Verify a data directory and report damage."),
     "bench": _entry("bench", "Measure a server, or an embedded broker."),

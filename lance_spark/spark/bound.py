@@ -6,10 +6,12 @@ What a bound means for a topic (its log, the clock of its server) is `planning`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lance_spark.errors import OptionError
+from lance_spark.errors import CheckpointError, OptionError
+from lance_spark.offset import StreamOffset
 from lance_spark.quantity import parse_time as parse_iso_time
 
 # What Kafka's JSON says for the two ends of a topic.
@@ -82,6 +84,9 @@ Bound = Earliest | Latest | AtOffsets | AtTime
 def parse_bound(text: str) -> Bound:
     """Read `earliest`, `latest`, or a JSON object of offsets by topic.
 
+    The offset of a stream is taken, too, as checkpoints and a query's progress show it:
+    `{"version": 1, "topics": {"events": {"partitions": {"0": 4096}, ...}}}`.
+
     Raises:
         OptionError: it is none of them; says what is wrong with it.
     """
@@ -116,13 +121,11 @@ def parse_time(text: str) -> AtTime:
 
 
 def _read_offsets(text: str) -> AtOffsets:
-    try:
-        pairs = json.loads(text, object_pairs_hook=_Pairs)
-    # A ValueError is also what a number of thousands of digits gives.
-    except (ValueError, RecursionError) as error:
-        raise OptionError(
-            f"{_shorten(text)} can't be read as JSON ({error}): {_FORMS}"
-        ) from None
+    pairs = _load(text, _Pairs)
+    members = dict(pairs)
+    # A topic may have one of these names, but then its offset is a number.
+    if "version" in members and isinstance(members.get("topics"), _Pairs):
+        pairs = _read_stream_offset(text)
     if not pairs:
         raise OptionError(f"no topic is named in {_shorten(text)}: {_FORMS}")
     offsets: dict[str, int] = {}
@@ -133,16 +136,47 @@ def _read_offsets(text: str) -> AtOffsets:
     return AtOffsets(tuple(sorted(offsets.items())))
 
 
+def _load(text: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=make_object)
+    # A ValueError is also what a number of thousands of digits gives.
+    except (ValueError, RecursionError) as error:
+        raise OptionError(
+            f"{_shorten(text)} can't be read as JSON ({error}): {_FORMS}"
+        ) from None
+
+
+def _read_stream_offset(text: str) -> list[tuple[str, Any]]:
+    document = _load(text, _check_unique)
+    try:
+        topics = StreamOffset.from_document(document).topics
+    except CheckpointError as error:
+        raise OptionError(
+            f"{error.where}: {error.reason}; copy all of what a checkpoint or a "
+            f"query's progress shows, or {_FORMS}"
+        ) from None
+    for topic, place in topics:
+        if len(place.positions) > 1:
+            raise _no_partitions(topic)
+    return [(topic, place.offset) for topic, place in topics]
+
+
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise OptionError(f"{_shorten(key)} is named twice: name it once")
+        members[key] = value
+    return members
+
+
 class _Pairs(list[Any]):
     """The members of a JSON object; unlike a dict it keeps what stands there twice."""
 
 
 def _check_offset(topic: str, offset: Any) -> int:
     if isinstance(offset, _Pairs):
-        raise OptionError(
-            f"topic {topic!r} has no partitions: give its offset alone, as in "
-            f"{json.dumps({topic: 4096})}"
-        )
+        raise _no_partitions(topic)
     is_number = isinstance(offset, int) and not isinstance(offset, bool)
     if not is_number or not EARLIEST_OFFSET <= offset <= _OFFSET_MAX:
         raise OptionError(
@@ -151,6 +185,13 @@ def _check_offset(topic: str, offset: Any) -> int:
             "for latest"
         )
     return int(offset)
+
+
+def _no_partitions(topic: str) -> OptionError:
+    return OptionError(
+        f"topic {topic!r} has no partitions: give its offset alone, as in "
+        f"{json.dumps({topic: 4096})}"
+    )
 
 
 def _shorten(text: str) -> str:

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from lance_spark.errors import OptionError
+from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
 from lance_spark.spark.bound import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -34,6 +35,71 @@ from lance_spark.spark.bound import (
 )
 def test_bound(text: str, bound: Bound) -> None:
     assert parse_bound(text) == bound
+
+
+STREAM_OFFSET = StreamOffset.of(
+    {
+        "events": TopicPlace.at(3, 1706918400, 4096),
+        "audit": TopicPlace.at(4, 0, 2**63 - 1, OffsetMark(64, 5)),
+    }
+)
+
+
+def test_offset_of_a_stream() -> None:
+    text = json.dumps(STREAM_OFFSET.to_document())
+    expected = AtOffsets((("audit", 2**63 - 1), ("events", 4096)))
+    assert parse_bound(text) == expected
+    # As `query.lastProgress` shows it, with more keys and in lines.
+    document = STREAM_OFFSET.to_document()
+    document["topics"]["events"]["bytesBehind"] = 17
+    assert parse_bound(json.dumps(document, indent=2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ('{"version": 1, "topics": 2}', {"topics": 2, "version": 1}),
+        ('{"version": 1}', {"version": 1}),
+        ('{"topics": 2, "events": -1}', {"events": -1, "topics": 2}),
+    ],
+)
+def test_topics_that_are_named_as_keys_are(text: str, offsets: dict[str, int]) -> None:
+    assert parse_bound(text) == AtOffsets(tuple(offsets.items()))
+
+
+def test_topic_that_is_named_as_a_key_in_the_offset_of_a_stream() -> None:
+    names = ("topics", "version")
+    offset = StreamOffset.of({name: TopicPlace.at(1, 2, 3) for name in names})
+    bound = parse_bound(json.dumps(offset.to_document()))
+    assert bound == AtOffsets((("topics", 3), ("version", 3)))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('{"version": 2, "topics": {}}', "version 2 was written by a newer release"),
+        ('{"version": true, "topics": {}}', "'version' is true and has to be"),
+        (
+            '{"version": 1, "topics": {"a": 7}}',
+            "topic 'a': 7 is no place in a topic; c",
+        ),
+        ('{"version": 1, "topics": {"a": {"id": 1}}}', "topic 'a': 'partitions' is mi"),
+        ('{"version": 1, "topics": {}}', "no topic is named in"),
+        ('{"version": 1, "topics": {"a": 7, "a": 7}}', "'a' is named twice: name it"),
+        ('{"version": 1, "version": 1, "topics": {}}', "'version' is named twice"),
+        ('{"topics": {"a": 7}}', "topic 'topics' has no partitions: give its offset"),
+    ],
+)
+def test_no_offset_of_a_stream(text: str, match: str) -> None:
+    with pytest.raises(OptionError, match=match) as told:
+        parse_bound(text)
+    assert len(str(told.value)) < 300
+
+
+def test_offset_of_a_stream_with_partitions() -> None:
+    offset = StreamOffset.of({"a": TopicPlace(1, 2, ((0, 3), (1, 4)))})
+    with pytest.raises(OptionError, match="topic 'a' has no partitions: give its"):
+        parse_bound(json.dumps(offset.to_document()))
 
 
 def test_ends_have_the_numbers_of_kafka() -> None:

@@ -1,0 +1,254 @@
+"""`lance-spark offsets`: how far a streaming query has come, from its checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lance_spark.cli.checkpoint import Batch, Checkpoint, SourceOffset
+from lance_spark.cli.connect import connected, server_options
+from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
+from lance_spark.cli.text import (
+    count,
+    format_json,
+    format_time,
+    print_table,
+    show_name,
+)
+from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
+from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
+
+_NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
+
+_TITLES = ("topic", "id", "offset", "created", "mark")
+_SERVER_TITLES = ("log start", "log end", "behind", "state")
+_RIGHT = ("id", "offset", "log start", "log end", "behind")
+
+# A letter alone before the colon is a drive.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+# How much of another source's offset is shown.
+_SHOWN_MAX = 80
+
+
+def _to_path(context: click.Context, parameter: click.Parameter, value: str) -> Path:
+    found = _SCHEME.match(value)
+    if found is None:
+        return Path(value)
+    if found[1].lower() == "file":
+        raise click.BadParameter(f"{value!r}: give the path alone, without file:")
+    raise click.BadParameter(
+        f"{value!r} is not on this machine, and only local paths are read: copy the "
+        "checkpoint's offsets, commits and metadata here first"
+    )
+
+
+@click.command("offsets")
+@click.argument("checkpoint", callback=_to_path)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=0),
+    help="Which batch.  [default: the newest]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@server_options
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    config: ClientConfig,
+    checkpoint: Path,
+    batch: int | None,
+    as_json: bool,
+) -> None:
+    """Show how far a Spark query has read, by its CHECKPOINT, a local directory.
+
+    With --servers the server is asked, too: how many bytes are behind that, and whether
+    the topics are still the same ones. Nothing is changed.
+    """
+    opened = Checkpoint(checkpoint)
+    query_id, found = opened.read_query_id(), opened.read_batch(batch)
+    source = context.get_parameter_source("servers")
+    topics = None
+    if source is not click.core.ParameterSource.DEFAULT:
+        names = {n for s in found.sources if s.offset for n, _ in s.offset.topics}
+        with connected(config) as client:
+            topics = _ask(client, names)
+    if as_json:
+        print(format_json(_to_document(query_id, found, topics)))
+    else:
+        _print(query_id, found, topics)
+
+
+Topics = Mapping[str, Summary]
+
+
+def _ask(client: LanceClient, names: set[str]) -> Topics:
+    """Ask for the topics that are there; others may be gone, or not ours to see."""
+    found = {}
+    for info in client.topics():
+        if info.name in names:
+            try:
+                found[info.name] = summarise(client, info)
+            except (TopicNotFound, TopicDeleted, AccessDenied):
+                continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What the server says of a place: `state` is a word, `text` is for people."""
+
+    state: str
+    text: str
+    topic: Summary | None = None
+    behind: int | None = None
+
+
+def _stand(place: TopicPlace, topic: Summary | None) -> _Standing:
+    if topic is None:
+        return _Standing("gone", "the topic is gone")
+    if not place.same_topic(topic.id, topic.created_at_s):
+        now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
+        return _Standing("recreated", f"another topic of that name: {now}", topic)
+    start, end = topic.log_start or 0, topic.log_end or 0
+    # What retention has dropped can't be read any more, so nobody lags behind it.
+    behind = max(0, end - max(place.offset, start))
+    if place.offset < start:
+        dropped = count(start - place.offset, "byte")
+        return _Standing("dropped", f"{dropped} dropped before read", topic, behind)
+    if place.offset > end:
+        missing = count(place.offset - end, "byte")
+        return _Standing("cut", f"{missing} gone from the log's end", topic, behind)
+    return _Standing("same", "the same topic", topic, behind)
+
+
+def _to_document(
+    query_id: str | None, batch: Batch, topics: Topics | None
+) -> dict[str, Any]:
+    return {
+        "query_id": query_id,
+        "batch": batch.number,
+        "planned_at_ms": batch.planned_ms,
+        "committed": batch.is_committed,
+        "sources": [_to_source(source, topics) for source in batch.sources],
+    }
+
+
+def _to_source(source: SourceOffset, topics: Topics | None) -> dict[str, Any]:
+    # The offset as it stands in the file can be given as `startingOffsets`.
+    document = {"lance": source.offset is not None, "offset": source.document}
+    if source.offset is None:
+        return document
+    places = source.offset.topics
+    return {**document, "topics": [_to_topic(*place, topics) for place in places]}
+
+
+def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, Any]:
+    mark = place.mark
+    document: dict[str, Any] = {
+        "topic": name,
+        "id": place.topic_id,
+        "created_at": place.created_s,
+        "offset": place.offset,
+        "mark": None if mark is None else {"bytes": mark.size, "crc32c": mark.crc},
+    }
+    if topics is None:
+        return document
+    standing = _stand(place, topics.get(name))
+    now = standing.topic
+    return {
+        **document,
+        "log_start": None if now is None else now.log_start,
+        "log_end": None if now is None else now.log_end,
+        "lag_bytes": standing.behind,
+        "state": standing.state,
+    }
+
+
+def _print(query_id: str | None, batch: Batch, topics: Topics | None) -> None:
+    planned = UNKNOWN
+    if batch.planned_ms is not None:
+        planned = _show_time(batch.planned_ms, _NS_PER_MS)
+    done = "yes" if batch.is_committed else "no"
+    if batch.is_newest and not batch.is_committed:
+        done = "no: it is running, or is run when the query starts again"
+    print(f"query      {UNKNOWN if query_id is None else show_name(query_id)}")
+    print(f"batch      {batch.number}")
+    print(f"planned    {planned}")
+    print(f"committed  {done}")
+    for number, source in enumerate(batch.sources):
+        print()
+        if source.offset is not None:
+            print(
+                f"source {number}: lance, {count(len(source.offset.topics), 'topic')}"
+            )
+            _print_topics(source.offset, topics)
+        elif source.document is None:
+            print(f"source {number}: no offset yet")
+        else:
+            text = format_json(source.document)
+            text = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+            print(f"source {number}: not lance, skipped: {text}")
+
+
+def _print_topics(offset: StreamOffset, topics: Topics | None) -> None:
+    if not offset.topics:
+        return
+    has_marks = any(place.marks for _, place in offset.topics)
+    titles = _TITLES if has_marks else _TITLES[:-1]
+    if topics is not None:
+        titles = (*titles, *_SERVER_TITLES)
+    rows = _rows(offset, topics, has_marks=has_marks)
+    print_table(titles, rows, right=_RIGHT)
+
+
+def _rows(
+    offset: StreamOffset, topics: Topics | None, *, has_marks: bool
+) -> Iterator[tuple[str, ...]]:
+    for name, place in offset.topics:
+        row = [
+            show_name(name),
+            str(place.topic_id),
+            _show_offset(place),
+            _show_time(place.created_s, _NS_PER_S) if place.created_s else UNKNOWN,
+        ]
+        if has_marks:
+            row.append(_show_mark(place.mark))
+        if topics is not None:
+            standing = _stand(place, topics.get(name))
+            now = standing.topic
+            row += [
+                show(None if now is None else now.log_start),
+                show(None if now is None else now.log_end),
+                show(standing.behind),
+                standing.text,
+            ]
+        yield tuple(row)
+
+
+def _show_offset(place: TopicPlace) -> str:
+    if len(place.positions) == 1:
+        return str(place.offset)
+    return ", ".join(f"{partition}: {at}" for partition, at in place.positions)
+
+
+def _show_mark(mark: OffsetMark | None) -> str:
+    if mark is None:
+        return UNKNOWN
+    return f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
+
+
+def _show_time(number: int, unit_ns: int) -> str:
+    try:
+        return format_time(number * unit_ns)
+    # No calendar has such a time; the number is still what the file says.
+    except (ValueError, OverflowError, OSError):
+        return str(number)

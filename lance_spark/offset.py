@@ -1,0 +1,283 @@
+"""How far a stream has read, as Spark's checkpoint keeps it: values and their JSON.
+
+    {"version": 1,
+     "topics": {"events": {"id": 3, "epoch": 1706918400, "partitions": {"0": 4096}}}}
+
+Checkpoints outlive releases: what was written once is read for ever. Spark takes two
+offsets for the same if their JSON texts are, so that a value has one text only. No
+pyspark here: the command line reads checkpoints, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeGuard
+
+from lance_spark.errors import CheckpointError
+
+OFFSET_VERSION = 1
+
+# How many bytes before an offset a mark covers at most.
+MARK_BYTES_MAX = 64
+
+# Offsets are signed numbers of 64 bits in a row; ids and times are what servers say.
+_OFFSET_MAX = 2**63 - 1
+_NUMBER_MAX = 2**64 - 1
+_CRC_MAX = 2**32 - 1
+# One way to write each number, or two keys could mean the same partition.
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,8}")
+
+# How much of a wrong value is repeated in an error.
+_SHOWN_MAX = 60
+
+# What an error is about, and what to do.
+_WHOLE = "stream offset"
+_DAMAGED = (
+    "restore the checkpoint from a copy, or start the query with a new one and "
+    "startingOffsets"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMark:
+    """What stands before an offset, on servers whose offsets may shift.
+
+    Args:
+        size: how many bytes it covers, at most `MARK_BYTES_MAX`.
+        crc: their CRC32C.
+    """
+
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlace:
+    """How far one topic was read, and which topic it was.
+
+    Args:
+        topic_id: the topic's id.
+        created_s: when it was created, in seconds since 1970.
+        positions: partitions and the offset in each; LWP has partition 0 alone.
+        marks: partitions and what stands before the offset in each.
+    """
+
+    topic_id: int
+    created_s: int
+    positions: tuple[tuple[int, int], ...]
+    marks: tuple[tuple[int, OffsetMark], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", tuple(sorted(self.positions)))
+        marks = tuple(sorted(self.marks, key=itemgetter(0)))
+        object.__setattr__(self, "marks", marks)
+
+    @classmethod
+    def at(
+        cls, topic_id: int, created_s: int, offset: int, mark: OffsetMark | None = None
+    ) -> TopicPlace:
+        """Return a place in a topic of one partition."""
+        marks = () if mark is None else ((0, mark),)
+        return cls(topic_id, created_s, ((0, offset),), marks)
+
+    @property
+    def offset(self) -> int:
+        """The offset in partition 0."""
+        return dict(self.positions)[0]
+
+    @property
+    def mark(self) -> OffsetMark | None:
+        """What stands before the offset in partition 0, if that was noted."""
+        return dict(self.marks).get(0)
+
+    def same_topic(self, topic_id: int, created_s: int) -> bool:
+        """Tell whether it is the same topic, and not one created anew."""
+        return (self.topic_id, self.created_s) == (topic_id, created_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has read each of its topics, sorted by name."""
+
+    topics: tuple[tuple[str, TopicPlace], ...]
+
+    def __post_init__(self) -> None:
+        topics = tuple(sorted(self.topics, key=itemgetter(0)))
+        object.__setattr__(self, "topics", topics)
+
+    @classmethod
+    def of(cls, places: Mapping[str, TopicPlace]) -> StreamOffset:
+        """Return the offset with these places by topic name."""
+        return cls(tuple(places.items()))
+
+    def get(self, topic: str) -> TopicPlace | None:
+        """Return the place in a topic; None if it is not among them."""
+        index = bisect_left(self.topics, topic, key=itemgetter(0))
+        if index < len(self.topics) and self.topics[index][0] == topic:
+            return self.topics[index][1]
+        return None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what goes into the checkpoint; one value has one JSON text."""
+        topics = {name: _encode_place(place) for name, place in self.topics}
+        return {"version": OFFSET_VERSION, "topics": topics}
+
+    @classmethod
+    def from_document(cls, document: object) -> StreamOffset:
+        """Read what `to_document` of this or an older release has made.
+
+        What is there besides is ignored: the offsets in a query's progress have more.
+
+        Raises:
+            CheckpointError: it is something else; says what is wrong.
+        """
+        if not isinstance(document, Mapping):
+            raise _damaged(_WHOLE, f"{_show(document)} is no offset of this source")
+        _check_version(document)
+        topics = _take_members(document, "topics", _WHOLE)
+        return cls.of({name: _decode_place(name, topics[name]) for name in topics})
+
+
+def is_offset_document(document: object) -> bool:
+    """Tell whether a JSON value means to be an offset of this source.
+
+    It may be damaged, or of a newer version.
+    """
+    if not isinstance(document, Mapping) or not {"version", "topics"} <= set(document):
+        return False
+    return isinstance(document["topics"], Mapping)
+
+
+def _encode_place(place: TopicPlace) -> dict[str, Any]:
+    # The keys in sorted order, also those of partitions: "10" is before "2".
+    encoded: dict[str, Any] = {"epoch": place.created_s, "id": place.topic_id}
+    if place.marks:
+        encoded["marks"] = {
+            key: {"bytes": mark.size, "crc32c": mark.crc}
+            for key, mark in sorted((str(p), m) for p, m in place.marks)
+        }
+    encoded["partitions"] = dict(sorted((str(p), at) for p, at in place.positions))
+    return encoded
+
+
+def _decode_place(name: object, place: object) -> TopicPlace:
+    if not isinstance(name, str):
+        raise _damaged(_WHOLE, f"{_show(name)} is no name of a topic")
+    where = f"{_WHOLE}, topic {_show(name)}"
+    if not isinstance(place, Mapping):
+        raise _damaged(where, f"{_show(place)} is no place in a topic")
+    positions = dict(_decode_positions(place, where))
+    return TopicPlace(
+        topic_id=_take_number(place, "id", where, _NUMBER_MAX),
+        created_s=_take_number(place, "epoch", where, _NUMBER_MAX),
+        positions=tuple(positions.items()),
+        marks=tuple(_decode_marks(place, where, positions)),
+    )
+
+
+def _decode_positions(
+    place: Mapping[Any, object], where: str
+) -> Iterator[tuple[int, int]]:
+    partitions = _take_members(place, "partitions", where)
+    if "0" not in partitions:
+        raise _damaged(where, "there is no partition '0'")
+    for key in partitions:
+        offset = _take_number(partitions, key, f"{where}, partitions", _OFFSET_MAX)
+        yield _read_partition(key, where), offset
+
+
+def _decode_marks(
+    place: Mapping[Any, object], where: str, positions: Mapping[int, int]
+) -> Iterator[tuple[int, OffsetMark]]:
+    if "marks" not in place:
+        return
+    marks = _take_members(place, "marks", where)
+    where = f"{where}, marks"
+    for key in marks:
+        partition = _read_partition(key, where)
+        if partition not in positions:
+            raise _damaged(where, f"there is no partition {_show(key)} to mark")
+        mark = _take_members(marks, key, where)
+        # A mark covers bytes before the offset, and there are no more than this.
+        bytes_max = min(MARK_BYTES_MAX, positions[partition])
+        size = _take_number(mark, "bytes", where, bytes_max)
+        yield partition, OffsetMark(size, _take_number(mark, "crc32c", where, _CRC_MAX))
+
+
+def _check_version(document: Mapping[Any, object]) -> None:
+    if "version" not in document:
+        raise _damaged(
+            _WHOLE, "there is no 'version', so it is no offset of this source"
+        )
+    version = document["version"]
+    if not _is_whole(version) or version < 1:
+        raise _damaged(
+            _WHOLE, f"'version' is {_show(version)} and has to be a number from 1"
+        )
+    if version > OFFSET_VERSION:
+        raise CheckpointError(
+            _WHOLE,
+            f"version {_show(version)} was written by a newer release of lance_spark "
+            f"(this one reads version {OFFSET_VERSION})",
+            "upgrade lance_spark",
+        )
+
+
+def _take_members(
+    document: Mapping[Any, object], key: object, where: str
+) -> Mapping[Any, object]:
+    value = document.get(key)
+    if not isinstance(value, Mapping):
+        raise _damaged(where, f"{_find(document, key)} and has to be an object")
+    return value
+
+
+def _take_number(
+    document: Mapping[Any, object], key: object, where: str, number_max: int
+) -> int:
+    value = document.get(key)
+    if not _is_whole(value) or not 0 <= value <= number_max:
+        raise _damaged(
+            where,
+            f"{_find(document, key)} and has to be a whole number from 0 to "
+            f"{number_max}",
+        )
+    return value
+
+
+def _read_partition(key: object, where: str) -> int:
+    if not isinstance(key, str) or not _PARTITION.fullmatch(key):
+        raise _damaged(where, f"{_show(key)} is no number of a partition")
+    return int(key)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _find(document: Mapping[Any, object], key: object) -> str:
+    found = _show(document[key]) if key in document else "missing"
+    return f"{_show(key)} is {found}"
+
+
+def _show(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    # Python refuses to write longer numbers than some thousand digits.
+    if isinstance(value, int) and value.bit_length() > _SHOWN_MAX * 3:
+        return "a number of too many digits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+
+
+def _damaged(where: str, reason: str) -> CheckpointError:
+    return CheckpointError(where, reason, _DAMAGED)
