@@ -3,8 +3,8 @@
 usage: python scripts/write_options.py [PAGE ...]
 
 A table stands between `<!-- options:NAME -->` and the next `<!-- /options -->`, where
-NAME is a scope: all, read or write. Everything between them is replaced. Without a page
-those of the project are rewritten.
+NAME is a scope: all, read, stream or write. Everything between them is replaced.
+Without a page those of the project are rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from lance_spark.spark.options import Scope, render_options
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ("options.md", "reading.md", "writing.md")
-TABLES = {"all": Scope.ALL, "read": Scope.READ, "write": Scope.WRITE}
+TABLES = {
+    "all": Scope.ALL,
+    "read": Scope.READ,
+    "stream": Scope.STREAM_READ,
+    "write": Scope.WRITE,
+}
 _TABLE = re.compile(r"(<!-- options:(\w+) -->\n).*?(<!-- /options -->)", re.DOTALL)
 
 

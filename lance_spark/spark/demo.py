@@ -2,19 +2,25 @@
 
 The command line knows no Spark, so it starts this as a process of its own:
 `python -m lance_spark.spark.demo SERVERS TOPIC`. A line of it is a step, a tab and a
-text; an error is a line of the step `error`.
+text. An error is a line of the step `error`; one of the step `live` has a JSON object
+of numbers, which are those of this moment. Streams are in `demo_stream`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from lance_spark.spark import demo_stream
 
 Say = Callable[[str, str], None]
 
@@ -99,6 +105,9 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(f"{step}\t{text}\n")
         sys.stdout.flush()
 
+    def show(numbers: dict[str, Any]) -> None:
+        say("live", json.dumps(numbers))
+
     servers, topic = arguments
     try:
         began_s = time.perf_counter()
@@ -116,6 +125,8 @@ def main(arguments: list[str]) -> int:
             f"{spark.version}, two cores of this machine, up in {seconds:.0f} s",
         )
         run(spark, servers, topic, say)
+        with tempfile.TemporaryDirectory(prefix="lance-demo-") as directory:
+            demo_stream.run(spark, servers, Path(directory), say, show=show)
         spark.stop()
     except Exception as error:
         say("error", str(error).strip().splitlines()[-1])

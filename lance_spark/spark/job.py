@@ -1,7 +1,9 @@
 """A write job: what the driver decides once, for all tasks and for the commit.
 
 Nothing here holds a connection: a job is pickled into every task. Where its rows go,
-and in which stages, is in `sink`.
+and in which stages, is in `sink`. Of a micro-batch the driver can decide all but its
+name, as Spark tells the query's id and the batch's to tasks only: that is a plan, of
+which each task makes the same job.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import logging
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from lance_spark.client import Capability, LanceClient
+from lance_spark.client import Capability, ClientConfig, LanceClient
 from lance_spark.errors import LanceError, OptionError, TopicNotFound, Unsupported
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
@@ -40,6 +43,7 @@ class WriteJob:
         writer_id: who writes; with the sequence it names the job to the broker.
         sequence: which of the writer's jobs this is.
         overwrite: the rows replace what the topic holds.
+        is_stream: it is a micro-batch, whose id is the sequence.
     """
 
     options: WriteOptions
@@ -47,6 +51,7 @@ class WriteJob:
     writer_id: str
     sequence: int
     overwrite: bool = False
+    is_stream: bool = False
 
     @property
     def is_staged(self) -> bool:
@@ -77,7 +82,43 @@ class WriteJob:
             f"the server {connection.address} is not of the kind that the job was made "
             f"for, which is to write {self.delivery}: {found}. All of servers="
             f"{self.options.client.servers} have to be alike; if they were being "
-            "replaced, run the job again"
+            f"replaced, {self.again}"
+        )
+
+    @property
+    def again(self) -> str:
+        """What to do to have it tried once more, for texts."""
+        return "restart the query" if self.is_stream else "run the job again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """What the driver decides about a micro-batch.
+
+    Args:
+        options: what the user said.
+        delivery: what `auto` came to, or what the user said.
+        overwrite: the rows replace what the topic holds.
+    """
+
+    options: WriteOptions
+    delivery: Delivery
+    overwrite: bool
+
+    def make_job(self, query_id: str, batch_id: int) -> WriteJob:
+        """Make the job of a micro-batch, the same in all its tasks and replays.
+
+        Args:
+            query_id: stays the same when a query is started again.
+            batch_id: rises by one from batch to batch.
+        """
+        return WriteJob(
+            options=self.options,
+            delivery=self.delivery,
+            writer_id=f"spark-stream:{_join_names(query_id, self.options.topic)}",
+            sequence=batch_id,
+            overwrite=self.overwrite,
+            is_stream=True,
         )
 
 
@@ -90,23 +131,18 @@ def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
         TopicNotFound: there is no such topic, and none may be created.
         LanceError: the server can't be reached.
     """
-    _check_options(options, overwrite)
+    asked = _Asked(options, overwrite, is_stream=False)
+    asked.check()
     writer_id, sequence = _name_job(options)
     with lease(options.client) as client:
-        delivery = _resolve_delivery(options, overwrite, client)
-        if options.compression == "lz4" and client.is_plain:
-            # It would store the compressed bytes as if they were records.
-            what = "compression=lz4 (use compression=none here)"
-            raise Unsupported(what, "lz4", _address(client))
+        delivery = _decide(asked, client)
         if options.topic is not None and not options.create_topic:
             check_topics(client, [options.topic])
-        server = _address(client)
+        reason = _find_reason(options, client)
     if delivery == "at-least-once":
-        asked = options.delivery == delivery
-        why = "it was asked for" if asked else f"the server {server} has no stages"
         logger.warning(
             "delivery is at-least-once, so that a retried task writes rows twice: %s",
-            why,
+            reason,
         )
     return WriteJob(
         options=options,
@@ -115,6 +151,79 @@ def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
         sequence=sequence,
         overwrite=overwrite,
     )
+
+
+def plan_stream_batch(options: WriteOptions, overwrite: bool) -> StreamPlan:
+    """Decide how a micro-batch is written; called on the driver, for each of them.
+
+    Micro-batches are small and many, so this asks the server nothing that it has told
+    this process before.
+
+    Raises:
+        OptionError: the options contradict each other.
+        Unsupported: the server can't do what they ask for.
+        TopicNotFound: there is no such topic, and none may be created.
+        LanceError: the server can't be reached.
+    """
+    asked = _Asked(options, overwrite, is_stream=True)
+    asked.check()
+    with lease(options.client) as client:
+        delivery = _decide(asked, client)
+        reason = _find_reason(options, client)
+    if options.topic is not None and not options.create_topic:
+        _check_topic_once(options.client, options.topic)
+    _check_kept(options, delivery, reason)
+    if delivery == "at-least-once":
+        _warn_once(reason)
+    return StreamPlan(options=options, delivery=delivery, overwrite=overwrite)
+
+
+def _find_reason(options: WriteOptions, client: LanceClient) -> str:
+    if options.delivery == "at-least-once":
+        return "it was asked for"
+    return f"the server {_address(client)} has no stages"
+
+
+def _check_kept(options: WriteOptions, delivery: Delivery, reason: str) -> None:
+    """Check that `auto` does not become less while a query runs.
+
+    As far as this process remembers: Spark ends it after a minute without work. Who
+    wants to be sure asks for exactly-once.
+
+    Raises:
+        LanceError: batches before this one were written exactly once.
+    """
+    before = _remember(options)
+    if delivery == "at-least-once" and "exactly-once" in before:
+        raise LanceError(
+            f"{reason}, and micro-batches before this one were written exactly once: "
+            "let the query reach the server that it had, or set "
+            "delivery=at-least-once and restart it"
+        )
+    before.add(delivery)
+
+
+@lru_cache(maxsize=64)
+def _remember(options: WriteOptions) -> set[Delivery]:
+    """Give what the batches of these options were written with, to be added to."""
+    return set()
+
+
+@lru_cache(maxsize=64)
+def _warn_once(reason: str) -> None:
+    logger.warning(
+        "delivery is at-least-once, so that a retried task or a replayed micro-batch "
+        "writes rows twice: %s",
+        reason,
+    )
+
+
+@lru_cache(maxsize=64)
+def _check_topic_once(config: ClientConfig, topic: str) -> None:
+    # Whether it is still there, each task and each commit finds out for itself. What
+    # is raised is not kept.
+    with lease(config) as client:
+        check_topics(client, [topic])
 
 
 def check_topics(client: LanceClient, topics: Iterable[str]) -> set[str]:
@@ -135,67 +244,91 @@ def check_topics(client: LanceClient, topics: Iterable[str]) -> set[str]:
     return there
 
 
-def _check_options(options: WriteOptions, overwrite: bool) -> None:
-    fault = None if options.topic is None else find_topic_fault(options.topic)
-    if fault is not None:
-        raise OptionError(f"option topic: the name {options.topic!r:.100} {fault}")
-    if overwrite and options.topic is None:
-        raise OptionError(
-            'mode("overwrite") needs option topic: it replaces one topic, and which '
-            "ones a topic column names is only known when all rows were seen"
-        )
-    needs = _find_need_of_stages(options, overwrite)
-    if needs is not None and options.delivery == "at-least-once":
-        what, instead = needs
-        raise OptionError(
-            f"{what} can't be had with delivery=at-least-once: use auto or "
-            f"exactly-once, or {instead}"
-        )
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a write is to do, before anybody knows whether the server can."""
+
+    options: WriteOptions
+    overwrite: bool
+    is_stream: bool
+
+    @property
+    def mode(self) -> str:
+        """What the user has called that asks to replace a topic."""
+        return 'outputMode("complete")' if self.is_stream else 'mode("overwrite")'
+
+    def check(self) -> None:
+        """Check what can be checked without a server.
+
+        Raises:
+            OptionError: the options contradict each other.
+        """
+        topic = self.options.topic
+        fault = None if topic is None else find_topic_fault(topic)
+        if fault is not None:
+            raise OptionError(f"option topic: the name {topic!r:.100} {fault}")
+        if self.overwrite and topic is None:
+            raise OptionError(
+                f"{self.mode} needs option topic: it replaces one topic, and which "
+                "ones a topic column names is only known when all rows were seen"
+            )
+        needs = self.find_need_of_stages()
+        if needs is not None and self.options.delivery == "at-least-once":
+            what, instead = needs
+            raise OptionError(
+                f"{what} can't be had with delivery=at-least-once: use auto or "
+                f"exactly-once, or {instead}"
+            )
+
+    def find_need_of_stages(self) -> tuple[str, str] | None:
+        """Say what can't be done without stages, and what can be done instead."""
+        if self.overwrite and self.is_stream:
+            return self.mode, 'use outputMode("append")'
+        if self.overwrite:
+            return self.mode, 'use mode("append")'
+        if self.options.txn_app_id is not None:
+            return "txnAppId", "leave out txnAppId and txnVersion"
+        if self.options.delivery == "exactly-once":
+            return "delivery=exactly-once", "use auto or at-least-once"
+        return None
 
 
-def _find_need_of_stages(
-    options: WriteOptions, overwrite: bool
-) -> tuple[str, str] | None:
-    """Say what of it can't be done without stages, and what can be done instead."""
-    if overwrite:
-        return 'mode("overwrite")', 'use mode("append")'
-    if options.txn_app_id is not None:
-        return "txnAppId", "leave out txnAppId and txnVersion"
-    if options.delivery == "exactly-once":
-        return "delivery=exactly-once", "use auto or at-least-once"
-    return None
-
-
-def _resolve_delivery(
-    options: WriteOptions, overwrite: bool, client: LanceClient
-) -> Delivery:
-    has_stages = client.supports(Capability.STAGED_COMMIT)
-    if has_stages and options.delivery != "at-least-once":
-        return "exactly-once"
-    needs = _find_need_of_stages(options, overwrite)
-    if needs is not None:
+def _decide(asked: _Asked, client: LanceClient) -> Delivery:
+    """Find out whether the server can do it, and what is promised then."""
+    options = asked.options
+    delivery: Delivery = "at-least-once"
+    if client.supports(Capability.STAGED_COMMIT):
+        if options.delivery != "at-least-once":
+            delivery = "exactly-once"
+    elif (needs := asked.find_need_of_stages()) is not None:
         what, instead = needs
         capability = Capability.STAGED_COMMIT.value
         raise Unsupported(f"{what} ({instead} here)", capability, _address(client))
-    return "at-least-once"
+    if options.compression == "lz4" and client.is_plain:
+        # It would store the compressed bytes as if they were records.
+        what = "compression=lz4 (use compression=none here)"
+        raise Unsupported(what, "lz4", _address(client))
+    return delivery
 
 
 def _name_job(options: WriteOptions) -> tuple[str, int]:
     """Give writer id and sequence: the user's, or ones that nobody has had."""
     if options.txn_app_id is None or options.txn_version is None:
         return f"spark-batch:{uuid.uuid4()}", 0
-    # As Delta's are per table, these are per target: a topic, or all of a column's. An
-    # array in JSON can be read in one way only, whatever is in the names.
-    names = [options.txn_app_id]
-    if options.topic is not None:
-        names.append(options.topic)
-    writer_id = f"spark-txn:{json.dumps(names, ensure_ascii=False)}"
+    writer_id = f"spark-txn:{_join_names(options.txn_app_id, options.topic)}"
     if len(writer_id.encode()) > WRITER_ID_BYTES_MAX:
         raise OptionError(
             "txnAppId is too long: with the topic's name it may take about "
             f"{WRITER_ID_BYTES_MAX - 20} bytes; use a shorter one, as a hash"
         )
     return writer_id, options.txn_version
+
+
+def _join_names(writer: str, topic: str | None) -> str:
+    """Name a writer per target, as Delta's are per table: a topic, or a column's."""
+    # An array in JSON can be read in one way only, whatever is in the names.
+    names = [writer] if topic is None else [writer, topic]
+    return json.dumps(names, ensure_ascii=False)
 
 
 def _address(client: LanceClient) -> str:

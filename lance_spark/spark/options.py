@@ -31,9 +31,13 @@ __all__ = [
     "Option",
     "ReadOptions",
     "Scope",
+    "StreamOptions",
     "WriteOptions",
     "check_options",
+    "lists_topics",
     "parse_read_options",
+    "parse_stream_options",
+    "parse_stream_write_options",
     "parse_write_options",
     "render_options",
 ]
@@ -50,7 +54,13 @@ _KAFKA = {
     "maxrecordsperpartition": "maxPartitionBytes",
     "startingoffsetsbytimestamp": "startingTimestamp",
     "endingoffsetsbytimestamp": "endingTimestamp",
+    "maxoffsetspertrigger": "maxRecordsPerTrigger",
+    "groupidprefix": "consumerGroup",
+    "kafka.group.id": "consumerGroup",
 }
+
+# What Spark hands to the sink of a stream along with its options, as people type it.
+_SPARKS = {"checkpointlocation": "checkpointLocation", "queryname": "queryName"}
 
 # Options of the client, by the name of its setting.
 _CLIENT = {
@@ -108,6 +118,23 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What a streaming read was asked for; made by `parse_stream_options`.
+
+    Args:
+        read: as in a batch; it starts where the stream does, and ends at latest.
+        max_bytes: how many bytes a micro-batch has at most; None if nobody says.
+        max_records: how many records it has at most; None if nobody says.
+        consumer_group: under which name the server is told how far the query is.
+    """
+
+    read: ReadOptions
+    max_bytes: int | None
+    max_records: int | None
+    consumer_group: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     """What a write was asked for; made by `parse_write_options`.
 
@@ -145,20 +172,45 @@ def check_options(options: Mapping[str, str]) -> None:
     _read_values(options)
 
 
+def lists_topics(options: Mapping[str, str]) -> bool:
+    """Tell whether a read lists topics, before it is known whether it is a stream.
+
+    Raises:
+        OptionError: what no read takes, be it of a batch or a stream.
+    """
+    values = _read_values(options, Scope.READ)
+    _check_topic_is_named(values)
+    return "metadata" in values
+
+
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Read the options of a batch read.
 
     Raises:
-        OptionError: a name is unknown or is for writes, a value can't be used, two
-            contradict, or no topic is named.
+        OptionError: a name is unknown or is not for batch reads, a value can't be used,
+            two contradict, or no topic is named.
     """
-    values = _read_values(options, Scope.BATCH_READ)
-    has_topic = "topic" in values or "topicPattern" in values
-    if not has_topic and "metadata" not in values:
-        raise OptionError(
-            "no topic to read: name one with option topic, several as in "
-            "events,clicks, or give option topicPattern"
-        )
+    return _make_read(_read_values(options, Scope.BATCH_READ))
+
+
+def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """Read the options of a streaming read.
+
+    Raises:
+        OptionError: a name is unknown or is not for streaming reads, a value can't be
+            used, two contradict, or no topic is named.
+    """
+    values = _read_values(options, Scope.STREAM_READ)
+    return StreamOptions(
+        read=_make_read(values),
+        max_bytes=values["maxBytesPerTrigger"],
+        max_records=values["maxRecordsPerTrigger"],
+        consumer_group=values["consumerGroup"],
+    )
+
+
+def _make_read(values: Values) -> ReadOptions:
+    _check_topic_is_named(values)
     return ReadOptions(
         client=_make_client(values),
         topics=values["topic"] or (),
@@ -175,14 +227,35 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
+def _check_topic_is_named(values: Values) -> None:
+    if not {"topic", "topicPattern", "metadata"} & values.keys():
+        raise OptionError(
+            "no topic to read: name one with option topic, several as in "
+            "events,clicks, or give option topicPattern"
+        )
+
+
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Read the options of a batch write.
 
     Raises:
-        OptionError: a name is unknown or is for reads, a value can't be used, two
-            contradict, or several topics are named.
+        OptionError: a name is unknown or is not for batch writes, a value can't be
+            used, two contradict, or several topics are named.
     """
-    values = _read_values(options, Scope.BATCH_WRITE)
+    return _make_write(_read_values(options, Scope.BATCH_WRITE))
+
+
+def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Read the options of a streaming write, among them what Spark adds to them.
+
+    Raises:
+        OptionError: a name is unknown or is not for streaming writes, a value can't be
+            used, two contradict, or several topics are named.
+    """
+    return _make_write(_read_values(options, Scope.STREAM_WRITE))
+
+
+def _make_write(values: Values) -> WriteOptions:
     topics = values["topic"] or (None,)
     if len(topics) > 1:
         raise OptionError(
@@ -211,19 +284,33 @@ def _make_client(values: Values) -> ClientConfig:
 
 
 def _read_values(options: Mapping[str, str], scope: Scope | None = None) -> Values:
-    named = {_find_option(key): text for key, text in options.items()}
+    given = _leave_out_sparks(options, scope)
+    named = {_find_option(key): text for key, text in given.items()}
     _check_scope(list(named), scope)
-    values = Values({option.name: option.read(named[option]) for option in named})
+    is_stream = scope in (Scope.STREAM_READ, Scope.STREAM_WRITE)
+    read = {option.name: option.read(named[option]) for option in named}
+    values = Values(read, is_stream=is_stream)
     check_conflicts(values)
     return values
+
+
+def _leave_out_sparks(
+    options: Mapping[str, str], scope: Scope | None
+) -> dict[str, str]:
+    sparks = [key for key in options if key.lower() in _SPARKS]
+    if sparks and scope not in (None, Scope.STREAM_WRITE):
+        raise OptionError(
+            f"option {_SPARKS[sparks[0].lower()]} is for writeStream: leave it out here"
+        )
+    return {key: text for key, text in options.items() if key not in sparks}
 
 
 def _find_option(key: str) -> Option:
     name = key.lower()
     if name in ("path", "paths"):
         raise OptionError(
-            "topics have no path: name the topic with option topic, and call load() "
-            "or save() without an argument"
+            "topics have no path: name the topic with option topic, and call load(), "
+            "save() or start() without an argument"
         )
     if name == "provider" or name.startswith("option."):
         # This is what Spark adds for `CREATE TABLE`.
@@ -246,20 +333,41 @@ def _suggest(name: str) -> str:
     return f"there are {', '.join(sorted(BY_NAME, key=str.lower))}"
 
 
+# Kinds of queries that exclude each other, with the words for them.
+_PAIRS = (
+    ((Scope.READ, "reads"), (Scope.WRITE, "writes")),
+    (
+        (Scope.BATCH_READ | Scope.BATCH_WRITE, "batches"),
+        (Scope.STREAM_READ | Scope.STREAM_WRITE, "streams"),
+    ),
+)
+
+
 def _check_scope(given: list[Option], scope: Scope | None) -> None:
-    reads = [option.name for option in given if not option.scope & Scope.WRITE]
-    writes = [option.name for option in given if not option.scope & Scope.READ]
-    if scope is None:
-        if reads and writes:
+    """Check that options are for what is done, as far as that is known yet."""
+    if scope is not None:
+        for option in given:
+            if not option.scope & scope:
+                raise OptionError(_explain_scope(option, scope))
+    for (one, its_word), (other, other_word) in _PAIRS:
+        ones = [option.name for option in given if not option.scope & other]
+        others = [option.name for option in given if not option.scope & one]
+        if ones and others:
             raise OptionError(
-                f"option {reads[0]} is for reads and {writes[0]} for writes: leave "
-                "out the one or the other"
+                f"option {ones[0]} is for {its_word} and {others[0]} for {other_word}: "
+                "leave out the one or the other"
             )
-        return
-    is_read = bool(scope & Scope.READ)
-    wrong = writes if is_read else reads
-    if wrong:
-        theirs, ours = ("writes", "read") if is_read else ("reads", "write")
-        raise OptionError(
-            f"option {wrong[0]} is for {theirs}: leave it out of this {ours}"
-        )
+
+
+def _explain_scope(option: Option, scope: Scope) -> str:
+    """Say why an option is not for what is done."""
+    ours = "read" if scope & Scope.READ else "write"
+    if not option.scope & (Scope.READ if ours == "read" else Scope.WRITE):
+        theirs = "writes" if ours == "read" else "reads"
+        return f"option {option.name} is for {theirs}: leave it out of this {ours}"
+    if option.scope & Scope.STREAM_READ:
+        return f"option {option.name} is for streams: leave it out of this {ours}"
+    text = f"option {option.name} is for batch {ours}s: leave it out of this stream"
+    if option.name in ("txnAppId", "txnVersion"):
+        text += ", whose query id and batch id are used instead"
+    return text

@@ -60,6 +60,11 @@ _FEWER_STAGES = (
     'fewer tasks per topic, by repartition("topic") or coalesce before the write, or '
     "raise stages_max of the broker"
 )
+# See `sink`, which does it.
+_STAGES_LEFT = (
+    "if there was room before: those that earlier attempts of the micro-batch have "
+    "left are dropped now, so restart the query"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +279,10 @@ class Outlet:
         except StorageError as error:
             if "stages_max" not in error.message:
                 raise
-            raise StorageError(f"{error.message}; {_FEWER_STAGES}") from error
+            text = f"{error.message}; {_FEWER_STAGES}"
+            if self._job.is_stream:
+                text = f"{text}; {_STAGES_LEFT}"
+            raise StorageError(text) from error
         except Undelivered as error:
             if not isinstance(error.cause, PayloadTooLarge):
                 raise

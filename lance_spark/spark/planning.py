@@ -21,6 +21,8 @@ from lance_spark.spark.bound import (
     Earliest,
     Latest,
 )
+from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.setting import BY_NAME
 
 # Spark keeps an object per partition on the driver and a task per partition to run.
 SPLITS_MAX = 100_000
@@ -139,6 +141,18 @@ def plan_splits(
         for piece, parts in zip(ranges, counts, strict=True)
         for index in range(parts)
     ]
+
+
+def cut_ranges(ranges: Sequence[TopicRange], options: ReadOptions) -> list[Split]:
+    """Cut ranges into splits as the options of a read say."""
+    if options.splitting == "none":
+        return plan_splits(ranges)
+    size = options.max_partition_bytes
+    if size is None:
+        size = choose_partition_bytes(ranges, BY_NAME["maxPartitionBytes"].default)
+    return plan_splits(
+        ranges, min_partitions=options.min_partitions, max_partition_bytes=size
+    )
 
 
 def choose_partition_bytes(ranges: Sequence[TopicRange], least: int) -> int:

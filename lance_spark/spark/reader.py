@@ -13,16 +13,10 @@ from pyspark.sql.types import StructType
 from lance_spark.spark.catalog import read_topics
 from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.planning import (
-    Split,
-    TopicRange,
-    choose_partition_bytes,
-    plan_splits,
-)
+from lance_spark.spark.planning import Split, TopicRange, cut_ranges
 from lance_spark.spark.pool import lease
 from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project, project_topics
-from lance_spark.spark.setting import BY_NAME
 from lance_spark.spark.topics import choose_topics, resolve_ranges
 
 logger = logging.getLogger(__name__)
@@ -88,7 +82,7 @@ class LanceReader(DataSourceReader):
             topics = choose_topics(self._options, client.topics())
             ranges = resolve_ranges(client, self._options, topics)
         ranges = [narrow_range(whole, self._filters) for whole in ranges]
-        splits = self._cut(ranges)
+        splits = cut_ranges(ranges, self._options)
         logger.info(
             "%d partitions of %d bytes planned, pushed filters: %s",
             len(splits),
@@ -96,18 +90,6 @@ class LanceReader(DataSourceReader):
             push_filters(self._filters, narrow=True)[0],
         )
         return [InputPartition(split) for split in splits]
-
-    def _cut(self, ranges: Sequence[TopicRange]) -> list[Split]:
-        if self._options.splitting == "none":
-            return plan_splits(ranges)
-        size = self._options.max_partition_bytes
-        if size is None:
-            size = choose_partition_bytes(ranges, BY_NAME["maxPartitionBytes"].default)
-        return plan_splits(
-            ranges,
-            min_partitions=self._options.min_partitions,
-            max_partition_bytes=size,
-        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a split; Spark makes a partition up if there is none."""

@@ -1,12 +1,12 @@
 """The one table of options: names, parsers, defaults, who takes them, what they mean.
 
 What is read from a text, what the docs say and what an error says come from here. Which
-options go together is `conflict`.
+options go together is `conflict`. The file is as long as the table, which stays in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any
@@ -57,6 +57,7 @@ class Option:
         scope: what it is for.
         sentence: what it means, in Markdown.
         secret: the value may not be shown; `parse` does not show it either.
+        stream_default_text: the default in streams, if it is another there.
     """
 
     name: str
@@ -65,11 +66,26 @@ class Option:
     scope: Scope
     sentence: str
     secret: bool = False
+    stream_default_text: str | None = None
 
     @property
     def default(self) -> Any:
         """The value if none is given; None for none."""
         return None if self.default_text is None else self.parse(self.default_text)
+
+    @property
+    def stream_default(self) -> Any:
+        """The value if none is given in a stream; None for none."""
+        text = self.stream_default_text
+        return self.default if text is None else self.parse(text)
+
+    def render_default(self) -> str:
+        """Return the default in Markdown; both of them, if streams have their own."""
+        if self.default_text is None:
+            return _NOT_SET
+        if self.stream_default_text is None:
+            return f"`{self.default_text}`"
+        return f"`{self.default_text}` (batch), `{self.stream_default_text}` (stream)"
 
     def read(self, text: object) -> Any:
         """Read a given value.
@@ -199,6 +215,7 @@ _READ = (
         Scope.READ,
         'Where to start: `earliest`, `latest`, or JSON as in `{"events": 4096}`, '
         "where -2 is earliest and -1 is latest.",
+        stream_default_text="latest",
     ),
     Option(
         "endingOffsets",
@@ -280,6 +297,32 @@ _READ = (
     ),
 )
 
+_STREAM_READ = (
+    Option(
+        "maxBytesPerTrigger",
+        within(parse_size, "1", "1024g"),
+        None,
+        Scope.STREAM_READ,
+        "How many bytes a micro-batch reads at most, of all topics together; whole "
+        "records only, but at least one. Plain servers: `64m` if nobody says.",
+    ),
+    Option(
+        "maxRecordsPerTrigger",
+        within(parse_integer, "1", str(2**63 - 1)),
+        None,
+        Scope.STREAM_READ,
+        "How many records a micro-batch reads at most, of all topics together.",
+    ),
+    Option(
+        "consumerGroup",
+        parse_text,
+        None,
+        Scope.STREAM_READ,
+        "Tell the server under this name how far the query has come, so that other "
+        "tools see it. The query itself goes by its checkpoint alone.",
+    ),
+)
+
 _WRITE = (
     Option(
         "createTopic",
@@ -343,33 +386,40 @@ _WRITE = (
     ),
 )
 
-OPTIONS: tuple[Option, ...] = (*_SHARED, *_READ, *_WRITE)
+OPTIONS: tuple[Option, ...] = (*_SHARED, *_READ, *_STREAM_READ, *_WRITE)
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
 class Values(dict[str, Any]):
-    """The values that were given, by name; what is not given reads as its default."""
+    """The values that were given, by name; what is not given reads as its default.
+
+    Args:
+        given: the values.
+        is_stream: take the defaults of streams.
+    """
+
+    def __init__(self, given: Mapping[str, Any], *, is_stream: bool = False) -> None:
+        super().__init__(given)
+        self.is_stream = is_stream
 
     def __missing__(self, name: str) -> Any:
-        return BY_NAME[name].default
+        option = BY_NAME[name]
+        return option.stream_default if self.is_stream else option.default
 
 
 def render_options(scope: Scope) -> str:
     """Write the Markdown table of the options that are for reads, writes, or both.
 
     Args:
-        scope: `Scope.READ` and `Scope.WRITE` list what is for that alone, `Scope.ALL`
-            what both take.
+        scope: `Scope.STREAM_READ`, `Scope.READ` and `Scope.WRITE` list what is for
+            that alone, `Scope.ALL` what both reads and writes take.
     """
     shown = [option for option in OPTIONS if _narrowest(option.scope) == scope]
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for option in shown:
-        text = option.default_text
-        default = _NOT_SET if text is None else f"`{text}`"
-        lines.append(f"| `{option.name}` | {default} | {option.sentence} |")
+    lines += [f"| `{o.name}` | {o.render_default()} | {o.sentence} |" for o in shown]
     return "\n".join(lines)
 
 
 def _narrowest(scope: Scope) -> Scope:
-    kinds = (Scope.READ, Scope.WRITE, Scope.ALL)
+    kinds = (Scope.STREAM_READ, Scope.READ, Scope.WRITE, Scope.ALL)
     return next(kind for kind in kinds if scope & kind == scope)

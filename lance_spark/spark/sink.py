@@ -8,7 +8,7 @@ their task ends, and there is nothing left to commit or abort.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ from lance_spark.errors import (
     StageNotFound,
     StorageError,
     TopicNotFound,
+    Undelivered,
 )
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.outlet import Outlet, TopicStage
@@ -97,7 +98,31 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     except RowError as error:
         where = f"(in partition {partition_id}, whose first row is row 0)"
         raise RowError(f"{error.reason} {where}", error.row) from None
+    except (StorageError, Undelivered) as error:
+        _make_room(job, error)
+        raise
     return TaskResult(partition_id, records, stages)
+
+
+def _make_room(job: WriteJob, error: StorageError | Undelivered) -> None:
+    """Drop all stages of a micro-batch for which the broker has no room.
+
+    Spark tells the driver of no task when a batch fails, so what its attempts leave is
+    there until one of them is committed, and as long as there are new ones it does not
+    expire. A batch that fails for ever would take all stages that a broker may have, or
+    its disk, from everybody, and could not even be run when its cause is mended. Other
+    tasks of this attempt lose theirs too, and it fails as a whole.
+    """
+    cause = error.cause if isinstance(error, Undelivered) else error
+    if not job.is_stream or not isinstance(cause, StorageError):
+        return
+    logger.warning(
+        "%s: the broker has no room; what this and earlier attempts of the micro-batch "
+        "have staged is dropped: %s",
+        _name(job),
+        cause.message,
+    )
+    abort_job(job)
 
 
 def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
@@ -115,9 +140,11 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
         TopicNotFound: a topic that may not be created is gone.
         StageExpiredError, StageNotFound, StageMismatchError: a stage is not what its
             task has written; nothing is visible.
-        CommitConflictError: the writer has committed this sequence with other topics.
+        CommitConflictError: the writer has committed this sequence with other topics,
+            and it is not a micro-batch.
         LanceError: it is not known whether the commit was carried out; the text says
-            so. Or the server is of another kind than the job was made for.
+            so. Or the server is of another kind than the job was made for, or a later
+            micro-batch of the query is committed.
     """
     if not job.is_staged:
         return
@@ -125,9 +152,24 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
     ordered = sorted(results, key=lambda result: result.partition_id)
     stages = [stage for result in ordered for stage in result.stages]
     if not stages and not job.overwrite:
-        # Nobody names the stages of tasks that failed before they were run again.
-        abort_job(job)
+        # Nobody names the stages of tasks that failed before they were run again. A
+        # query has many batches of no rows, where those tasks had no rows either, and
+        # is spared the request: if they had some, their stages expire.
+        if not job.is_stream:
+            abort_job(job)
         return
+    try:
+        committed = _commit(job, stages)
+    except CommitConflictError as error:
+        if not job.is_stream:
+            raise
+        _pass_over(job, error)
+    else:
+        records = sum(result.records for result in ordered)
+        _conclude(job, committed, records, stages)
+
+
+def _commit(job: WriteJob, stages: Sequence[TopicStage]) -> StagesCommitted:
     replaced = [job.options.topic] if job.overwrite and job.options.topic else []
     with lease(job.options.client) as client:
         job.check_server(client.connection())
@@ -135,10 +177,31 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
             check_topics(client, [*replaced, *(stage.topic for stage in stages)])
         contents = [stage.content for stage in stages]
         with _explaining(job):
-            committed = client.commit_stages(
+            return client.commit_stages(
                 job.writer_id, job.sequence, contents, overwrite=replaced
             )
-    _log_commit(job, sum(result.records for result in ordered), committed)
+
+
+def _pass_over(job: WriteJob, conflict: CommitConflictError) -> None:
+    """Go on behind a micro-batch that is committed, though it now looks different.
+
+    The broker says so only of the very sequence that the writer has committed last, so
+    this batch is in its topics, whole and for good. What it compares are the topics
+    of the stages and the topics to be replaced. These differ if the query is not
+    deterministic and routes its rows otherwise this time, or if its output mode was
+    changed before the restart. Of two versions of a batch one may count, and that is
+    the first: readers have seen it. To fail would be to fail at every replay, for ever.
+    After a change to complete mode the next batch replaces the topic as a whole.
+    """
+    logger.warning(
+        "%s: the micro-batch was committed before it was replayed, and is not written "
+        "again, although it would go elsewhere now; a query whose rows find their "
+        "topics by chance, or a changed output mode, does that: %s",
+        _name(job),
+        conflict.message,
+    )
+    # Unlike a commit that is merely repeated, a refused one leaves its stages.
+    abort_job(job)
 
 
 @contextmanager
@@ -153,19 +216,28 @@ def _explaining(job: WriteJob) -> Iterator[None]:
         text = f"{error.message}: {remedy}"
         raise type(error)(text, error.code, error.details) from error
     except LanceError as error:
-        rerun = (
-            "Look at the topic before you run the job again; with txnAppId and "
-            "txnVersion it could be run again without a look"
-        )
-        if job.options.txn_app_id is not None:
-            rerun = "Run it again with the same txnAppId and txnVersion, which is safe"
         raise LanceError(
             f"it is not known whether the commit to {job.target} was carried out: its "
-            f"rows may be visible, now or later. {rerun}. What has failed: {error}"
+            f"rows may be visible, now or later. {_find_rerun(job)}. What has failed: "
+            f"{error}"
         ) from error
 
 
+def _find_rerun(job: WriteJob) -> str:
+    """Say what to do when nobody knows whether rows were written."""
+    if job.is_stream:
+        return "Restart the query: the micro-batch is replayed, and written once"
+    if job.options.txn_app_id is not None:
+        return "Run it again with the same txnAppId and txnVersion, which is safe"
+    return (
+        "Look at the topic before you run the job again; with txnAppId and "
+        "txnVersion it could be run again without a look"
+    )
+
+
 def _find_remedy(job: WriteJob, error: BrokerError) -> str | None:
+    if job.is_stream:
+        return _find_stream_remedy(error)
     if job.options.txn_app_id is None:
         return None
     if isinstance(error, StageNotFound):
@@ -177,6 +249,22 @@ def _find_remedy(job: WriteJob, error: BrokerError) -> str | None:
         return (
             "one txnVersion can't both append and overwrite, nor be of several sets of "
             "topics; give this write a txnVersion or txnAppId of its own"
+        )
+    return None
+
+
+def _find_stream_remedy(error: BrokerError) -> str | None:
+    if isinstance(error, StageNotFound):
+        return (
+            "another run of this query, or of a copy of its checkpoint, has ended this "
+            "micro-batch meanwhile, which drops what it did not write, or a task of it "
+            "had no room on the broker; see that there is one run only, and restart "
+            "the query: the micro-batch is replayed, and written once"
+        )
+    if isinstance(error, (StageExpiredError, StageMismatchError)):
+        return (
+            "nothing of the micro-batch is visible; restart the query: it is replayed, "
+            "and written once"
         )
     return None
 
@@ -204,20 +292,64 @@ def abort_job(job: WriteJob) -> None:
         logger.info("%d stages of %s dropped", dropped, job.writer_id)
 
 
-def _log_commit(job: WriteJob, records: int, committed: StagesCommitted) -> None:
-    who = f"{job.writer_id}, {job.sequence}"
+def _conclude(
+    job: WriteJob,
+    committed: StagesCommitted,
+    records: int,
+    stages: Sequence[TopicStage],
+) -> None:
+    """Say what became of a commit.
+
+    Raises:
+        LanceError: it was a micro-batch before the last one that was committed.
+    """
+    spans = ", ".join(f"{t.name!r} [{t.start}, {t.end})" for t in committed.topics)
     if committed.status is CommitStatus.STALE:
+        if job.is_stream:
+            raise _make_stale(job)
         logger.warning(
             "%s: nothing was written to %s: the writer has committed a higher version",
-            who,
+            _name(job),
             job.target,
         )
-        return
-    spans = ", ".join(f"{t.name!r} [{t.start}, {t.end})" for t in committed.topics)
-    if committed.status is CommitStatus.REPEATED:
-        logger.info("%s: was committed before, to %s; nothing changed", who, spans)
+    elif committed.status is CommitStatus.REPEATED:
+        logger.info(
+            "%s: was committed before, to %s; nothing changed", _name(job), spans
+        )
+        size = sum(stage.content.byte_count for stage in stages)
+        written = sum(topic.end - topic.start for topic in committed.topics)
+        if job.is_stream and size != written:
+            logger.warning(
+                "%s: the micro-batch has %d bytes now and had %d when it was committed "
+                "to %s, which counts: the query is not deterministic, or runs from a "
+                "copy of its checkpoint that is older than its output",
+                _name(job),
+                size,
+                written,
+                spans,
+            )
     else:
-        logger.info("%s: %d records committed to %s", who, records, spans)
+        logger.info("%s: %d records committed to %s", _name(job), records, spans)
+
+
+def _make_stale(job: WriteJob) -> LanceError:
+    """Make the error for a checkpoint that does not know all that was written.
+
+    Spark replays the last micro-batch at most. One before it is not a replay: with an
+    older checkpoint the batches of the same numbers have other rows, and to take them
+    for written would lose those.
+    """
+    return LanceError(
+        f"micro-batch {job.sequence} is not written to {job.target}: this query has "
+        "committed a later one already, so that its checkpoint is older than its "
+        "output, or another run of the query is further. End the other run, or put "
+        "the newest checkpoint back; with a new checkpoint location the query starts "
+        "anew, and writes again what its startingOffsets say"
+    )
+
+
+def _name(job: WriteJob) -> str:
+    return f"{job.writer_id}, {job.sequence}"
 
 
 def _find_partition() -> int:

@@ -13,12 +13,17 @@ from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 
 class LanceDataSource(DataSource):
-    """LANCE log topics: `spark.read.format("lance")`, `df.write.format("lance")`."""
+    """LANCE log topics in batches and streams: `format("lance")`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -33,11 +38,10 @@ class LanceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read for which the user names none."""
-        from lance_spark.spark.options import parse_read_options
+        from lance_spark.spark.options import lists_topics
         from lance_spark.spark.schema import ROW_SCHEMA, TOPICS_SCHEMA
 
-        options = parse_read_options(self.options)
-        return TOPICS_SCHEMA if options.metadata else ROW_SCHEMA
+        return TOPICS_SCHEMA if lists_topics(self.options) else ROW_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader of a batch query."""
@@ -49,12 +53,29 @@ class LanceDataSource(DataSource):
             return TopicsReader(options, schema)
         return LanceReader(options, schema)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Make the reader of a stream."""
+        from lance_spark.spark.options import parse_stream_options
+        from lance_spark.spark.stream_reader import LanceStreamReader
+
+        return LanceStreamReader(parse_stream_options(self.options), schema)
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the writer of a batch query."""
         from lance_spark.spark.options import parse_write_options
         from lance_spark.spark.writer import LanceWriter
 
         return LanceWriter(parse_write_options(self.options), schema, overwrite)
+
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Make the writer of a micro-batch."""
+        from lance_spark.spark.options import parse_stream_write_options
+        from lance_spark.spark.stream_writer import LanceStreamWriter
+
+        options = parse_stream_write_options(self.options)
+        return LanceStreamWriter(options, schema, overwrite)
 
 
 def register(spark: SparkSession) -> None:

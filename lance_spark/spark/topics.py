@@ -126,7 +126,7 @@ def _resolve_range(
         if offset is None:
             assert isinstance(bound, AtTime)
             # A record that came since may be the first one of that time.
-            offset = min(_locate_time(client, info.id, bound, option), log.end)
+            offset = min(locate_time(client, info.id, bound, option), log.end)
         return offset
 
     start = resolve(options.start, "startingTimestamp", log.start)
@@ -143,11 +143,16 @@ def _resolve_range(
         ends_log=planned.end == log.end,
     )
     if bounds.start is None:
-        whole = replace(whole, mark=_take_mark(client, whole))
+        whole = replace(whole, mark=take_mark(client, whole))
     return whole
 
 
-def _locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str) -> int:
+def locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str) -> int:
+    """Ask for the first record of a time.
+
+    Raises:
+        Unsupported: the server has no index of times.
+    """
     if not client.supports(Capability.LOCATE):
         raise Unsupported(
             f"{option} (a plain server has no index of times; use offsets)",
@@ -157,8 +162,12 @@ def _locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str)
     return client.locate_time(topic_id, bound.time_ns).offset
 
 
-def _take_mark(client: LanceClient, whole: TopicRange) -> Mark:
-    """Look at both ends: what a server deletes, it deletes at the start."""
+def take_mark(client: LanceClient, whole: TopicRange) -> Mark:
+    """Look at both ends: what a server deletes, it deletes at the start.
+
+    Raises:
+        DataLoss: they are not there.
+    """
     size = min(_MARK_BYTES, whole.size)
     head = fetch_exactly(client, whole, whole.start, size)
     tail = fetch_exactly(client, whole, whole.end - size, size)
@@ -174,7 +183,7 @@ def check_mark(client: LanceClient, whole: TopicRange) -> None:
     if whole.mark is None:
         return
     try:
-        is_same = _take_mark(client, whole) == whole.mark
+        is_same = take_mark(client, whole) == whole.mark
     except DataLoss:
         is_same = False
     if not is_same:

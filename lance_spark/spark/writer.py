@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -25,6 +26,31 @@ class LanceCommit(WriterCommitMessage):
     """What a task tells the driver."""
 
     result: TaskResult
+
+
+C = TypeVar("C", bound=LanceCommit)
+
+
+def check_messages(
+    messages: list[WriterCommitMessage | None], kind: type[C], *, again: str
+) -> list[C]:
+    """Check that every task has told what it has written; Spark gives None if not.
+
+    Args:
+        messages: of the tasks.
+        kind: what the messages are.
+        again: what the user can do to have it tried once more.
+
+    Raises:
+        LanceError: a task has said nothing.
+    """
+    commits = [each for each in messages if isinstance(each, kind)]
+    if len(commits) < len(messages):
+        raise LanceError(
+            f"{len(messages) - len(commits)} of {len(messages)} tasks have not said "
+            f"what they have written: nothing is committed; {again}"
+        )
+    return commits
 
 
 class LanceWriter(DataSourceArrowWriter):
@@ -56,12 +82,7 @@ class LanceWriter(DataSourceArrowWriter):
         Raises:
             LanceError: a task has said nothing; nothing is committed then.
         """
-        commits = [each for each in messages if isinstance(each, LanceCommit)]
-        if len(commits) < len(messages):
-            raise LanceError(
-                f"{len(messages) - len(commits)} of {len(messages)} tasks have not "
-                "said what they have written: nothing is committed; run the job again"
-            )
+        commits = check_messages(messages, LanceCommit, again=self.job.again)
         commit_job(self.job, [each.result for each in commits])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

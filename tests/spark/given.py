@@ -10,16 +10,26 @@ import pytest
 from lance_spark.errors import OptionError
 from lance_spark.spark.options import (
     check_options,
+    lists_topics,
     parse_read_options,
+    parse_stream_options,
+    parse_stream_write_options,
     parse_write_options,
 )
 
 Parse = Callable[[dict[str, str]], Any]
 
 # What options of a read go through, and those of a write.
-READ_PARSERS: list[Parse] = [check_options, parse_read_options]
+READ_PARSERS: list[Parse] = [check_options, lists_topics, parse_read_options]
 WRITE_PARSERS: list[Parse] = [check_options, parse_write_options]
-PARSERS: list[Parse] = [check_options, parse_read_options, parse_write_options]
+STREAM_PARSERS: list[Parse] = [parse_stream_options, parse_stream_write_options]
+PARSERS: list[Parse] = [
+    check_options,
+    lists_topics,
+    parse_read_options,
+    parse_write_options,
+    *STREAM_PARSERS,
+]
 
 # Of each option a value that can be used.
 GOOD = {
@@ -37,6 +47,9 @@ GOOD = {
     "fetchBytes": "64k",
     "onBadRecord": "skip",
     "metadata": "topics",
+    "maxBytesPerTrigger": "1m",
+    "maxRecordsPerTrigger": "1000",
+    "consumerGroup": "readers",
     "createTopic": "false",
     "recordType": "json",
     "compression": "lz4",

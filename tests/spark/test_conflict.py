@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lance_spark.spark.bound import AtOffsets, AtTime
-from lance_spark.spark.options import parse_read_options
+from lance_spark.spark.options import (
+    check_options,
+    parse_read_options,
+    parse_stream_options,
+)
 from tests.spark.given import (
     GOOD,
     PARSERS,
@@ -16,10 +20,49 @@ from tests.spark.given import (
 )
 
 
-@pytest.mark.parametrize("parse", READ_PARSERS)
+@pytest.mark.parametrize("parse", [*READ_PARSERS, parse_stream_options])
 def test_topic_and_pattern(parse: Parse) -> None:
     said = refused(parse, {"topic": "a", "topicPattern": "a"})
     assert said.startswith("options topic and topicPattern are both given: leave out")
+
+
+def test_start_of_a_stream_and_time() -> None:
+    given = {"topic": "a", "startingOffsets": "earliest", "startingTimestamp": "0"}
+    said = refused(parse_stream_options, given)
+    assert said.startswith("options startingOffsets and startingTimestamp are both")
+
+
+def test_offsets_of_a_stream() -> None:
+    given = {"topic": "a,b", "startingOffsets": '{"a": 1}'}
+    said = refused(parse_stream_options, given)
+    assert said.startswith("option startingOffsets has no offset for topic 'b'")
+    given["startingOffsets"] = '{"a": 1, "b": -1, "c": 1}'
+    said = refused(parse_stream_options, given)
+    assert said.startswith("option startingOffsets names topic 'c', which option")
+
+
+@pytest.mark.parametrize(
+    ("batch", "stream"),
+    [
+        ("endingOffsets", "maxBytesPerTrigger"),
+        ("endingTimestamp", "maxRecordsPerTrigger"),
+        ("metadata", "consumerGroup"),
+    ],
+)
+@pytest.mark.parametrize("parse", READ_PARSERS[:2])
+def test_options_of_batches_and_streams(parse: Parse, batch: str, stream: str) -> None:
+    said = refused(parse, {stream: GOOD[stream], batch: GOOD[batch]})
+    assert said == (
+        f"option {batch} is for batches and {stream} for streams: leave out the one "
+        "or the other"
+    )
+
+
+def test_options_of_three_kinds() -> None:
+    # What reads and what writes is said first: it is the larger mistake.
+    names = ("maxBytesPerTrigger", "endingOffsets", "txnAppId")
+    said = refused(check_options, {name: GOOD[name] for name in names})
+    assert said.startswith("option maxBytesPerTrigger is for reads and txnAppId for wr")
 
 
 @pytest.mark.parametrize("parse", READ_PARSERS)

@@ -65,7 +65,9 @@ def tidied(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tidied")
-@pytest.mark.parametrize("page", ["README.md", "docs/reading.md", "docs/writing.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/reading.md", "docs/writing.md", "docs/streaming.md"]
+)
 def test_spark_snippets_run_and_print_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +158,11 @@ def find_texts() -> frozenset[str]:
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("docs/reading.md", "Troubleshooting"), ("docs/writing.md", "Errors")],
+    [
+        ("docs/reading.md", "Troubleshooting"),
+        ("docs/writing.md", "Errors"),
+        ("docs/streaming.md", "Errors"),
+    ],
 )
 def test_error_texts_are_those_of_the_code(page: str, heading: str) -> None:
     table = section_of(page, heading).partition("| text |")[2].partition("\n\n")[0]
@@ -166,3 +172,29 @@ def test_error_texts_are_those_of_the_code(page: str, heading: str) -> None:
     for text in shown:
         pattern = re.escape(text).replace("…", "(?:.|\n)*")
         assert any(re.search(pattern, one) for one in known), text
+
+
+def test_failures_of_streams_have_texts_of_the_code() -> None:
+    """What is seen is in the second column; Spark says the rest itself."""
+    rows = section_of("docs/streaming.md", "What happens when").splitlines()[4:]
+    seen = [row.split(" | ")[1] for row in rows if row.count(" | ") == 2]
+    assert len(seen) >= 15
+    texts = [text for cell in seen for text in re.findall(r"`([^`]+)`", cell)]
+    shown = [text for text in texts if " " in text]
+    assert len(shown) >= 10
+    known = find_texts()
+    for text in shown:
+        # A reason is put into the text of a loss: its parts are texts of their own.
+        for part in filter(None, map(str.strip, text.split("…"))):
+            assert any(part in one for one in known), text
+
+
+def test_progress_fields_are_those_of_the_code() -> None:
+    from lance_spark.spark.lag import Lag
+    from lance_spark.spark.watch import Head
+
+    section = section_of("docs/streaming.md", "Progress")
+    names = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    listed = re.findall(r"`(\w+)`", " ".join(names))
+    given = Lag(1).to_document(Head(1, 2, 3), lost_bytes=0)
+    assert listed == ["partitions", *given]

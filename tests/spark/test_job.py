@@ -19,7 +19,12 @@ from lance_spark.errors import (
     TopicNotFound,
     Unsupported,
 )
-from lance_spark.spark.job import WRITER_ID_BYTES_MAX, check_topics, make_batch_job
+from lance_spark.spark.job import (
+    WRITER_ID_BYTES_MAX,
+    check_topics,
+    make_batch_job,
+    plan_stream_batch,
+)
 from tests.spark.writing import (
     create_topics,
     leaving_nothing,
@@ -224,6 +229,45 @@ def test_a_name_as_long_as_can_be(broker: EmbeddedBroker) -> None:
     longer = replace(options, txn_app_id="ä" * (spare // 2 + 1))
     with pytest.raises(OptionError, match="txnAppId is too long"):
         make_batch_job(longer, overwrite=False)
+
+
+# Micro-batches.
+
+
+def test_a_plan_makes_the_same_job_in_every_task(broker: EmbeddedBroker) -> None:
+    options = make_options(broker, topic="a")
+    plan = plan_stream_batch(options, overwrite=True)
+    job = travel(plan).make_job("query", 7)
+    assert job == plan_stream_batch(options, overwrite=True).make_job("query", 7)
+    assert (job.writer_id, job.sequence) == ('spark-stream:["query", "a"]', 7)
+    assert (job.delivery, job.overwrite, job.is_stream) == ("exactly-once", True, True)
+    assert job.options == options
+
+
+def test_jobs_of_streams_and_batches_do_not_mix(broker: EmbeddedBroker) -> None:
+    plans = [
+        plan_stream_batch(make_options(broker, topic=topic), overwrite=False)
+        for topic in ("a", "b", None)
+    ]
+    jobs = [plan.make_job(query, 1) for plan in plans for query in ("app", "other")]
+    jobs.append(make_job(broker, topic="a", txn_app_id="app", txn_version=1))
+    assert len({job.writer_id for job in jobs}) == len(jobs)
+
+
+def test_the_longest_topic_fits_the_name_of_a_writer(broker: EmbeddedBroker) -> None:
+    options = make_options(broker, topic='"' * 255)
+    job = plan_stream_batch(options, overwrite=False).make_job("q" * 36, 2**63 - 1)
+    assert len(job.writer_id.encode()) <= WRITER_ID_BYTES_MAX
+
+
+def test_what_to_do_when_servers_differ(
+    broker: EmbeddedBroker, plain_broker: EmbeddedBroker
+) -> None:
+    plan = plan_stream_batch(make_options(broker, topic="a"), overwrite=False)
+    with LanceClient(config=make_config(plain_broker)) as client:
+        job = plan.make_job("query", 1)
+        with pytest.raises(LanceError, match=r"being replaced, restart the query$"):
+            job.check_server(client.connection())
 
 
 # On its way.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,16 @@ from lance_spark.errors import OptionError
 from lance_spark.spark.bound import AtOffsets, AtTime, Earliest, Latest
 from lance_spark.spark.options import (
     OPTIONS,
+    Option,
     ReadOptions,
     Scope,
+    StreamOptions,
     WriteOptions,
     check_options,
+    lists_topics,
     parse_read_options,
+    parse_stream_options,
+    parse_stream_write_options,
     parse_write_options,
 )
 from tests.spark.given import GOOD, PARSERS, Parse, refused
@@ -39,6 +45,9 @@ BAD = {
     "topic": "a,,b",
     "topicPattern": "(",
     "minPartitions": "0",
+    "maxBytesPerTrigger": "0",
+    "maxRecordsPerTrigger": "1k",
+    "consumerGroup": " ",
     "maxInFlight": "1025",
     "txnAppId": " ",
     "txnVersion": "9223372036854775808",
@@ -124,6 +133,53 @@ def test_write_value(name: str, field: str, value: Any) -> None:
     assert getattr(parse_write_options({name: GOOD[name]}), field) == value
 
 
+def test_stream_defaults() -> None:
+    assert parse_stream_options({"topic": "a"}) == StreamOptions(
+        read=replace(parse_read_options({"topic": "a"}), start=Latest()),
+        max_bytes=None,
+        max_records=None,
+        consumer_group=None,
+    )
+
+
+def test_stream_values() -> None:
+    names = ("maxBytesPerTrigger", "maxRecordsPerTrigger", "consumerGroup")
+    given = {"topic": "a", **{name: GOOD[name] for name in names}}
+    made = parse_stream_options(given)
+    assert (made.max_bytes, made.max_records) == (1024**2, 1000)
+    assert made.consumer_group == "readers"
+
+
+def test_stream_reads_as_a_batch_does() -> None:
+    names = [o.name for o in OPTIONS if o.scope in (Scope.READ, Scope.ALL)]
+    given = {name: GOOD[name] for name in names}
+    # Each of them leaves out another that is given.
+    del given["topicPattern"], given["startingTimestamp"]
+    assert parse_stream_options(given).read == parse_read_options(given)
+    by_time = {"topicPattern": "a.*", "startingTimestamp": "2024-05-01"}
+    assert parse_stream_options(by_time).read == parse_read_options(by_time)
+    first = {"topic": "a", "startingOffsets": "earliest"}
+    assert parse_stream_options(first).read == parse_read_options(first)
+
+
+def test_stream_writes_as_a_batch_does() -> None:
+    names = [o.name for o in OPTIONS if o.scope in (Scope.WRITE, Scope.ALL)]
+    given = {name: GOOD[name] for name in names}
+    assert parse_stream_write_options(given) == parse_write_options(given)
+    assert parse_stream_write_options({}) == parse_write_options({})
+
+
+@pytest.mark.parametrize("name", ["checkpointLocation", "queryname", "QUERYNAME"])
+def test_what_spark_adds_to_a_streaming_write(name: str) -> None:
+    given = {"topic": "a", name: "x"}
+    check_options(given)
+    assert parse_stream_write_options(given) == parse_write_options({"topic": "a"})
+    shown = {"checkpointlocation": "checkpointLocation", "queryname": "queryName"}
+    said = f"option {shown[name.lower()]} is for writeStream: leave it out here"
+    for parse in (parse_write_options, parse_read_options, parse_stream_options):
+        assert refused(parse, given) == said
+
+
 @pytest.mark.parametrize("parse", [parse_read_options, parse_write_options])
 def test_client_values(parse: Parse) -> None:
     names = [option.name for option in OPTIONS if option.scope == Scope.ALL]
@@ -179,7 +235,9 @@ def test_names_are_taken_in_any_case(name: str) -> None:
 
 
 def test_options_travel() -> None:
-    for made in (parse_read_options({"topic": "a"}), parse_write_options({})):
+    named = {"topic": "a"}
+    for parse in (parse_read_options, parse_stream_options, parse_write_options):
+        made: Any = parse(named)
         assert pickle.loads(pickle.dumps(made)) == made
         assert len({made, made}) == 1
 
@@ -187,10 +245,17 @@ def test_options_travel() -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize("name", [option.name for option in OPTIONS])
-def test_bad_value(name: str) -> None:
-    own = parse_write_options if name in WRITE_ONLY else parse_read_options
-    for parse in (check_options, own):
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_bad_value(option: Option) -> None:
+    scopes: list[tuple[Scope, Parse]] = [
+        (Scope.BATCH_READ, parse_read_options),
+        (Scope.STREAM_READ, parse_stream_options),
+        (Scope.BATCH_WRITE, parse_write_options),
+        (Scope.STREAM_WRITE, parse_stream_write_options),
+    ]
+    own = [parse for scope, parse in scopes if option.scope & scope]
+    name = option.name
+    for parse in (check_options, *own):
         assert refused(parse, {name: BAD[name]}).startswith(f"option {name}: ")
 
 
@@ -205,6 +270,10 @@ def test_bad_value(name: str) -> None:
         ("subscribe", "what Kafka's source calls so is topic here"),
         ("subscribePattern", "what Kafka's source calls so is topicPattern here"),
         ("kafka.bootstrap.servers", "what Kafka's source calls so is servers here"),
+        ("maxOffsetsPerTrigger", "what Kafka's source calls so is maxRecordsPerTrigg"),
+        ("groupIdPrefix", "what Kafka's source calls so is consumerGroup here"),
+        ("kafka.group.id", "what Kafka's source calls so is consumerGroup here"),
+        ("maxBytesPerTriger", "did you mean maxBytesPerTrigger?"),
         ("zzz", "there are authToken, batchBytes, checksum, "),
     ],
 )
@@ -230,15 +299,49 @@ def test_table_of_the_catalog(parse: Parse, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITE_ONLY)
-def test_option_of_writes_in_a_read(name: str) -> None:
-    said = refused(parse_read_options, {"topic": "a", name: GOOD[name]})
+@pytest.mark.parametrize(
+    "parse", [lists_topics, parse_read_options, parse_stream_options]
+)
+def test_option_of_writes_in_a_read(parse: Parse, name: str) -> None:
+    said = refused(parse, {"topic": "a", name: GOOD[name]})
     assert said == f"option {name} is for writes: leave it out of this read"
 
 
 @pytest.mark.parametrize("name", READ_ONLY)
-def test_option_of_reads_in_a_write(name: str) -> None:
-    said = refused(parse_write_options, {"topic": "a", name: GOOD[name]})
+@pytest.mark.parametrize("parse", [parse_write_options, parse_stream_write_options])
+def test_option_of_reads_in_a_write(parse: Parse, name: str) -> None:
+    said = refused(parse, {"topic": "a", name: GOOD[name]})
     assert said == f"option {name} is for reads: leave it out of this write"
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "metadata"])
+def test_option_of_batches_in_a_stream(name: str) -> None:
+    said = refused(parse_stream_options, {"topic": "a", name: GOOD[name]})
+    assert said == f"option {name} is for batch reads: leave it out of this stream"
+
+
+@pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
+def test_transaction_in_a_stream(name: str) -> None:
+    said = refused(parse_stream_write_options, {"topic": "a", name: GOOD[name]})
+    assert said == (
+        f"option {name} is for batch writes: leave it out of this stream, whose query "
+        "id and batch id are used instead"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["maxBytesPerTrigger", "maxRecordsPerTrigger", "consumerGroup"]
+)
+def test_option_of_streams_in_a_batch(name: str) -> None:
+    said = refused(parse_read_options, {"topic": "a", name: GOOD[name]})
+    assert said == f"option {name} is for streams: leave it out of this read"
+
+
+def test_columns_are_known_before_the_kind_of_read() -> None:
+    assert lists_topics({"metadata": "topics"})
+    assert not lists_topics({"topic": "a", "maxBytesPerTrigger": "1m"})
+    assert not lists_topics({"topic": "a", "endingOffsets": "latest"})
+    assert refused(lists_topics, {}).startswith("no topic to read: name one with")
 
 
 def test_options_of_both() -> None:
@@ -257,14 +360,16 @@ def test_check_takes_options_of_either(name: str) -> None:
 
 def test_read_without_a_topic() -> None:
     check_options({})
-    said = refused(parse_read_options, {"servers": "a:1"})
-    assert said.startswith("no topic to read: name one with option topic, several")
+    for parse in (parse_read_options, parse_stream_options):
+        said = refused(parse, {"servers": "a:1"})
+        assert said.startswith("no topic to read: name one with option topic, several")
 
 
 def test_write_to_several_topics() -> None:
     check_options({"topic": "a,b"})
-    said = refused(parse_write_options, {"topic": "a,b"})
-    assert said.startswith("option topic names 2 topics, a write takes one: name one")
+    for parse in (parse_write_options, parse_stream_write_options):
+        said = refused(parse, {"topic": "a,b"})
+        assert said.startswith("option topic names 2 topics, a write takes one: name")
 
 
 # Secrets.

@@ -12,7 +12,13 @@ from lance_spark.client.reader import FETCH_BYTES_DEFAULT
 from lance_spark.client.writer import WriterOptions
 from lance_spark.errors import OptionError
 from lance_spark.spark.bound import Earliest, Latest
-from lance_spark.spark.setting import OPTIONS, Option, Scope, render_options
+from lance_spark.spark.setting import (
+    OPTIONS,
+    Option,
+    Scope,
+    Values,
+    render_options,
+)
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -32,6 +38,9 @@ DEFAULTS: dict[str, Any] = {
     "fetchBytes": 4 * 1024**2,
     "onBadRecord": "fail",
     "metadata": None,
+    "maxBytesPerTrigger": None,
+    "maxRecordsPerTrigger": None,
+    "consumerGroup": None,
     "createTopic": True,
     "recordType": 1,
     "compression": "none",
@@ -55,6 +64,15 @@ DEFAULTS: dict[str, Any] = {
 
 def test_defaults() -> None:
     assert {option.name: option.default for option in OPTIONS} == DEFAULTS
+
+
+def test_defaults_of_streams() -> None:
+    made = {option.name: option.stream_default for option in OPTIONS}
+    assert made == {**DEFAULTS, "startingOffsets": Latest()}
+    assert Values({})["startingOffsets"] == Earliest()
+    values = Values({"topic": ("a",)}, is_stream=True)
+    assert values["startingOffsets"] == Latest() and "startingOffsets" not in values
+    assert (values["topic"], values["fetchBytes"]) == (("a",), DEFAULTS["fetchBytes"])
 
 
 def test_defaults_are_those_of_the_client() -> None:
@@ -106,6 +124,26 @@ def test_a_version_out_of_range(version: str) -> None:
         BY_NAME["txnVersion"].read(version)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("maxBytesPerTrigger", "0"),
+        ("maxBytesPerTrigger", "1025g"),
+        ("maxRecordsPerTrigger", "0"),
+        ("maxRecordsPerTrigger", str(2**63)),
+    ],
+)
+def test_a_limit_out_of_range(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match=f"^option {name}: .* is out of range: g"):
+        BY_NAME[name].read(text)
+
+
+def test_limits_at_their_ends() -> None:
+    bytes_, records = BY_NAME["maxBytesPerTrigger"], BY_NAME["maxRecordsPerTrigger"]
+    assert (bytes_.read("1"), bytes_.read("1024g")) == (1, 2**40)
+    assert (records.read("1"), records.read(str(2**63 - 1))) == (1, 2**63 - 1)
+
+
 def test_scopes() -> None:
     assert Scope.ALL == Scope.READ | Scope.WRITE
     assert not Scope.READ & Scope.WRITE
@@ -117,10 +155,19 @@ def test_scopes() -> None:
     assert batch_only == {
         *("endingOffsets", "endingTimestamp", "metadata", "txnAppId", "txnVersion")
     }
+    stream_only = {
+        option.name
+        for option in OPTIONS
+        if not option.scope & (Scope.BATCH_READ | Scope.BATCH_WRITE)
+    }
+    assert stream_only == {
+        *("maxBytesPerTrigger", "maxRecordsPerTrigger", "consumerGroup")
+    }
 
 
 def test_tables_hold_each_option_once() -> None:
-    tables = [render_options(scope) for scope in (Scope.ALL, Scope.READ, Scope.WRITE)]
+    scopes = (Scope.ALL, Scope.READ, Scope.STREAM_READ, Scope.WRITE)
+    tables = [render_options(scope) for scope in scopes]
     names = [name for t in tables for name in re.findall(r"^\| `(\w+)` ", t, re.M)]
     assert names == [option.name for option in OPTIONS]
     assert {"servers", "topic"} <= set(re.findall(r"^\| `(\w+)` ", tables[0], re.M))
@@ -135,4 +182,11 @@ def test_table_is_markdown() -> None:
     )
     assert next(row for row in rows if "txnAppId" in row).startswith(
         "| `txnAppId` | \N{EN DASH} | "
+    )
+
+
+def test_table_shows_both_defaults() -> None:
+    row = next(r for r in render_options(Scope.READ).splitlines() if "startingOf" in r)
+    assert row.startswith(
+        "| `startingOffsets` | `earliest` (batch), `latest` (stream) | "
     )

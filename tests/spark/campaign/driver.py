@@ -1,0 +1,179 @@
+"""The process of the query and all that belongs to it: JVM, daemons, workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.integration.kit import wait_for
+from tests.spark.campaign.family import (
+    Role,
+    find_jvm,
+    is_alive,
+    kill_session,
+    list_session,
+    list_workers,
+)
+from tests.spark.engine.session import make_warm_environment
+
+# There is one always, and a busy one in each batch.
+WORKER_S = 120.0
+
+_SCRIPT = Path(__file__).with_name("query.py")
+
+
+class Driver:
+    """Runs `query.py`, over and over; the checkpoint stays.
+
+    Args:
+        servers: where the topics are.
+        directory: of the checkpoint, and of what the query says.
+        delivery: of the sink.
+    """
+
+    def __init__(self, servers: str, directory: Path, delivery: str) -> None:
+        self._arguments = [servers, str(directory), delivery]
+        self._directory = directory
+        self._said = directory / "said"
+        self._errors = directory / "stderr"
+        self._child: subprocess.Popen[str] | None = None
+        # Those whose JVM alone was killed: others of their session may be alive.
+        self._orphaned: list[subprocess.Popen[str]] = []
+
+    @property
+    def session(self) -> int:
+        """The session of its processes."""
+        assert self._child is not None, "the query is not running"
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        assert self._child is None, "the query is running already"
+        with self._said.open("ab") as said, self._errors.open("ab") as errors:
+            self._child = subprocess.Popen(
+                [sys.executable, str(_SCRIPT), *self._arguments],
+                cwd=self._directory,
+                env={**os.environ, **make_warm_environment()},
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Check that it has not ended by itself."""
+        assert self._child is not None
+        assert self._child.poll() is None, f"the query has ended: {self.errors}"
+
+    def kill(self) -> int:
+        """Kill all its processes at once; say how many."""
+        self.check()
+        killed = kill_session(self.session)
+        self._forget().wait()
+        return killed
+
+    def kill_jvm(self, wait: Callable[[], None]) -> None:
+        """Kill its JVM alone, so that Python goes on with what it has begun.
+
+        Args:
+            wait: returns at the moment when it is to be killed.
+        """
+        self.check()
+        jvm = find_jvm(self.session)
+        wait()
+        assert jvm.kill()
+        self._orphaned.append(self._forget())
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether Spark has planned a batch that it does not know to be committed."""
+        checkpoint = self._directory / "checkpoint"
+        planned, done = (
+            max((int(p.name) for p in (checkpoint / name).glob("[0-9]*")), default=-1)
+            for name in ("offsets", "commits")
+        )
+        return planned > done
+
+    def kill_worker(self, role: Role, rng: random.Random, *, busy: bool) -> None:
+        """Kill a Python worker of it, on request one that computes right now."""
+        deadline_s = time.monotonic() + WORKER_S
+        while True:
+            self.check()
+            workers = list_workers(self.session, role)
+            if busy:
+                workers = [worker for worker in workers if worker.is_busy]
+            if workers and rng.choice(workers).kill():
+                return
+            in_time = time.monotonic() < deadline_s
+            assert in_time, f"not in {WORKER_S} s: a worker that is a {role.name}"
+            # Whoever is looked for may be busy for some milliseconds in a batch.
+            time.sleep(0.002)
+
+    def drain(self, timeout_s: float) -> None:
+        """Let it read what is left, and wait for its end."""
+        self.check()
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        child.stdin.write("drain\n")
+        child.stdin.flush()
+        wait_for(lambda: not is_alive(child.pid), "the query drains", timeout_s)
+        # Its number is not given away before it was waited for.
+        kill_session(child.pid)
+        code = self._forget().wait()
+        assert code == 0, f"exit code {code}: {self.errors}"
+        assert self.events("drained")
+
+    def _forget(self) -> subprocess.Popen[str]:
+        child, self._child = self._child, None
+        assert child is not None
+        assert child.stdin is not None
+        child.stdin.close()
+        return child
+
+    def bury(self) -> int:
+        """End what a JVM has left behind when it was killed; say how many."""
+        left = 0
+        while self._orphaned:
+            child = self._orphaned.pop()
+            left += len(list_session(child.pid))
+            kill_session(child.pid)
+            child.wait()
+        return left
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Give what the query has said of one thing."""
+        lines = self._said.read_text(encoding="utf-8").splitlines()
+        events = []
+        for line in lines:
+            # A line may be cut where its writer was killed.
+            if line.endswith("}"):
+                event = json.loads(line)
+                if event["event"] == name:
+                    events.append(event)
+        return events
+
+    @property
+    def failures(self) -> list[str]:
+        """What the query has failed for."""
+        return [event["text"] for event in self.events("failed")]
+
+    @property
+    def errors(self) -> str:
+        """The end of what it has written to standard error."""
+        return self._errors.read_text(encoding="utf-8", errors="replace")[-8000:]
+
+    def close(self) -> None:
+        """End all that is left, whatever has happened."""
+        if self._child is not None:
+            kill_session(self.session)
+            self._forget().wait()
+        self.bury()

@@ -1,0 +1,269 @@
+"""Marks: what stands before an offset, where servers let their offsets shift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.errors import DataLoss
+from lance_spark.offset import OffsetMark, TopicPlace
+from lance_spark.spark import batch_end
+from lance_spark.spark.batch_end import BatchEnd
+from lance_spark.spark.marking import is_marked_right, make_shifted, take_offset_mark
+from lance_spark.spark.planning import Limits
+from lance_spark.spark.pool import clear_pool
+from tests.spark.reading import (
+    DIALECTS,
+    connect,
+    drop_old,
+    fill,
+    log_of,
+    make_payload,
+    make_records,
+    run_broker,
+)
+from tests.spark.streaming import Engine, Requests, expect, values
+
+SIZE = 25
+REMEDY = "set failOnDataLoss=false to go on with what is left"
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    yield
+    clear_pool()
+
+
+@pytest.fixture
+def plain() -> Iterator[EmbeddedBroker]:
+    with run_broker("plain", segment_bytes=1000) as broker:
+        yield broker
+
+
+# Marks.
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("offset", [0, 1, 25, 63, 64, 65, 100])
+def test_a_mark_covers_the_bytes_before_an_offset(dialect: str, offset: int) -> None:
+    records = make_records(4)
+    data = make_payload(records)
+    with run_broker(dialect) as broker, connect(broker) as client:
+        fill(broker, "a", records)
+        place = TopicPlace.at(client.topic("a").id, 0, offset)
+        before = data[max(0, offset - 64) : offset]
+        mark = take_offset_mark(client, "a", place)
+        assert mark == OffsetMark(len(before), crc32c(before))
+        marked = TopicPlace.at(place.topic_id, 0, offset, mark)
+        assert is_marked_right(client, "a", marked)
+        wrong = TopicPlace.at(place.topic_id, 0, offset, OffsetMark(mark.size, 77))
+        assert not is_marked_right(client, "a", wrong)
+
+
+def test_a_mark_behind_the_log(plain: EmbeddedBroker) -> None:
+    fill(plain, "a", make_records(4))
+    with connect(plain) as client:
+        place = TopicPlace.at(client.topic("a").id, 0, 101, OffsetMark(64, 5))
+        with pytest.raises(DataLoss):
+            take_offset_mark(client, "a", place)
+        assert not is_marked_right(client, "a", place)
+
+
+def test_an_offset_without_a_mark_is_believed(
+    plain: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = Requests(monkeypatch)
+    with connect(plain) as client:
+        assert is_marked_right(client, "a", TopicPlace.at(1, 0, 100))
+    assert requests.count == 0
+
+
+def test_what_is_said_of_an_offset_that_has_shifted() -> None:
+    loss = make_shifted("a", TopicPlace.at(1, 0, 500), Limits(0, 700))
+    text = str(loss)
+    assert "topic 'a': data at offset 500 is lost" in text
+    assert "its offsets have shifted" in text
+    assert "(log start 0, log end 700)" in text
+
+
+# Streams on a server that deletes.
+
+
+def start(broker: EmbeddedBroker, count: int, **given: str) -> Engine:
+    """Start a query and let it read some records."""
+    fill(broker, "a", make_records(count), batch_bytes=250)
+    engine = Engine(broker, topic="a", startingOffsets="earliest", **given)
+    assert len(engine.drain()) == count
+    return engine
+
+
+def shift(broker: EmbeddedBroker, left: int) -> int:
+    """Have the server delete; give how many bytes it has left."""
+    drop_old(broker, "a", left)
+    log_start, log_end = log_of(broker, "a")
+    assert 0 < log_start < log_end
+    return log_end - log_start
+
+
+def test_offsets_that_have_shifted(
+    plain: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(plain, 80)
+    fill(plain, "a", make_records(300), batch_bytes=250)
+    end = shift(plain, 5000)
+    assert end > 80 * SIZE
+    for _ in range(2):
+        with pytest.raises(DataLoss) as told:
+            engine.step()
+        text = str(told.value)
+        assert "data at offset 2000 is lost" in text and "shifted" in text
+        assert f"log end {end}" in text and REMEDY in text
+        engine.restart()
+    caplog.clear()
+    engine.restart(failOnDataLoss="false")
+    assert engine.drain() == []
+    assert engine.at("a") == end
+    assert sum("failOnDataLoss" in r.message for r in caplog.records) == 1
+    # It goes on with what comes, and reads nothing twice.
+    more = fill(plain, "a", make_records(3))
+    assert values(engine.drain()) == values(more)
+    assert len(engine.rows) == 83
+
+
+def test_a_log_that_is_shorter_after_a_shift(
+    plain: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(plain, 200)
+    end = shift(plain, 2000)
+    assert end < 200 * SIZE
+    with pytest.raises(DataLoss) as told:
+        engine.step()
+    text = str(told.value)
+    assert f"the log ends {200 * SIZE - end} bytes before it" in text
+    assert "the server has deleted data" in text
+    caplog.clear()
+    engine.restart(failOnDataLoss="false")
+    assert engine.drain() == []
+    assert sum("failOnDataLoss" in r.message for r in caplog.records) == 1
+    more = fill(plain, "a", make_records(3))
+    assert values(engine.drain()) == values(more)
+
+
+def test_a_shift_that_the_end_does_not_show(plain: EmbeddedBroker) -> None:
+    """As much was appended as was deleted: it shows when something more comes."""
+    engine = start(plain, 200)
+    end = shift(plain, 2000)
+    missing = 200 * SIZE - end
+    fill(plain, "a", make_records(missing // SIZE))
+    assert not engine.step()
+    fill(plain, "a", make_records(1))
+    with pytest.raises(DataLoss, match="shifted"):
+        engine.step()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_shift_while_a_batch_was_planned(plain: EmbeddedBroker, fails: bool) -> None:
+    engine = start(plain, 80)
+    fill(plain, "a", make_records(120), batch_bytes=250)
+    engine.step(crash=True)
+    fill(plain, "a", make_records(300), batch_bytes=250)
+    end = shift(plain, 8000)
+    assert end > 200 * SIZE
+    engine.restart(failOnDataLoss=str(fails))
+    if fails:
+        with pytest.raises(DataLoss, match=f"shifted.*{REMEDY}.*log end {end}"):
+            engine.step()
+        return
+    assert engine.drain() == []
+    more = fill(plain, "a", make_records(3))
+    assert values(engine.drain()) == values(more)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_shift_between_the_mark_and_the_walk(
+    plain: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """What was looked at a moment ago is not there when it is walked through."""
+    engine = start(plain, 200, failOnDataLoss=str(fails))
+    fill(plain, "a", make_records(20), batch_bytes=250)
+    make_ruler = BatchEnd._make_ruler
+
+    def shift_first(*given: Any) -> object:
+        monkeypatch.setattr(BatchEnd, "_make_ruler", make_ruler)
+        shift(plain, 2000)
+        return make_ruler(*given)
+
+    monkeypatch.setattr(BatchEnd, "_make_ruler", shift_first)
+    if fails:
+        with pytest.raises(DataLoss, match=REMEDY):
+            engine.step()
+        return
+    engine.drain()
+    assert len(engine.rows) == 200
+    more = fill(plain, "a", make_records(3))
+    assert engine.drain() == expect(more)
+
+
+# Where a server deletes while a batch is planned: (what is called then, of whom).
+MOMENTS = [
+    (BatchEnd, "_make_ruler"),
+    (batch_end, "admit"),
+    (batch_end, "take_offset_mark"),
+]
+
+
+@pytest.mark.parametrize(("where", "name"), MOMENTS, ids=[m[1] for m in MOMENTS])
+@pytest.mark.parametrize("read", [0, 60])
+def test_no_end_is_written_down_that_a_shift_makes_wrong(
+    plain: EmbeddedBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    where: object,
+    name: str,
+    read: int,
+) -> None:
+    """Records differ in size, so that an end from before is inside of one."""
+    records = [r for n in range(500) for r in make_records(1, 12 + n % 37)]
+    fill(plain, "a", records[:read] or (), batch_bytes=250)
+    engine = Engine(
+        plain,
+        topic="a",
+        startingOffsets="earliest",
+        failOnDataLoss="false",
+        maxRecordsPerTrigger=60,
+    )
+    engine.drain()
+    fill(plain, "a", records[read:], batch_bytes=250)
+    function = getattr(where, name)
+
+    def shift_first(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(where, name, function)
+        shift(plain, 9000)
+        return function(*given, **named)
+
+    monkeypatch.setattr(where, name, shift_first)
+    engine.drain()
+    more = fill(plain, "a", make_records(3))
+    assert values(engine.drain()) == values(more)
+
+
+def test_every_end_on_a_plain_server_has_its_mark(plain: EmbeddedBroker) -> None:
+    fill(plain, "a", make_records(10))
+    engine = Engine(
+        plain, topic="a", startingOffsets="earliest", maxRecordsPerTrigger=3
+    )
+    engine.drain()
+    data = make_payload(make_records(10))
+    place = engine.offset.get("a")
+    assert place is not None
+    assert place.mark == OffsetMark(64, crc32c(data[-64:]))
+
+
+def test_our_own_server_needs_no_marks(broker: EmbeddedBroker) -> None:
+    engine = start(broker, 10)
+    place = engine.offset.get("a")
+    assert place is not None
+    assert place.marks == ()
