@@ -1,30 +1,40 @@
 """What the Spark benchmarks compare with: the most that Spark's Python API can do.
 
-`ceiling` reads Arrow batches that are there already, `discard` writes nowhere. They are
-in a module of their own as Spark's workers have to import it.
+`ceiling` reads Arrow batches that are there already, `discard` writes nowhere. Of
+streams, `ticks` has as many rows as a file says, and `bell` says through a pipe that
+rows have come. They are in a module of their own as Spark's workers have to import it.
 """
 
 from __future__ import annotations
 
+import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
 RECORD_BYTES = 100
 TOPIC = "events"
+# What `bell` writes into its pipe for each micro-batch that has rows: how many, and
+# when its task had the last of them, by the clock that all processes share.
+RING = struct.Struct("<qq")
 # As much as a reader of topics fetches at once.
 _BATCH_BYTES = 4 * 1024 * 1024
 
@@ -99,3 +109,81 @@ class _Discarded(WriterCommitMessage):
 class _DiscardWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return _Discarded(sum(batch.num_rows for batch in iterator))
+
+
+class TicksSource(DataSource):
+    """A stream that has as many rows as the file `counter` says, all of them alike."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "ticks"
+
+    def schema(self) -> StructType:
+        """Return the columns that a topic has."""
+        from lance_spark.spark.schema import ROW_SCHEMA
+
+        return ROW_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Make the reader."""
+        return _TicksReader(tuple(schema.names), self.options["counter"])
+
+
+class _TicksReader(DataSourceStreamReader):
+    def __init__(self, columns: tuple[str, ...], counter: str) -> None:
+        self._columns = columns
+        self._counter = counter
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"rows": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        return {"rows": int.from_bytes(Path(self._counter).read_bytes(), "little")}
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[InputPartition]:
+        rows = end["rows"] - start["rows"]
+        return [InputPartition(rows)] if rows else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield make_batch(self._columns).slice(0, partition.value)
+
+
+class BellSource(DataSource):
+    """Forgets the rows of micro-batches, and says through `pipe` that they came."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "bell"
+
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        """Make the writer."""
+        return _BellWriter(self.options["pipe"])
+
+
+@dataclass
+class _Seen(WriterCommitMessage):
+    rows: int
+    at_ns: int
+
+
+class _BellWriter(DataSourceStreamArrowWriter):
+    def __init__(self, pipe: str) -> None:
+        self._pipe = pipe
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        rows = sum(batch.num_rows for batch in iterator)
+        return _Seen(rows, time.monotonic_ns())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        seen = [each for each in messages if isinstance(each, _Seen) and each.rows]
+        if seen:
+            rows = sum(each.rows for each in seen)
+            ring = RING.pack(rows, max(each.at_ns for each in seen))
+            with Path(self._pipe).open("wb", buffering=0) as pipe:
+                pipe.write(ring)

@@ -63,6 +63,30 @@ def test_routing(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Non
     assert "16,000 rows, 16,000 different orders\n" in said
 
 
+def test_stream_etl(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("stream_etl").run(spark, broker.address, str(tmp_path))
+        # The last of six minutes is not over, as far as anybody knows.
+        assert count_records(broker.address) == {"clicks": 18_000, "per-minute": 15}
+    said = capsys.readouterr().out
+    minutes = re.findall(r"\| *(\d\d:00)\| +3\| +(\d+)\|", said)
+    assert len(minutes) == 2 + 5
+    assert {clicks for _, clicks in minutes} == {"3000"}
+
+
+def test_stream_to_parquet(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("stream_to_parquet").run(spark, broker.address, str(tmp_path))
+    said = capsys.readouterr().out
+    for number in (1, 2):
+        assert f"Run {number}: batches of 15,000, 5,000 records\n" in said
+    assert "40,000 rows of 40,000 different records\n" in said
+
+
 def test_readme_names_every_example() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert EXAMPLES

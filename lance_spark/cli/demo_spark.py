@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 
 from lance_spark.cli.demo_broker import held_signals
+from lance_spark.cli.demo_live import LiveLine
 from lance_spark.errors import LanceError
 
 _MODULE = "lance_spark.spark.demo"
@@ -29,7 +31,7 @@ def run_spark(
     module: str = _MODULE,
     timeout_s: float = _SPARK_S,
 ) -> None:
-    """Read a topic with Spark and write to another, telling each step.
+    """Read a topic with Spark and write to another, then stream; tell each step.
 
     Args:
         servers: the broker's address.
@@ -52,18 +54,23 @@ def run_spark(
         )
     watch = threading.Timer(timeout_s, child.kill)
     watch.daemon = True
-    failure = ""
+    live, failure = LiveLine(), ""
     try:
         watch.start()
         assert child.stdout is not None
         for line in child.stdout:
             step, _, text = line.rstrip("\n").partition("\t")
+            if step == "live":
+                live.show(json.loads(text))
+                continue
+            live.leave()
             if step == "error":
                 failure = text
             else:
                 say(step, text)
         code = child.wait()
     finally:
+        live.leave()
         watch.cancel()
         child.kill()
         child.wait()

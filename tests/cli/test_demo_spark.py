@@ -55,6 +55,18 @@ def test_its_end_is_the_demos(module: Path, end: str, text: str) -> None:
         run()
 
 
+def test_numbers_of_a_moment_are_shown(
+    module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are no steps, and those behind them start on a line of their own."""
+    names = '"produced": 9, "written": 7, "rate": 3, "batch": 1, "behind_bytes": 20'
+    live = f"print('live\\t{{{names}}}', flush=True)"
+    module.write_text(f"{_SCRIPT}\n{live}\nprint('compare\\tall there')\n")
+    assert run()[2:] == [("compare", "all there")]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("  live") and line.endswith("batch 1, lag 20 bytes")
+
+
 def test_one_that_hangs_is_ended(module: Path) -> None:
     module.write_text(f"{_SCRIPT}\ntime.sleep(600)\n")
     with pytest.raises(LanceError, match="it ended with -9"):
