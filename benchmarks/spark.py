@@ -48,9 +48,9 @@ _PARTITION_BYTES = 64 * MIB
 def run(report: Report) -> None:
     """Measure."""
     with (
-        _broker() as address,
+        run_broker() as address,
         LanceClient(address) as client,
-        _session() as spark,
+        run_session() as spark,
     ):
         bench = _Bench(spark, client, address, quick=report.quick)
         report.add_table(
@@ -227,7 +227,8 @@ class _Bench:
 
 
 @contextmanager
-def _session() -> Iterator[SparkSession]:
+def run_session() -> Iterator[SparkSession]:
+    """Run a local Spark with two cores."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -241,7 +242,7 @@ def _session() -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _broker() -> Iterator[str]:
+def run_broker() -> Iterator[str]:
     """Run a broker in a child; give its address."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "lance_spark", "broker", "--fsync", "none"]

@@ -33,7 +33,7 @@ from benchmarks._stream_lane import (
     make_rows,
 )
 from benchmarks.report import Report, format_rate, format_ratio
-from benchmarks.spark import MIB, _broker, _session
+from benchmarks.spark import MIB, run_broker, run_session
 from lance_spark.client import LanceClient, Producer
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ _SPREAD = "10 % to 90 %"
 def run(report: Report) -> None:
     """Measure."""
     with (
-        _broker() as address,
+        run_broker() as address,
         LanceClient(address) as client,
-        _session() as spark,
+        run_session() as spark,
         tempfile.TemporaryDirectory() as directory,
     ):
         bench = _Bench(spark, client, address, Path(directory), quick=report.quick)

@@ -119,6 +119,7 @@ def appending(broker: EmbeddedBroker, topic: str, start: int) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(PATIENCE_S)
+    assert not thread.is_alive(), f"it has not ended in {PATIENCE_S} s"
 
 
 def test_a_batch_that_is_replayed_is_written_once(
