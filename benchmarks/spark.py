@@ -228,7 +228,7 @@ class _Bench:
 
 @contextmanager
 def run_session() -> Iterator[SparkSession]:
-    """Run a local Spark with two cores."""
+    """Run a local Spark, one task at a time."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
