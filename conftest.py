@@ -19,7 +19,7 @@ _LATE = ("slow", "fuzz", "crash", "soak")
 # Tests of the whole system, with processes and sockets.
 _SYSTEM = "integration"
 # Whoever has one of these waits for a JVM.
-_ENGINES = {"spark", "cluster", "standalone", "connect"}
+_ENGINES = {"spark", "cluster", "connect"}
 # And of these one that is not everybody's: they come last, one behind the other.
 _OWN_ENGINES = _ENGINES - {"spark"}
 

@@ -60,12 +60,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def standalone(cluster: Cluster) -> str:
-    """Give the address of a master, for a driver of one's own: `run_script`."""
-    return cluster.master
-
-
-@pytest.fixture(scope="session")
 def connect(cluster: Cluster) -> str:
     """Give the address of a server of Spark Connect, for sessions in other processes.
 

@@ -35,7 +35,7 @@ _SPARK_CLASS = str(SPARK_HOME / "bin" / "spark-class")
 # The workers are on hosts of their own, as Spark runs a copy of a task only on another
 # host than the task's own; loopback has many addresses.
 _HOSTS = ("127.0.0.1", "127.0.0.2")
-# Enough for our driver and for one of another process.
+# Twice what is used, so that an executor can be replaced before its end is noticed.
 _WORKER_SIZE = ("--cores", "2", "--memory", "2g")
 
 
@@ -104,14 +104,12 @@ class Cluster:
     """A standalone cluster with two workers, and a driver that serves Connect, too.
 
     Args:
-        master: its address, for drivers in other processes.
         host: the driver: `host.py`.
     """
 
-    def __init__(self, master: str, host: Daemon) -> None:
+    def __init__(self, host: Daemon) -> None:
         self._host = host
         self._asked = 0
-        self.master = master
         # What clients in other processes are made with.
         self.connect = host.wait_for(r"\nconnect (sc://\S+)\n")
 
@@ -147,7 +145,7 @@ def run_cluster(directory: Path) -> Iterator[Cluster]:
         command = [sys.executable, str(Path(host.__file__)), master]
         # It waits for the workers itself.
         driver = stack.enter_context(Daemon("driver", command, directory))
-        yield Cluster(master, driver)
+        yield Cluster(driver)
 
 
 def run_script(script: Path, *arguments: str, directory: Path) -> str:
