@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.process import HAS_PROC
-from tests.spark.campaign.campaign import ROUND, Campaign, Target, plan_kills
+from tests.spark.campaign.campaign import Campaign, Target
 
 pytestmark = [
     pytest.mark.soak,
@@ -35,14 +35,12 @@ SEED = os.environ.get("LANCE_CAMPAIGN_SEED")
 
 
 def run_campaign(directory: Path, seed: str, *, until_s: float) -> None:
-    """Kill each thing as often as it is due, and go on until a time."""
+    """Kill each thing in turn, once and until a time."""
     campaign = Campaign(directory, seed)
     try:
-        kills = plan_kills(campaign.rng)
-        for target in itertools.islice(kills, len(ROUND)):
-            campaign.kill(target)
+        campaign.run_round()
         while time.monotonic() < until_s:
-            campaign.kill(next(kills))
+            campaign.run_round()
         assert campaign.kills[Target.DRIVER] + campaign.kills[Target.JVM] >= 2
         assert campaign.kills[Target.BROKER] >= 3
         campaign.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,6 @@ def _count_words(frame: DataFrame) -> DataFrame:
 def _delete(broker: EmbeddedBroker, topic: str) -> None:
     with LanceClient(config=make_config(broker)) as client:
         client.delete_topic(client.topic(topic).id)
-
-
-@pytest.fixture(autouse=True)
-def few_partitions(spark: SparkSession) -> Iterator[None]:
-    """Have aggregations run in two tasks, not in hundreds."""
-    spark.conf.set("spark.sql.shuffle.partitions", 2)
-    yield
-    spark.conf.unset("spark.sql.shuffle.partitions")
 
 
 @pytest.mark.parametrize("dialect", ["broker", "plain_broker"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from lance_spark.client import LanceClient
+from lance_spark.client import LanceClient, Producer
 from tests.integration.kit import make_client
 from tests.integration.process import BrokerProcess
 from tests.spark.campaign.account import check_input, check_output, count_records
@@ -19,6 +19,8 @@ from tests.spark.campaign.feed import Feed
 from tests.store.kit import check_clean
 
 SOURCE, TARGET = "in", "out"
+# What a query copies while it waits for its turn.
+WARM = "warm"
 # A JVM and half a dozen Python processes start one after another.
 START_S = 180.0
 DRAIN_S = 300.0
@@ -55,6 +57,8 @@ _ROLES = {
     Target.PLANNER: Role.SOURCE,
 }
 
+# Who is killed with all that a query has, so that it needs another process.
+_ENDING = {Target.DRIVER, Target.JVM}
 
 # What each round of kills has; the order is random.
 ROUND = [
@@ -68,12 +72,9 @@ ROUND = [
 ]
 
 
-def plan_kills(rng: random.Random) -> Iterator[Target]:
-    """Say whom to kill, for ever."""
-    while True:
-        kills = ROUND[:]
-        rng.shuffle(kills)
-        yield from kills
+def plan_round(rng: random.Random) -> list[Target]:
+    """Say whom to kill, one after the other."""
+    return rng.sample(ROUND, len(ROUND))
 
 
 class Campaign:
@@ -97,20 +98,27 @@ class Campaign:
         address = self._broker.address
         self._client: LanceClient = make_client(address, backoff_max_s=0.05)
         self._client.create_topic(SOURCE)
+        with Producer(self._client, WARM, create_topic=True) as producer:
+            producer.send(b"warm")
         self._feed = Feed(address, SOURCE)
         work = directory / "query"
         work.mkdir()
         self._driver = Driver(address, work, delivery)
         self._driver.start()
 
-    def kill(self, target: Target) -> None:
+    def run_round(self) -> None:
+        """Kill each thing as often as a round has it, in a random order."""
+        targets = plan_round(self.rng)
+        for number, target in enumerate(targets):
+            if not _ENDING.isdisjoint(targets[number:]):
+                self._driver.prepare()
+            self._kill(target)
+            self.kills[target] += 1
+
+    def _kill(self, target: Target) -> None:
         """Wait until the query works, and kill something at a random moment."""
         self._wait_for_output()
         time.sleep(self.rng.uniform(0, PAUSE_S))
-        self._kill(target)
-        self.kills[target] += 1
-
-    def _kill(self, target: Target) -> None:
         driver = self._driver
         if target is Target.BROKER:
             self._broker.kill()

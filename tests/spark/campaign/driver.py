@@ -44,6 +44,8 @@ class Driver:
         self._said = directory / "said"
         self._errors = directory / "stderr"
         self._child: subprocess.Popen[str] | None = None
+        # One that has started and waits for its turn; it is nobody's yet.
+        self._spare: subprocess.Popen[str] | None = None
         # Those whose JVM alone was killed: others of their session may be alive.
         self._orphaned: list[subprocess.Popen[str]] = []
 
@@ -54,10 +56,23 @@ class Driver:
         return self._child.pid
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the query; returns at once."""
         assert self._child is None, "the query is running already"
+        self._child, self._spare = self._spare or self._launch(), None
+        _tell(self._child, "go")
+
+    def prepare(self) -> None:
+        """Have the next process start already, beside the query that is running.
+
+        Most of what a start takes is a JVM and half a dozen Python processes that load
+        their code, one after the other.
+        """
+        if self._spare is None:
+            self._spare = self._launch()
+
+    def _launch(self) -> subprocess.Popen[str]:
         with self._said.open("ab") as said, self._errors.open("ab") as errors:
-            self._child = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, str(_SCRIPT), *self._arguments],
                 cwd=self._directory,
                 env={**os.environ, **make_warm_environment()},
@@ -122,9 +137,7 @@ class Driver:
         self.check()
         child = self._child
         assert child is not None
-        assert child.stdin is not None
-        child.stdin.write("drain\n")
-        child.stdin.flush()
+        _tell(child, "drain")
         wait_for(lambda: not is_alive(child.pid), "the query drains", timeout_s)
         # Its number is not given away before it was waited for.
         kill_session(child.pid)
@@ -176,4 +189,13 @@ class Driver:
         if self._child is not None:
             kill_session(self.session)
             self._forget().wait()
+        if self._spare is not None:
+            self._orphaned.append(self._spare)
+            self._spare = None
         self.bury()
+
+
+def _tell(child: subprocess.Popen[str], order: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(f"{order}\n")
+    child.stdin.flush()

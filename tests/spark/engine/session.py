@@ -53,9 +53,6 @@ def make_settings(directory: Path) -> dict[str, str]:
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        # Otherwise Spark tends to what states are left of queries that have ended, and
-        # has the next query with a state wait for it, half a minute per partition.
-        "spark.sql.streaming.maintenanceInterval": "1h",
     }
 
 

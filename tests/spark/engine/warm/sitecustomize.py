@@ -1,5 +1,8 @@
-"""Has Spark's daemons import what their workers need, before they fork any.
+"""Has Spark's Python processes start quickly.
 
+They take Spark's own modules from where pip has put them, and not from the archive
+beside them that Spark has them look into first: from that one, each process compiles
+all of them anew. And daemons import what their workers need before they fork any.
 A worker ends with each error, and the next one would import it all anew, which takes
 longer than most tests. Python runs this file where its directory is on PYTHONPATH: in
 the JVM of the session that tests share and of queries that are killed all the time, and
@@ -49,6 +52,10 @@ def _warm_up() -> None:
         os._exit(1)
 
 
+def _leave_archives() -> None:
+    sys.path[:] = [path for path in sys.path if not path.endswith("/pyspark.zip")]
+
+
 def _run_other() -> None:
     """Run the file of this name that would have run without us, if there is one."""
     here = str(Path(__file__).parent)
@@ -64,4 +71,5 @@ def _run_other() -> None:
 
 
 _run_other()
+_leave_archives()
 _warm_up()
