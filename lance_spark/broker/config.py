@@ -7,6 +7,7 @@ their own, and the keywords of `EmbeddedBroker`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -45,6 +46,14 @@ _LOWEST: Mapping[str, float] = {
     "topics_max": 1,
     "consumers_max": 1,
 }
+# Texts that may be given as paths.
+_PATHS = (
+    "data_dir",
+    "tls_cert_path",
+    "tls_key_path",
+    "tls_client_ca_path",
+    "token_file",
+)
 # Nobody means to wait longer, and the system can't.
 _FRACTION_MAX = 30 * 24 * 3600
 _FRACTIONS = (
@@ -98,6 +107,9 @@ class BrokerConfig(StoreConfig):
         tokens: the tokens that are accepted; none means that no token is needed.
         token_file: a file with one more token per line.
         metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
+        ui: `host:port` for the web console; port 0 takes a free one. True is a free
+            port of the loopback interface.
+        ui_admin: the console may also change things.
         topics_max: how many topics clients may make.
         consumers_max: how many offsets of consumers are kept, over all topics.
         topics: topics that are made or changed at the start, by name. Each is a table
@@ -132,6 +144,8 @@ class BrokerConfig(StoreConfig):
     tokens: tuple[str, ...] = field(default=(), repr=False)
     token_file: str | None = None
     metrics: str | None = None
+    ui: str | bool | None = None
+    ui_admin: bool = False
     topics_max: int = 10_000
     consumers_max: int = 100_000
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -145,11 +159,15 @@ class BrokerConfig(StoreConfig):
         for name, low in _LOWEST.items():
             _check_number(name, getattr(self, name), low)
         for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in _PATHS and isinstance(value, os.PathLike):
+                object.__setattr__(self, setting.name, os.fspath(value))
             _check_plain(setting.name, str(setting.type), getattr(self, setting.name))
         object.__setattr__(self, "tokens", _check_tokens(self.tokens))
         parse_address(self.listen)
         if self.metrics is not None:
             parse_address(self.metrics)
+        self._check_ui()
         if self.payload_bytes_max > self.batch_bytes_max:
             _refuse(
                 "payload_bytes_max",
@@ -161,6 +179,12 @@ class BrokerConfig(StoreConfig):
             _refuse("topics", self.topics, "a table, with one for each topic in it")
         for name, table in self.topics.items():
             check_topic_table(name, table)
+
+    def _check_ui(self) -> None:
+        if not isinstance(self.ui, str | bool | None):
+            _refuse("ui", self.ui, "host:port, true or false")
+        if self.ui_address is None and self.ui_admin:
+            raise OptionError("ui_admin is set: set ui too, where the console listens")
 
     def _check_tls(self) -> None:
         given = [f.name for f in fields(self) if f.name.startswith("tls_")]
@@ -179,6 +203,13 @@ class BrokerConfig(StoreConfig):
     def address(self) -> Address:
         """Where to listen."""
         return parse_address(self.listen)
+
+    @property
+    def ui_address(self) -> Address | None:
+        """Where the console listens; None without one."""
+        if isinstance(self.ui, str):
+            return parse_address(self.ui)
+        return Address("127.0.0.1", 0) if self.ui else None
 
     @property
     def frame_checksum(self) -> Checksum | None:

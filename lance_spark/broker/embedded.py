@@ -14,6 +14,7 @@ from typing import Any
 
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.configfile import check_name
+from lance_spark.broker.console import Console
 from lance_spark.broker.exporter import Exporter
 from lance_spark.broker.metrics import Metrics
 from lance_spark.broker.policy import (
@@ -30,6 +31,7 @@ from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
+from lance_spark.store.files import Files
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +43,18 @@ class EmbeddedBroker:
     After `stop` it can be started again, at the same address.
     """
 
-    def __init__(self, config: BrokerConfig | None = None, **overrides: Any) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *,
+        files: Files | None = None,
+        **overrides: Any,
+    ) -> None:
         """Make a broker that is not running yet.
 
         Args:
             config: its settings.
+            files: the file operations of its store, for tests that make them fail.
             overrides: settings by name, in place of those of `config`.
 
         Raises:
@@ -55,6 +64,7 @@ class EmbeddedBroker:
             check_name(name, where="EmbeddedBroker")
         self.config = replace(config or BrokerConfig(), **overrides)
         self.metrics = Metrics()
+        self._files = files
         self._address: Address | None = None
         # Removes the temporary directory, at the latest when Python ends.
         self._temporary: weakref.finalize[Any, Any] | None = None
@@ -63,6 +73,8 @@ class EmbeddedBroker:
         self._service: Service | None = None
         self._server: Server | None = None
         self._exporter: Exporter | None = None
+        self._console: Console | None = None
+        self._ui_address: Address | None = None
 
     # Where it is.
 
@@ -97,6 +109,16 @@ class EmbeddedBroker:
     def metrics_address(self) -> str | None:
         """`host:port` of the metrics, None if there are none."""
         return None if self._exporter is None else str(self._exporter.address)
+
+    @property
+    def ui_address(self) -> str | None:
+        """`host:port` of the web console, None if there is none."""
+        return None if self._console is None else str(self._console.address)
+
+    @property
+    def ui_url(self) -> str | None:
+        """What to open in a browser for the console, None if there is none."""
+        return None if self._console is None else self._console.url
 
     @property
     def is_running(self) -> bool:
@@ -140,6 +162,7 @@ class EmbeddedBroker:
             self._data_dir,
             framing=scan,
             config=config,
+            files=self._files,
             observe_sync=self.metrics.observe_sync,
         )
         apply_topics(self._store, config.topics)
@@ -171,7 +194,26 @@ class EmbeddedBroker:
                 self.metrics, self._service.gauges, parse_address(config.metrics)
             )
             self._exporter.start()
+        if config.ui_address is not None:
+            self._start_console(self._ui_address or config.ui_address)
         self._server.start()
+
+    def _start_console(self, address: Address) -> None:
+        assert self._service is not None and self._address is not None
+        settings = self.config.server_tls()
+        if settings is not None and not self.config.tls_require_client_cert:
+            # A browser that is asked for a certificate asks its user for one.
+            settings = replace(settings, client_ca_paths=())
+        self._console = Console(
+            self._service,
+            self.config,
+            address=address,
+            broker_address=self._address,
+            tls=None if settings is None else make_server_context(settings),
+        )
+        self._console.start()
+        # Once more at the same address, as browsers know it.
+        self._ui_address = replace(address, port=self._console.address.port)
 
     def _make_tls(self, authorities: set[str | None]) -> TlsContext | None:
         named = tuple(sorted(path for path in authorities if path is not None))
@@ -187,6 +229,8 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """End all connections, make everything durable, and let go of the directory."""
+        if self._console is not None:
+            self._console.stop()
         if self._server is not None:
             self._server.stop()
         if self._exporter is not None:
@@ -196,6 +240,7 @@ class EmbeddedBroker:
                 self._store.close()
         finally:
             self._server = self._exporter = self._service = self._store = None
+            self._console = None
             if self._temporary is not None:
                 self._temporary()
                 self._temporary = None
@@ -214,6 +259,15 @@ class EmbeddedBroker:
     def __repr__(self) -> str:
         where = f"at {self._address}" if self.is_running else "not running"
         return f"<EmbeddedBroker {where}>"
+
+    def _repr_html_(self) -> str:
+        # Late: notebooks show brokers, and nobody else needs it.
+        from lance_spark.broker.display import render_broker
+
+        service = self._service
+        if service is None:
+            return render_broker(None, self.config, ())
+        return render_broker(self.address, self.config, service.gauges())
 
 
 def _remove(path: str, owner: int) -> None:

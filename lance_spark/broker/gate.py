@@ -80,6 +80,14 @@ class Gate:
         found = self.store.find_topic(name)
         return found is not None and not self.may_see(client, found.metadata.id)
 
+    def may_use(self, client: Principal, name: str) -> bool:
+        """Tell whether a client may touch a topic of that name, or make it."""
+        try:
+            self._admit_name(client, name)
+        except BrokerError:
+            return False
+        return True
+
     def resolve(self, client: Principal, names: Iterable[str]) -> Mapping[str, int]:
         """Find the ids of topics that exist, by name.
 

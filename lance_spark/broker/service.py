@@ -34,7 +34,9 @@ from lance_spark.store import (
     Topic,
     View,
 )
-from lance_spark.store.stage import FIRST_STAGE_ID
+from lance_spark.store.consumers import ConsumerKey
+from lance_spark.store.finding import Finding
+from lance_spark.store.stage import FIRST_STAGE_ID, Stage
 from lance_spark.store.watch import Wake
 from lance_spark.wire.lwp import AssignmentStrategy
 
@@ -116,6 +118,12 @@ class Service(Gate):
         self._admit(client, None)
         topics = self.store.topics()
         return [topic for topic in topics if self.may_see(client, topic.metadata.id)]
+
+    def hidden_topics(self, client: Principal) -> int:
+        """Count the topics that a client may not see."""
+        self._admit(client, None)
+        ids = (topic.metadata.id for topic in self.store.topics())
+        return sum(not self.may_see(client, topic) for topic in ids)
 
     def topic(self, client: Principal, topic: int) -> Topic:
         """Find a topic."""
@@ -232,6 +240,14 @@ class Service(Gate):
         """Count the stages that are open for a topic."""
         name = self.topic(client, topic).metadata.name
         return sum(stage.metadata.topic == name for stage in self.store.stages())
+
+    def stages(self, client: Principal) -> list[Stage]:
+        """List the open stages, those for topics that a client may use."""
+        self._admit(client, None)
+        stages = self.store.stages()
+        names = {stage.metadata.topic for stage in stages}
+        usable = {name for name in names if self.may_use(client, name)}
+        return [stage for stage in stages if stage.metadata.topic in usable]
 
     def _admit_writer(self, client: Principal, writer: str) -> None:
         """Admit to everything that a writer has written last or is writing."""
@@ -389,6 +405,22 @@ class Service(Gate):
             for consumer in sorted(committed.keys() | subscribed.keys())
         ]
 
+    def all_consumers(self, client: Principal) -> dict[int, list[ConsumerState]]:
+        """Tell of the consumers of all topics that a client may see, by topic."""
+        self._admit(client, None)
+        committed = self.store.consumer_offsets()
+        with self._lock:
+            subscribed = dict(self._subscriptions)
+        keys = sorted(committed.keys() | subscribed.keys())
+        seen = {t for t in {topic for _, topic in keys} if self.may_see(client, t)}
+        found: dict[int, list[ConsumerState]] = {}
+        for consumer, topic in keys:
+            if topic in seen:
+                key = ConsumerKey(consumer, topic)
+                state = ConsumerState(consumer, committed.get(key), subscribed.get(key))
+                found.setdefault(topic, []).append(state)
+        return found
+
     # Groups. A member is as protected as what it subscribes to.
 
     def join_group(
@@ -437,6 +469,12 @@ class Service(Gate):
                 seen.append(group._replace(members=members))
         return seen
 
+    def subscription(self, client: Principal, group: str, member: str) -> list[str]:
+        """List the topics that a member of a group shares, those a client may see."""
+        self._admit(client, None)
+        names = self.groups.subscription(group, member)
+        return sorted(name for name in names if not self.hides(client, name))
+
     def _admit_member(self, client: Principal, group: str, member: str) -> None:
         self.resolve(client, self.groups.subscription(group, member))
 
@@ -448,6 +486,21 @@ class Service(Gate):
         self.store.maintain()
         topics = [topic.metadata.id for topic in self.store.topics()]
         self.metrics.retain_topics([DEFAULT_TOPIC, *topics])
+
+    def findings(self, client: Principal) -> list[Finding]:
+        """List what was found and mended since the store was opened."""
+        self._admit(client, None)
+        return self.store.findings
+
+    def lags(self) -> dict[ConsumerKey, int]:
+        """Measure how far behind consumers are, for whoever runs the broker."""
+        topics = [self.store.topic(DEFAULT_TOPIC), *self.store.topics()]
+        ends = {topic.metadata.id: topic.log.visible.offset for topic in topics}
+        return {
+            key: max(0, ends[key.topic] - offset)
+            for key, offset in self.store.consumer_offsets().items()
+            if key.topic in ends
+        }
 
     def gauges(self) -> list[TopicGauge]:
         """Measure all topics, the default topic too, for whoever runs the broker."""

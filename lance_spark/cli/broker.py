@@ -60,6 +60,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
     help="plain: as the LANCE server in the field behaves.  [default: lwp]",
 )
 @click.option("--metrics", type=ADDRESS, help="Serve Prometheus metrics there.")
+@click.option("--ui", type=ADDRESS, help="Serve the web console there.")
+@click.option(
+    "--ui-admin",
+    is_flag=True,
+    default=None,
+    help="Let the console change things; else it only shows them.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Say on stderr what happens.")
 def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
@@ -77,6 +84,8 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
             print(f"lance-spark broker listening on {where}", flush=True)
             if broker.metrics_address is not None:
                 print(f"metrics on http://{broker.metrics_address}/metrics", flush=True)
+            if broker.ui_url is not None:
+                print(f"console on {broker.ui_url}", flush=True)
             stop.wait()
         finally:
             broker.stop()

@@ -55,7 +55,7 @@ class Listener:
     ) -> None:
         self._waker = Waker()
         try:
-            self._sock = _listen(address, backlog)
+            self._sock = listen(address, backlog)
         except BaseException:
             self._waker.close()
             raise
@@ -111,7 +111,12 @@ class Listener:
             self._waker.close()
 
 
-def _listen(address: Address, backlog: int) -> socket.socket:
+def listen(address: Address, backlog: int) -> socket.socket:
+    """Make a socket that listens and does not block.
+
+    Raises:
+        OptionError: the address can't be listened on.
+    """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             address.host,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # One call takes no more buffers than this; POSIX promises 16 at least.
 _BUFFERS_MAX = max(16, os.sysconf("SC_IOV_MAX"))
+# Closing with this sends a reset.
+_LINGER_NONE = struct.pack("ii", 1, 0)
 # What a file says that sendfile(2) can't be used on.
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 # What a read of the file itself can fail with; all else is trouble with the socket.
@@ -236,6 +239,18 @@ class SocketStream(Stream):
         # connection, and a thread that is about to use it would write into that one.
         self._ended = self._ended or "it was aborted here"
         self._shutdown(socket.SHUT_RDWR)
+
+    def reset(self) -> None:
+        """End the connection under whoever uses it, without a proper end.
+
+        The peer gets a reset when the stream is closed, as from a machine that is gone.
+        """
+        with self._lock, suppress(OSError):
+            # In this order: whoever notices the end closes the socket.
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+            self._ended = self._ended or "it was reset here"
+            # Who waits for bytes is woken; a shutdown of both ways is a proper end.
+            self._sock.shutdown(socket.SHUT_RD)
 
     def _shutdown(self, how: int) -> None:
         # A socket that is closed or not connected any more has nothing to shut down.

@@ -90,6 +90,11 @@ class TlsContext:
         self._context = context
         self._server_name = server_name
 
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The settings, for servers that make their connections themselves."""
+        return self._context
+
     def open(self, stream: Stream, server_name: str | None) -> TlsStream:
         """Put TLS on a stream, without the handshake; a server gives no name."""
         return TlsStream(stream, self._context, server_name)

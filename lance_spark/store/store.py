@@ -29,7 +29,7 @@ from lance_spark.store.cache import SegmentCache
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
-from lance_spark.store.consumers import Consumers, parse_consumers
+from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
 from lance_spark.store.context import Context
 from lance_spark.store.extent import Appended
 from lance_spark.store.files import File, Files, OsFiles, make_directories, read_file
@@ -440,6 +440,11 @@ class Store:
         self._check_open()
         offsets = self._consumers.all()
         return {key.consumer: o for key, o in offsets.items() if key.topic == topic}
+
+    def consumer_offsets(self) -> dict[ConsumerKey, int]:
+        """Tell how far all consumers have come, by consumer and topic."""
+        self._check_open()
+        return self._consumers.all()
 
     # Housekeeping.
 

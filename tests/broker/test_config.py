@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,37 @@ def test_what_is_there_without_settings() -> None:
     assert (config.keepalive_burst, config.keepalive_rate) == (30, 5.0)
     assert (config.idle_timeout_s, config.dedup_window) == (30.0, 4096)
     assert config.server_tls() is None
+
+
+def test_paths_become_texts() -> None:
+    config = BrokerConfig(data_dir=Path("a/b"), token_file=Path("t"))  # type: ignore[arg-type]
+    assert (config.data_dir, config.token_file) == ("a/b", "t")
+    with pytest.raises(OptionError, match=r"listen=.*: must be a text"):
+        BrokerConfig(listen=Path("x:1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ui", "address"),
+    [
+        (None, None),
+        (False, None),
+        (True, Address("127.0.0.1", 0)),
+        ("0.0.0.0:8080", Address("0.0.0.0", 8080)),
+        ("[::1]:0", Address("::1", 0)),
+    ],
+)
+def test_where_the_console_is(ui: Any, address: Address | None) -> None:
+    assert BrokerConfig(ui=ui).ui_address == address
+
+
+def test_consoles_that_can_not_be() -> None:
+    with pytest.raises(OptionError, match="'localhost' can't be understood"):
+        BrokerConfig(ui="localhost")
+    with pytest.raises(OptionError, match="ui=8080: must be host:port, true or false"):
+        BrokerConfig(ui=8080)  # type: ignore[arg-type]
+    for ui in (None, False):
+        with pytest.raises(OptionError, match="ui_admin is set: set ui too"):
+            BrokerConfig(ui=ui, ui_admin=True)
 
 
 def test_settings_of_the_store_are_settings_of_the_broker() -> None:

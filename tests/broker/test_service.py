@@ -124,9 +124,10 @@ OPEN = {
     # These touch no topic, or only those that the client may see.
     *("authenticate", "check_client", "may_see", "topics", "topics_version", "hides"),
     *("create_topic", "abort_stages", "wait_durable", "watching"),
-    "describe_groups",
+    *("describe_groups", "subscription", "may_use", "hidden_topics", "stages"),
+    *("all_consumers", "findings"),
     # These are for whoever runs the broker.
-    *("gauges", "maintain"),
+    *("gauges", "lags", "maintain"),
 }
 
 
@@ -169,6 +170,11 @@ def test_without_a_token_nothing_is_allowed(store: Store, name: str) -> None:
         lambda s: s.create_topic(ANYBODY, "new"),
         lambda s: s.abort_stages(ANYBODY, "w", 1),
         lambda s: s.describe_groups(ANYBODY),
+        lambda s: s.subscription(ANYBODY, "g", "m"),
+        lambda s: s.hidden_topics(ANYBODY),
+        lambda s: s.stages(ANYBODY),
+        lambda s: s.all_consumers(ANYBODY),
+        lambda s: s.findings(ANYBODY),
     ],
 )
 def test_without_a_token_not_even_what_touches_no_topic(
@@ -291,6 +297,34 @@ def test_who_sees_what(guarded: Service) -> None:
     assert not guarded.hides(SPARK, "mine")
     assert not guarded.hides(FLINK, "open")
     assert not guarded.hides(FLINK, "none")
+    assert (guarded.hidden_topics(FLINK), guarded.hidden_topics(SPARK)) == (1, 0)
+    names = ("mine", "open", "none")
+    assert [guarded.may_use(FLINK, name) for name in names] == [False, True, True]
+    assert guarded.may_use(SPARK, "mine")
+
+
+def test_who_sees_which_stages_and_consumers(guarded: Service) -> None:
+    store = guarded.store
+    for name in ("mine", "open", "later"):
+        store.open_stage(name, "w", 1)
+    assert [s.metadata.topic for s in guarded.stages(FLINK)] == ["open", "later"]
+    assert len(guarded.stages(SPARK)) == 3
+    store.commit_offset(9, 1, 0)
+    store.commit_offset(9, 2, 0)
+    guarded.subscribe(SPARK, 2, 8, start=1, max_batch_bytes=5)
+    of_open = [ConsumerState(8, None, 5), ConsumerState(9, 0, None)]
+    assert guarded.all_consumers(FLINK) == {2: of_open}
+    assert guarded.all_consumers(SPARK) == {1: [ConsumerState(9, 0, None)], 2: of_open}
+    assert guarded.lags() == {(9, 1): 75, (9, 2): 75}
+    assert guarded.subscription(SPARK, "theirs", "m") == ["mine"]
+    assert guarded.subscription(FLINK, "theirs", "m") == []
+    assert guarded.findings(FLINK) == store.findings
+
+
+def test_lags(service: Service) -> None:
+    topic = fill(service)
+    service.commit_offset(ANYBODY, topic, 7, 300)
+    assert service.lags() == {(7, topic): 700}
 
 
 def test_a_member_is_protected_as_its_topics_are(guarded: Service) -> None:

@@ -153,6 +153,24 @@ def test_verbose(run: Run, tmp_path: Path) -> None:
     assert done.lines[0].endswith(f"data in {tmp_path / 'd'}")
 
 
+@pytest.mark.usefixtures("stopped_at_once")
+def test_console(run: Run, tmp_path: Path) -> None:
+    arguments = ("broker", "--listen", "127.0.0.1:0", "--data-dir", tmp_path / "d")
+    done = run(*arguments, "--ui", "127.0.0.1:0", "--ui-admin")
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"console on http://127\.0\.0\.1:\d+/", done.lines[1])
+    done = run(*arguments, "--ui-admin")
+    assert done.code == 1 and "set ui too" in done.err
+
+
+def test_console_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('ui = "127.0.0.1:5"\nui_admin = true\n')
+    # A flag that is not given leaves what the file says.
+    config = make_config(file, {"ui": None, "ui_admin": None})
+    assert (config.ui, config.ui_admin) == ("127.0.0.1:5", True)
+
+
 def test_port_in_use(run: Run, server: EmbeddedBroker, tmp_path: Path) -> None:
     done = run("broker", "--listen", server.address, "--data-dir", tmp_path / "d")
     assert (done.code, done.out) == (1, "")
@@ -197,6 +215,7 @@ def test_bad_config(run: Run, tmp_path: Path, content: str | None, text: str) ->
     [
         ["--listen", "localhost"],
         ["--metrics", "x"],
+        ["--ui", "8080"],
         ["--segment-bytes", "big"],
         ["--fsync", "never"],
         ["--checksum", "default"],

@@ -497,6 +497,17 @@ class TestSocketStream:
             else:
                 recv(client, 1)
 
+    def test_reset(self, tcp_pair: Pair) -> None:
+        """Whoever waits is woken, and the peer sees no proper end."""
+        client, server = tcp_pair
+        assert isinstance(client, SocketStream)
+        client.reset()
+        with pytest.raises(ConnectionLost, match="reset here"):
+            recv(client, 1)
+        client.close()
+        with pytest.raises(ConnectionLost, match="reset by peer"):
+            recv(server, 1)
+
     def test_file_goes_by_the_kernel(
         self, tcp_pair: Pair, file: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:

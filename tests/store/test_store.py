@@ -491,6 +491,7 @@ def test_how_far_the_consumers_of_a_topic_are(store: Store) -> None:
     assert store.committed_offsets(1) == {7: 45, 8: 0}
     assert store.committed_offsets(2) == {7: 90}
     assert store.committed_offsets(0) == {}
+    assert store.consumer_offsets() == {(7, 1): 45, (8, 1): 0, (7, 2): 90}
 
 
 def test_a_checksum_that_is_known_already(store: Store) -> None:

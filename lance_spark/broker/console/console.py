@@ -1,0 +1,112 @@
+"""A console that runs: its web server, its sampler, and where they are."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.console.sampler import OFFSETS_MAX, Sampler
+from lance_spark.broker.service import Service
+from lance_spark.errors import OptionError
+from lance_spark.net.address import Address
+from lance_spark.net.tls import TlsContext
+from lance_spark.store.consumers import ConsumerKey
+
+if TYPE_CHECKING:
+    from lance_spark.net.web import WebServer
+
+
+class Console:
+    """Serves the web console of a broker.
+
+    Args:
+        service: the broker.
+        config: its settings.
+        address: where to listen; port 0 takes a free one.
+        broker_address: where the broker's clients connect to.
+        tls: to speak HTTPS, and nothing else.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        config: BrokerConfig,
+        *,
+        address: Address,
+        broker_address: Address,
+        tls: TlsContext | None = None,
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._address = address
+        self._broker_address = broker_address
+        self._tls = tls
+        self._sampler = Sampler(service.metrics, self._find_lags)
+        self._server: WebServer | None = None
+
+    def _find_lags(self) -> Mapping[ConsumerKey, int]:
+        # To measure very many each second would cost more than they tell.
+        many = self._service.store.consumer_count > OFFSETS_MAX
+        return {} if many else self._service.lags()
+
+    @property
+    def address(self) -> Address:
+        """Where it listens; once started with the port it got."""
+        return self._address if self._server is None else self._server.address
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser."""
+        # By the name that was given: certificates are for names.
+        where = replace(self._address, port=self.address.port)
+        if _is_wildcard(where.host):
+            where = replace(where, host="127.0.0.1")
+        return f"{'http' if self._tls is None else 'https'}://{where}/"
+
+    def start(self) -> None:
+        """Listen, and serve on threads of its own.
+
+        Raises:
+            OptionError: a library is not installed, or the address can't be used.
+        """
+        if self._server is not None:
+            return
+        try:
+            from lance_spark.broker.console.app import make_app
+            from lance_spark.net.web import WebServer
+        except ImportError as error:
+            raise OptionError(
+                f"the console needs the package {error.name}, which is not installed: "
+                "pip install 'lance-spark[ui]'"
+            ) from error
+        app, streams = make_app(
+            self._service,
+            self._config,
+            sampler=self._sampler,
+            host=self._address.host,
+            broker_address=self._broker_address,
+        )
+        try:
+            server = WebServer(app, self._address, tls=self._tls, ending=streams.end)
+        except OptionError as error:
+            raise OptionError(f"console: {error}") from error
+        self._server = server
+        self._sampler.start()
+        server.start()
+
+    def stop(self) -> None:
+        """Stop listening, end all answers that are under way; may be called again."""
+        if self._server is not None:
+            self._server.stop()
+        self._sampler.stop()
+        self._server = None
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,137 @@
+"""The door of the console: what no page of ours sends does not get in.
+
+Browsers send requests for any page that asks them to, with the cookies of the console.
+Three rules keep such pages out, and each is about something that they can't choose:
+
+- `Host` is an address, `localhost`, or the name that the console was given. A page
+  whose name was made to lead here (DNS rebinding) has its own name there.
+- Requests that change something have an `Origin`, and it is the console itself.
+- They have a header of our own, which a foreign page has to ask for first, in vain.
+
+Bodies are read here, as far as they may be long, so that requests need not wait.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lance_spark.broker.console.answer import JsonAnswer, refuse
+
+BODY_BYTES_MAX = 64 * 1024
+# Where requests find their body.
+BODY = "lance.body"
+_BODY_S = 10.0
+_CHANGING = ("POST", "PUT", "DELETE", "PATCH")
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Lets requests through to an application, or refuses them.
+
+    Args:
+        app: the application.
+        host: the host that the console was told to listen on.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._host = host.lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge one request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if "cache-control" not in headers:
+                    # The page's files change when the package does.
+                    headers["Cache-Control"] = "no-cache"
+            await send(message)
+
+        refusal = self._judge(scope)
+        if refusal is None and scope["method"] in _CHANGING:
+            refusal = await _read_body(scope, receive)
+        await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _judge(self, scope: Scope) -> JsonAnswer | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._is_known(host):
+            return refuse(
+                403,
+                "ForeignHost",
+                f"The console does not answer to the name {host[:100]!r}",
+                "Open it by its IP address, or start it with this name in `ui`.",
+            )
+        if scope["method"] not in _CHANGING:
+            return None
+        if headers.get("origin", "") != f"{scope['scheme']}://{host}":
+            text = "The request does not come from the console's own page"
+            return refuse(403, "ForeignOrigin", text, "Use the console's own page.")
+        if headers.get("x-lance-console") != "1":
+            text = "The header X-Lance-Console is missing"
+            return refuse(403, "ForeignOrigin", text, "Send X-Lance-Console: 1.")
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            parts = urlsplit(f"//{host}")
+            name = parts.hostname or ""
+            parts.port  # noqa: B018 - it raises for a port that is none.
+        except ValueError:
+            return False
+        if parts.netloc != host or "@" in host:
+            return False  # No browser sends this.
+        return name in ("localhost", self._host) or _is_ip(name)
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _read_body(
+    scope: MutableMapping[str, Any], receive: Receive
+) -> JsonAnswer | None:
+    """Read a body of bounded length in bounded time; give what is against it."""
+    too_large = refuse(
+        413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes", ""
+    )
+    length = Headers(scope=scope).get("content-length", "0")
+    if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+        return too_large
+    body = bytearray()
+    with anyio.move_on_after(_BODY_S):
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                break
+            body += message.get("body", b"")
+            if len(body) > BODY_BYTES_MAX:
+                return too_large
+            if not message.get("more_body", False):
+                scope[BODY] = bytes(body)
+                return None
+    return refuse(400, "BadRequest", "The request's body did not come in time", "")

@@ -1,0 +1,369 @@
+"""The records of a topic, a page at a time: from a place on, or those that match.
+
+Bytes become Arrow columns; only the rows of the page become Python objects. Bytes that
+are no records, which a broker has that checks nothing, are shown as such and never
+left out. A page works on one view of its log and takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from lance_spark.broker.console.cell import UNREADABLE, make_cell, name_type
+from lance_spark.broker.console.query import Query
+from lance_spark.columnar.decode import Decoded, decode
+from lance_spark.errors import Corrupt, OutOfRange, StorageError
+from lance_spark.model import Location
+from lance_spark.store import View
+
+# How much a search goes through, and a page reads, before it tells where to go on.
+SCAN_BYTES_MAX = 64 * 1024 * 1024
+PAGE_BYTES_MAX = 16 * 1024 * 1024
+_CHUNK_BYTES = 4 * 1024 * 1024
+_CHUNK_BYTES_MIN = 64 * 1024
+# There are more only where most of a log is no records.
+_CHUNKS_MAX = 1000
+_COLUMNS = ("offset", "next_offset", "type", "key", "value", "timestamp_ns")
+_Found = TypeVar("_Found")
+# A record as the page gets it.
+Shown = dict[str, Any]
+
+# How often a page may meet retention before it gives up.
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record; key and value are copies of theirs."""
+
+    offset: int
+    next_offset: int
+    record: int | None
+    type: int
+    timestamp_ns: int | None
+    key: pa.Buffer | None
+    value: pa.Buffer | None
+
+
+def read_page(look: Callable[[], View], query: Query) -> dict[str, Any]:
+    """Read a page of a topic.
+
+    Args:
+        look: gives a view of the topic, each time a new one.
+        query: which records.
+
+    Raises:
+        Corrupt: bytes at the start of the page are damaged.
+    """
+    return _with_view(look, lambda view: _page(view, query))
+
+
+def read_value(look: Callable[[], View], offset: int) -> pa.Buffer | None:
+    """Read the value of the record that starts at an offset, None if there is none."""
+    rows = _with_view(look, lambda view: _take(view, offset, 1, _keep)[0])
+    found = rows[0] if rows else None
+    return found.value if found is not None and found.offset == offset else None
+
+
+def _keep(row: Row) -> Row:
+    return row
+
+
+def _with_view(look: Callable[[], View], work: Callable[[View], _Found]) -> _Found:
+    for _ in range(_ATTEMPTS):
+        view = look()
+        try:
+            return work(view)
+        except OutOfRange:
+            continue  # Retention was quicker than this view.
+    raise StorageError("the topic is being cut faster than it is read")
+
+
+def _page(view: View, query: Query) -> dict[str, Any]:
+    start = _find_start(view, query)
+    previous = None
+    if query.is_search:
+        rows, end = _search(view, start, query)
+    else:
+        rows, end = _take(view, start, query.limit, _show)
+        if query.kind == "end" and end < view.end.offset:
+            start = _find_last(view, start, view.end.offset, query.limit)
+            rows, end = _take(view, start, query.limit, _show)
+        previous = _find_previous(view, rows, start, query.limit)
+    is_end = end >= view.end.offset
+    times = _find_append_ms(view, [row["offset"] for row in rows])
+    for row, at in zip(rows, times, strict=True):
+        row["append_ms"] = at
+    return {
+        "log_start": view.start.offset,
+        "log_end": view.end.offset,
+        "first_offset": rows[0]["offset"] if rows else None,
+        "next_offset": end,
+        "previous_offset": previous,
+        "at_end": is_end,
+        "scanned_bytes": end - start,
+        "scanned_all": is_end,
+        "records": rows,
+    }
+
+
+def _show(row: Row) -> Shown:
+    """Make what a page shows, at once: long values must not pile up until its end."""
+    stamp = row.timestamp_ns
+    is_record = row.type != UNREADABLE
+    return {
+        "offset": row.offset,
+        "next_offset": row.next_offset,
+        "record": row.record,
+        "type": row.type,
+        "type_name": name_type(row.type),
+        "time_ns": None if stamp is None else str(stamp),
+        "append_ms": None,
+        "key": make_cell(row.key),
+        "value": make_cell(row.value, may_be_text=is_record),
+    }
+
+
+# Places.
+
+
+def _find_start(view: View, query: Query) -> int:
+    if query.kind == "record":
+        return view.locate_record(query.value).offset
+    if query.kind == "time":
+        return view.locate_time(query.value).offset
+    if query.kind == "offset":
+        return min(max(query.value, view.start.offset), view.end.offset)
+    if query.kind == "end" and not query.is_search:
+        return _step_back(view, view.locate_end(), query.limit)
+    return view.end.offset if query.kind == "end" else view.start.offset
+
+
+def _step_back(view: View, place: Location, count: int) -> int:
+    """Go back so many records, or fewer if they are large; one at least."""
+    one = view.locate_record(place.record - 1).offset
+    most = view.locate_record(place.record - count).offset
+    if place.offset - most <= PAGE_BYTES_MAX:
+        return most
+    return min(one, view.locate_offset(place.offset - PAGE_BYTES_MAX).offset)
+
+
+def _find_previous(
+    view: View, rows: Sequence[Shown], start: int, limit: int
+) -> int | None:
+    """Find where the page before some rows starts, None if there is none."""
+    first = rows[0]["offset"] if rows else start
+    if first <= view.start.offset:
+        return None
+    found = _step_back(view, view.locate_offset(first), limit)
+    if all(row["record"] is not None for row in rows):
+        return found
+    try:
+        return _find_last(view, found, first, limit)
+    except Corrupt:
+        return found  # This page is whole, whatever is before it.
+
+
+def _find_last(view: View, start: int, end: int, count: int) -> int:
+    """Find where the last so many records between two places start.
+
+    It is needed where batches were stored unchecked: the log takes each for a record.
+    """
+    last: NDArray[np.int64] = np.zeros(0, np.int64)
+    behind = view.locate_offset(end).offset
+    for chunk in _read_chunks(view, view.locate_offset(start), behind - start):
+        starts = chunk.starts
+        last = np.concatenate((last, starts[starts < end]))[-count:]
+    return int(last[0]) if len(last) else start
+
+
+def _find_floor(view: View, offset: int) -> Location:
+    """Find the last boundary at or before an offset that the log knows of.
+
+    It is the start of the record that the offset is in. Where batches were stored
+    unchecked the log knows only theirs, and records start between them as well.
+    """
+    above = view.locate_offset(offset)
+    if above.offset <= offset or above.record <= view.start.record:
+        return above
+    return view.locate_record(above.record - 1)
+
+
+def _find_append_ms(view: View, offsets: Sequence[int]) -> list[int | None]:
+    """Find when records were appended.
+
+    Times never go back, so those between two that are the same need not be asked for.
+    """
+    times: list[int | None] = [None] * len(offsets)
+
+    def ask(at: int) -> int | None:
+        found = _find_floor(view, offsets[at]).append_time_ns
+        return found // 1_000_000 if found else None
+
+    def fill(low: int, high: int) -> None:
+        if times[low] == times[high]:
+            times[low:high] = [times[low]] * (high - low)
+        elif high - low > 1:
+            middle = (low + high) // 2
+            times[middle] = ask(middle)
+            fill(low, middle)
+            fill(middle, high)
+
+    if offsets:
+        times[0], times[-1] = ask(0), ask(len(offsets) - 1)
+        fill(0, len(offsets) - 1)
+    return times
+
+
+# Reading.
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A piece of a log, decoded; `record` is None where numbers can't be told."""
+
+    start: int
+    end: int
+    record: int | None
+    data: bytes
+    batch: pa.RecordBatch
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.batch.column("offset").to_numpy()
+        return found
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where records start, and what is between them."""
+        ends = self.batch.column("next_offset").to_numpy()
+        found = np.unique(np.concatenate(([self.start], self.offsets, ends)))
+        return found[found < self.end]
+
+
+def _read_chunks(view: View, place: Location, bytes_max: int) -> Iterator[_Chunk]:
+    """Decode a log piece by piece; where it is no records, go on at the next batch."""
+    start, size = place.offset, _CHUNK_BYTES
+    end = start + bytes_max
+    for _ in range(_CHUNKS_MAX):
+        at = place.offset
+        if at >= min(end, view.end.offset):
+            return
+        found = view.read(at, min(size, end - at))
+        if found.end > end and at > start:
+            return  # One record is read however large it is, if it is the first.
+        data = found.read()
+        decoded = decode(
+            data, base_offset=at, columns=_COLUMNS, on_bad="skip", partial="keep"
+        )
+        is_sure = not decoded.skipped and decoded.batch.num_rows == found.records
+        record = place.record if is_sure else None
+        broken = _find_break(decoded, at, found.end)
+        if broken is None:
+            place = Location(found.end, place.record + found.records, 0)
+            size = min(2 * size, _CHUNK_BYTES)
+        else:
+            place = view.locate_offset(broken + 1)
+            # The next batch may be no better, and all behind it be read in vain again.
+            size = _CHUNK_BYTES_MIN
+        stop = min(place.offset, found.end)
+        yield _Chunk(at, stop, record, data[: stop - at], decoded.batch)
+
+
+def _find_break(decoded: Decoded, start: int, end: int) -> int | None:
+    """Tell where the chain of records breaks, None if it does not."""
+    if decoded.fault is not None:
+        return decoded.fault.position
+    return start + decoded.end if start + decoded.end < end else None
+
+
+def _take(
+    view: View, start: int, limit: int, use: Callable[[Row], _Found]
+) -> tuple[list[_Found], int]:
+    """Take so many records from an offset on; tell where they end."""
+    place = _find_floor(view, start)
+    # The one that the offset is in comes on top.
+    behind = view.locate_record(place.record + limit + (place.offset < start))
+    wanted = min(behind.offset - place.offset, PAGE_BYTES_MAX)
+    rows: list[_Found] = []
+    end = max(start, place.offset)
+    for chunk in _read_chunks(view, place, wanted):
+        for row in _list_rows(chunk, start):
+            if len(rows) == limit:
+                return rows, end
+            rows.append(use(row))
+            end = row.next_offset
+        end = max(end, chunk.end)
+    return rows, end
+
+
+def _list_rows(chunk: _Chunk, start: int) -> Iterator[Row]:
+    """Give the records of a chunk from an offset on, and what is between them."""
+    first = int(np.searchsorted(chunk.offsets, start))
+    at = max(chunk.start, start)
+    if first:
+        at = max(at, chunk.batch.column("next_offset")[first - 1].as_py())
+    for row in range(first, chunk.batch.num_rows):
+        found = _make_row(chunk, row)
+        if found.offset > at:
+            yield _make_gap(chunk, at, found.offset)
+        yield found
+        at = found.next_offset
+    if at < chunk.end:
+        yield _make_gap(chunk, at, chunk.end)
+
+
+def _make_row(chunk: _Chunk, row: int) -> Row:
+    column = chunk.batch.column
+    return Row(
+        column("offset")[row].as_py(),
+        column("next_offset")[row].as_py(),
+        None if chunk.record is None else chunk.record + row,
+        column("type")[row].as_py(),
+        column("timestamp_ns")[row].as_py(),
+        column("key")[row].as_buffer(),
+        column("value")[row].as_buffer(),
+    )
+
+
+def _make_gap(chunk: _Chunk, start: int, end: int) -> Row:
+    data = pa.py_buffer(chunk.data[start - chunk.start : end - chunk.start])
+    return Row(start, end, None, UNREADABLE, None, None, data)
+
+
+def _search(view: View, start: int, query: Query) -> tuple[list[Shown], int]:
+    """Take the records that match; tell how far the log was looked through."""
+    rows: list[Shown] = []
+    end = start
+    for chunk in _read_chunks(view, _find_floor(view, start), SCAN_BYTES_MAX):
+        found = np.flatnonzero(_match(chunk.batch, query) & (chunk.offsets >= start))
+        for row in found[: query.limit - len(rows)].tolist():
+            rows.append(_show(_make_row(chunk, row)))
+        if len(rows) == query.limit:
+            return rows, rows[-1]["next_offset"]
+        end = chunk.end
+    return rows, end
+
+
+def _match(batch: pa.RecordBatch, query: Query) -> NDArray[np.bool_]:
+    key, value = batch.column("key"), batch.column("value")
+    mask = np.ones(batch.num_rows, np.bool_)
+    if query.key is not None:
+        mask &= _to_mask(pc.equal(key, pa.scalar(query.key, pa.binary())))
+    if query.search is not None:
+        mask &= _to_mask(pc.match_substring(key, query.search)) | _to_mask(
+            pc.match_substring(value, query.search)
+        )
+    return mask
+
+
+def _to_mask(found: pa.Array) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    return mask
