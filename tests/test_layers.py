@@ -1,9 +1,10 @@
 """The layer rule of the design: who may import whom.
 
     errors, model <- wire, net, store, columnar <- client | broker <- spark | cli
+                                                                    <- testing
 
 and beside the values, for the two that people type to: `quantity`, what they type, and
-`offset`, what a checkpoint of Spark says.
+`offset`, what a checkpoint of Spark says; for notebooks: `html`, what they show.
 
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
 imports inside functions count, those under `TYPE_CHECKING` do not: they are never run.
@@ -28,14 +29,17 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"errors"},
     "quantity": _VALUES,
     "offset": _VALUES,
+    "html": {*_VALUES, "quantity"},
     "wire": _VALUES,
     "net": _VALUES,
     "store": _VALUES,
     "columnar": _VALUES,
-    "client": {*_BASE, "__init__"},
-    "broker": {*_BASE, "__init__"},
-    "spark": {*_VALUES, "quantity", "offset", "columnar", "client", "__init__"},
+    "client": {*_BASE, "html", "__init__"},
+    "broker": {*_BASE, "html", "__init__"},
+    "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
     "cli": {*_BASE, "quantity", "offset", "client", "broker", "__init__"},
+    # Sees both sides, as tests do; nobody sees it.
+    "testing": {*_BASE, "quantity", "client", "broker", "spark"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
     "__main__": {"cli"},
     "pyspark_lance": {"spark"},
@@ -48,6 +52,7 @@ SEPARATE = ("wire",)
 RESERVED: dict[str, set[str]] = {
     "pyspark": {"spark", "pyspark_lance"},
     "click": {"cli"},
+    "pytest": {"testing"},
     "socket": {"net"},
     "ssl": {"net"},
     "socketserver": {"net"},
@@ -211,6 +216,12 @@ def test_the_walk_sees_real_imports() -> None:
         ("cli.check", 'import_module("lance_spark.spark")'),
         ("cli.check", "import pyspark"),
         ("broker.server", "import click"),
+        ("broker.server", "import pytest"),
+        ("broker.server", "from lance_spark.testing import run_broker"),
+        ("cli.check", "from lance_spark.testing.scratch import run_broker"),
+        ("testing.relay", "import socket"),
+        ("testing.plugin", "import pyspark"),
+        ("testing.scratch", "from lance_spark.cli.main import main"),
         ("__init__", "from lance_spark.store import Store"),
         ("__init__", "import pyspark"),
         ("__main__", "from lance_spark.store import Store"),
@@ -237,6 +248,9 @@ def test_violation_is_found(module: str, source: str) -> None:
         ("spark.reader", "import pyspark\nfrom lance_spark.client import LanceClient"),
         ("cli.check", "import click\nfrom lance_spark.broker import EmbeddedBroker"),
         ("cli.group", "from lance_spark import __version__"),
+        ("testing.plugin", "import pytest\nfrom lance_spark.spark import local"),
+        ("testing.scratch", "from lance_spark.broker import EmbeddedBroker"),
+        ("testing.topic", "from lance_spark.client import LanceClient"),
         ("cli.offsets", "from lance_spark.offset import StreamOffset"),
         ("spark.stream", "from lance_spark.offset import StreamOffset"),
         ("__init__", "def register():\n    from lance_spark.spark import source"),

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.testing import run_broker
 
 if TYPE_CHECKING:
     from tests.spark.engine.daemon import Cluster
 
-# Making a store syncs the disk, which most tests here would spend their time with.
-_MEMORY = Path("/dev/shm")
 _NUMBERS = itertools.count(1)
 
 
 def _run_broker(dialect: str) -> Iterator[EmbeddedBroker]:
-    where = _MEMORY if _MEMORY.is_dir() else None
-    with (
-        tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as path,
-        EmbeddedBroker(fsync="none", data_dir=path, dialect=dialect) as broker,
-    ):
-        yield broker
+    # Tests look into it, and those that want a bad network bring one.
+    with run_broker(relay=False, dialect=dialect) as made:
+        assert isinstance(made.broker, EmbeddedBroker)
+        yield made.broker
 
 
 @pytest.fixture

@@ -1,0 +1,188 @@
+"""Faults that tests can have a broker and its network make.
+
+Each call begins one and gives a `Fault`, which ends it: by `end`, at the end of a
+`with` block, or with the broker, whichever comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from lance_spark.errors import OptionError
+from lance_spark.testing.weather import Side
+
+if TYPE_CHECKING:
+    from lance_spark.testing.disk import ScratchDisk
+    from lance_spark.testing.process import BrokerProcess
+    from lance_spark.testing.relay import Relay
+
+
+class Fault:
+    """Something that is broken until `end`; a context manager, too.
+
+    Args:
+        undo: mends it.
+    """
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self._undo: Callable[[], None] | None = undo
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended."""
+        return self._undo is None
+
+    def end(self) -> None:
+        """Mend it; may be called again."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Fault:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class Faults:
+    """What can go wrong between a job and its broker, on demand.
+
+    Args:
+        relay: stands between clients and the broker, if there is one.
+        disk: the broker's disk, if it can be filled.
+        process: the broker's process, if it has one of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        relay: Relay | None = None,
+        disk: ScratchDisk | None = None,
+        process: BrokerProcess | None = None,
+    ) -> None:
+        self._relay = relay
+        self._disk = disk
+        self._process = process
+        self._begun: list[Fault] = []
+
+    # The network.
+
+    def drop_connections(self) -> None:
+        """End all connections that clients have now; they may connect again."""
+        self._find_relay("drop_connections").drop()
+
+    def delay(self, seconds: float) -> Fault:
+        """Hold up whatever is sent, in both directions: a round trip takes twice that.
+
+        Raises:
+            OptionError: the time is below 0, or there is no relay.
+        """
+        weather = self._find_relay("delay").weather
+        if not seconds >= 0:  # Nor anything that is no number.
+            raise OptionError(f"a delay of {seconds} s: give 0 or more")
+        weather.add_delay(seconds)
+        return self._begin(lambda: weather.drop_delay(seconds))
+
+    def cut_after(self, size: int, *, times: int = 1, towards: str = "client") -> Fault:
+        """End connections in the middle of what they carry.
+
+        Bytes are counted over all connections from now on. The one that carries the
+        last of them ends right behind it, and the count begins anew for the next.
+
+        Args:
+            size: how many bytes are let through.
+            times: how many connections end.
+            towards: `client` counts what the broker sends, so that acknowledgements
+                are lost; `broker` what clients send.
+
+        Raises:
+            OptionError: an argument can't be used, or there is no relay.
+        """
+        weather = self._find_relay("cut_after").weather
+        sides = [side.value for side in Side]
+        if size < 0 or times < 1 or towards not in sides:
+            raise OptionError(
+                f"cut_after({size}, times={times}, towards={towards!r}): give a size "
+                f"of 0 or more, 1 time or more, and {' or '.join(sides)}"
+            )
+        cut = weather.add_cut(Side(towards), size, times)
+        return self._begin(lambda: weather.drop_cut(cut))
+
+    # The disk.
+
+    def fill_disk(self) -> Fault:
+        """Have every write of the broker fail that needs room on its disk.
+
+        Raises:
+            OptionError: the broker has the machine's disk and no other.
+        """
+        disk = self._disk
+        if disk is None:
+            raise OptionError(
+                "fill_disk: a broker in a process of its own has the disk of the "
+                "machine; use run_broker or the fixture lance_broker"
+            )
+        disk.fill()
+        return self._begin(disk.free)
+
+    def free_disk(self) -> None:
+        """Make room on the disk again."""
+        if self._disk is not None:
+            self._disk.free()
+
+    # The process.
+
+    def kill(self) -> Fault:
+        """Kill the broker as `kill -9` does; the end of the fault starts it again.
+
+        Raises:
+            OptionError: it has no process of its own.
+        """
+        process = self._process
+        if process is None:
+            raise OptionError(
+                "kill: this broker runs in the process of the test; use "
+                "run_broker_process or the fixture lance_broker_process"
+            )
+        process.kill()
+
+        def restart() -> None:
+            if not process.is_running:
+                process.start()
+
+        return self._begin(restart)
+
+    def kill_and_restart(self) -> None:
+        """Kill the broker as `kill -9` does, and start it again at once.
+
+        Raises:
+            OptionError: it has no process of its own.
+            LanceError: it does not start again.
+        """
+        self.kill().end()
+
+    def clear(self) -> None:
+        """End all faults, the last one first."""
+        while self._begun:
+            self._begun.pop().end()
+
+    def _find_relay(self, what: str) -> Relay:
+        if self._relay is None:
+            raise OptionError(
+                f"{what}: clients of this broker are connected without a relay; leave "
+                "out relay=False"
+            )
+        return self._relay
+
+    def _begin(self, undo: Callable[[], None]) -> Fault:
+        fault = Fault(undo)
+        self._begun.append(fault)
+        return fault

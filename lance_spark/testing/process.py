@@ -1,0 +1,182 @@
+"""A broker in a process of its own, which tests can kill and start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lance_spark.errors import LanceError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# A busy machine takes its time to start a process.
+_START_S = 60.0
+_STOP_S = 30.0
+_READY = re.compile(r"^lance-spark broker listening on (\S+), data in ")
+
+
+class BrokerProcess:
+    """`lance-spark broker` as a child; its address stays the same over restarts.
+
+    Files named after the data directory, for its settings and for what it says, are
+    put beside that.
+
+    Args:
+        data_dir: the data directory.
+        settings: those of `BrokerConfig`, by name.
+    """
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.data_dir = data_dir
+        self._settings = settings
+        self._listen = str(settings.pop("listen", "127.0.0.1:0"))
+        self._child: subprocess.Popen[str] | None = None
+        self._config = data_dir.with_name(f"{data_dir.name}.toml")
+        self._log = data_dir.with_name(f"{data_dir.name}.stderr")
+
+    @property
+    def address(self) -> str:
+        """Where clients connect to."""
+        return self._listen
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started and not stopped or killed."""
+        return self._child is not None
+
+    @property
+    def pid(self) -> int:
+        """The process that runs now.
+
+        Raises:
+            LanceError: there is none.
+        """
+        if self._child is None:
+            raise LanceError("the broker's process is not running: start it first")
+        return self._child.pid
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error."""
+        if not self._log.exists():
+            return ""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def start(self) -> Self:
+        """Start it; returns when clients can connect.
+
+        Raises:
+            LanceError: it runs already, or ended instead of starting.
+        """
+        if self._child is not None:
+            raise LanceError(f"the broker's process is running already: {self.pid}")
+        write_settings(self._config, self._settings)
+        command = [sys.executable, "-m", "lance_spark", "broker"]
+        command += ["--config", str(self._config), "--data-dir", str(self.data_dir)]
+        command += ["--listen", self._listen]
+        with self._log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the tests, who end it then.
+            )
+        self._child = child
+        self._listen = self._await_ready(child)
+        return self
+
+    def _await_ready(self, child: subprocess.Popen[str]) -> str:
+        # One that hangs is killed, which ends the wait for its words.
+        watchdog = threading.Timer(_START_S, child.kill)
+        watchdog.start()
+        try:
+            assert child.stdout is not None
+            found = _READY.match(child.stdout.readline())
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+        if found is None:
+            self.kill()
+            raise LanceError(f"the broker's process did not start: {self.said}")
+        return found.group(1)
+
+    def kill(self) -> None:
+        """Kill it, as `kill -9` does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit code.
+
+        Raises:
+            LanceError: it does not stop, and was killed.
+        """
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        child.send_signal(number)
+        try:
+            return child.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise LanceError(
+                f"the broker's process does not stop in {_STOP_S:.0f} s: {self.said}"
+            ) from None
+        finally:
+            assert child.stdout is not None
+            child.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        code = self.stop()
+        if code and error is None:
+            raise LanceError(f"the broker's process ended with {code}: {self.said}")
+
+    def __repr__(self) -> str:
+        state = f"process {self.pid}" if self.is_running else "not running"
+        return f"<BrokerProcess at {self._listen}, {state}>"
+
+
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings of a `BrokerConfig` as the configuration file has them."""
+    lines, tls, topics = [], [], []
+    for name, value in settings.items():
+        if name == "topics":
+            for topic, tables in value.items():
+                for table, keys in tables.items():
+                    topics.append(f"[topics.{_to_toml(topic)}.{table}]")
+                    topics += [f"{k} = {_to_toml(v)}" for k, v in keys.items()]
+        elif name.startswith("tls_"):
+            tls.append(f"{name[4:]} = {_to_toml(value)}")
+        else:
+            lines.append(f"{name} = {_to_toml(value)}")
+    text = "\n".join([*lines, "[tls]", *tls, *topics])
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _to_toml(value: object) -> str:
+    # Texts, numbers, switches and lists are written the same way in JSON, apart from
+    # characters that JSON writes as two halves. What else there is are paths.
+    return json.dumps(value, ensure_ascii=False, default=os.fspath)

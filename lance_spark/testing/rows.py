@@ -1,0 +1,193 @@
+"""Rows as tests write them, turned into the columns of a write.
+
+A row is text, bytes, None for a Null record, or a mapping; rows may come as Arrow
+columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broker.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_spark.columnar.inputs import check_columns, read_columns
+from lance_spark.errors import OptionError
+
+# What a row of a test may say, in the order in which it is shown.
+FIELDS = ("key", "value", "timestamp", "type")
+
+_TYPES = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "timestamp": pa.timestamp("ns", tz="UTC"),
+    "type": pa.int16(),
+}
+_SAID = (*FIELDS, "timestamp_ns")
+# What a topic's own rows have besides; a write does not look at it.
+_IGNORED = ("topic", "offset", "next_offset")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NS_PER_US = 1000
+
+Row = tuple[Any, ...]
+
+
+def to_table(rows: Any) -> pa.Table:
+    """Turn rows of any kind into the Arrow columns of a write.
+
+    Args:
+        rows: texts, bytes, None and mappings with `value`, `key`, `timestamp` or
+            `timestamp_ns`, and `type`; an Arrow table, batch or array; a DataFrame of
+            Spark or pandas, or of whatever else can give its columns to Arrow; a
+            Series, for values.
+
+    Raises:
+        OptionError: they can't be the rows of a write.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        table = pa.Table.from_batches([rows])
+    elif isinstance(rows, pa.Table):
+        table = rows
+    elif hasattr(rows, "toArrow"):
+        table = rows.toArrow()
+    elif isinstance(rows, pa.Array | pa.ChunkedArray):
+        table = _gather(rows.to_pylist())
+    elif hasattr(rows, "to_list") and not hasattr(rows, "columns"):
+        # A Series, of pandas or others.
+        table = _gather(rows.to_list())
+    elif type(rows).__module__.partition(".")[0] == "pandas":
+        # An index is how pandas counts rows, and not a part of them.
+        table = pa.Table.from_pandas(rows, preserve_index=False)
+    elif hasattr(rows, "__arrow_c_stream__"):
+        table = pa.table(rows)
+    else:
+        table = _gather(rows)
+    check_columns(table.schema)
+    return table
+
+
+def list_fields(table: pa.Table) -> tuple[str, ...]:
+    """Tell which fields the columns of a write say something about."""
+    names = {"timestamp" if n == "timestamp_ns" else n for n in table.column_names}
+    return tuple(name for name in FIELDS if name in names)
+
+
+def to_tuples(table: pa.Table, fields: Iterable[str]) -> list[Row]:
+    """Give fields of all rows as values that can be compared; times are in ns.
+
+    Args:
+        table: columns of a write.
+        fields: any of `FIELDS`; what the columns do not say is None.
+    """
+    rows: list[Row] = []
+    for batch in table.combine_chunks().to_batches():
+        columns = read_columns(batch)
+        stamps = [
+            None if tick is None else tick * columns.stamp_unit_ns
+            for tick in columns.stamp.to_pylist()
+        ]
+        found = {
+            "key": columns.key.to_pylist(),
+            "value": columns.value.to_pylist(),
+            "timestamp": stamps,
+            "type": columns.type.to_pylist(),
+        }
+        rows += zip(*(found[name] for name in fields), strict=True)
+    return rows
+
+
+def _gather(rows: Any) -> pa.Table:
+    """Make columns of single rows: those that any of them names, and `value`."""
+    if isinstance(rows, (str, bytes, bytearray, memoryview, Mapping)):
+        raise OptionError(
+            f"one row, a {type(rows).__name__}, where rows are wanted: put it in a list"
+        )
+    try:
+        said = [_read_row(number, row) for number, row in enumerate(rows)]
+    except TypeError as error:
+        if isinstance(rows, Iterable):
+            raise
+        raise OptionError(
+            f"rows of type {type(rows).__name__}: give a list of texts, bytes or "
+            "dicts, an Arrow table, or a DataFrame"
+        ) from error
+    names = [n for n in FIELDS if n == "value" or any(n in row for row in said)]
+    arrays = {}
+    for name in names:
+        column = [row.get(name) for row in said]
+        if name == "timestamp":
+            # Through numbers, as Python's times have no nanoseconds.
+            arrays[name] = pa.array(column, pa.int64()).cast(_TYPES[name])
+        else:
+            arrays[name] = pa.array(column, _TYPES[name])
+    return pa.table(arrays)
+
+
+def _read_row(number: int, row: Any) -> dict[str, Any]:
+    """Take a row as fields, with times in ns."""
+    if not isinstance(row, Mapping):
+        return {"value": _to_bytes(number, "value", row)}
+    unknown = [str(name) for name in row if name not in (*_SAID, *_IGNORED)]
+    if unknown or "value" not in row:
+        raise OptionError(
+            f"row {number} has {', '.join(map(str, row)) or 'no fields'}: a row is "
+            f"text, bytes, or a dict with value and perhaps {', '.join(_OTHERS)}; "
+            "for JSON give json.dumps(row)"
+        )
+    fields = {name: row[name] for name in FIELDS if name in row}
+    for name in ("key", "value"):
+        if name in fields:
+            fields[name] = _to_bytes(number, name, fields[name])
+    if "type" in row:
+        fields["type"] = _to_number(number, "type", row["type"])
+    if "timestamp_ns" in row:
+        fields["timestamp"] = _to_number(number, "timestamp_ns", row["timestamp_ns"])
+    elif "timestamp" in row:
+        fields["timestamp"] = _to_ns(number, row["timestamp"])
+    return fields
+
+
+_OTHERS = tuple(name for name in _SAID if name != "value")
+
+
+def _to_bytes(number: int, name: str, given: Any) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, (bytearray, memoryview)):
+        return bytes(given)
+    raise OptionError(
+        f"row {number}: a {name} of type {type(given).__name__}; give text or bytes, "
+        "as json.dumps and str make them"
+    )
+
+
+def _to_number(number: int, name: str, given: Any) -> int | None:
+    if given is None:
+        return None
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise OptionError(
+            f"row {number}: a {name} of type {type(given).__name__}; give a whole "
+            "number, as the column has"
+        ) from None
+
+
+def _to_ns(number: int, given: Any) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, np.datetime64):
+        return int(given.astype("datetime64[ns]").astype(np.int64))
+    if not isinstance(given, datetime):
+        raise OptionError(
+            f"row {number}: a timestamp of type {type(given).__name__}; give a "
+            "datetime, or timestamp_ns in nanoseconds since 1970"
+        )
+    # Without a zone it is UTC, as in the columns of a write.
+    when = given if given.tzinfo is not None else given.replace(tzinfo=timezone.utc)
+    return (when - _EPOCH) // timedelta(microseconds=1) * _NS_PER_US

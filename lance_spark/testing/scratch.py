@@ -1,0 +1,203 @@
+"""Brokers for tests: fresh ones, whose data goes with them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lance_spark.broker import BrokerConfig, EmbeddedBroker
+from lance_spark.broker.policy import read_tokens
+from lance_spark.client import LanceClient
+from lance_spark.errors import OptionError
+from lance_spark.testing.disk import ScratchDisk
+from lance_spark.testing.faults import Faults
+from lance_spark.testing.process import BrokerProcess
+from lance_spark.testing.relay import Relay
+from lance_spark.testing.topic import ScratchTopic
+
+# Making a store syncs the disk, which is most of what a small test would wait for.
+_MEMORY = Path("/dev/shm")
+# Containers often have 64 MB there, which a test may well fill.
+_MEMORY_BYTES_MIN = 512 * 1024 * 1024
+# A kit's client waits no longer for a broker that is gone.
+_PATIENCE_S = 60.0
+
+
+class ScratchBroker:
+    """A broker for one test: its address, its topics and its faults.
+
+    `run_broker` and `run_broker_process` make one.
+
+    Args:
+        broker: what serves.
+        relay: what clients connect to in its place, if anything.
+        faults: what can go wrong with it.
+        access: options that clients need, as Spark spells them.
+    """
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker | BrokerProcess,
+        *,
+        relay: Relay | None,
+        faults: Faults,
+        access: Mapping[str, str],
+    ) -> None:
+        self.broker = broker
+        self.faults = faults
+        self._relay = relay
+        self._access = dict(access)
+        self._client: LanceClient | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` that clients connect to."""
+        return self.direct_address if self._relay is None else self._relay.address
+
+    @property
+    def direct_address(self) -> str:
+        """`host:port` of the broker itself, where no fault of the network is met."""
+        return self.broker.address
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What a Spark reader or writer needs to connect."""
+        return {"servers": self.address, **self._access}
+
+    def topic(self, name: str) -> ScratchTopic:
+        """Give a topic by its name; it is created when it is first filled."""
+        return ScratchTopic(self, name)
+
+    @property
+    def client(self) -> LanceClient:
+        """A client that is connected to the broker itself; it is closed with it."""
+        if self._client is None:
+            given: dict[str, Any] = {
+                _CLIENT_NAMES[name]: text for name, text in self._access.items()
+            }
+            self._client = LanceClient(
+                self.direct_address, retry_timeout_s=_PATIENCE_S, **given
+            )
+        return self._client
+
+    def close(self) -> None:
+        """End all faults and close the kit's client; the broker goes on."""
+        try:
+            self.faults.clear()
+        finally:
+            if self._client is not None:
+                self._client.close()
+
+    def __repr__(self) -> str:
+        return f"<ScratchBroker at {self.address}>"
+
+
+# Names of options that clients need, as Spark spells them and as the client does.
+_CLIENT_NAMES = {"authToken": "auth_token", "checksum": "checksum"}
+
+
+@contextmanager
+def run_broker(*, relay: bool = True, **settings: Any) -> Iterator[ScratchBroker]:
+    """Run a broker in threads of this process, for as long as a `with` block.
+
+    Args:
+        relay: put a relay between it and its clients, which faults of the network
+            need.
+        settings: those of `BrokerConfig`, by name.
+
+    Raises:
+        OptionError: a setting is unknown or can't be used.
+    """
+    disk = ScratchDisk()
+    with _make_directory() as directory:
+        given = {"fsync": "none", "data_dir": str(directory / "data"), **settings}
+        access = _find_access(given)
+        with (
+            EmbeddedBroker(files=disk, **given) as broker,
+            _connect(broker, relay, access, disk=disk) as scratch,
+        ):
+            yield scratch
+
+
+@contextmanager
+def run_broker_process(
+    *, relay: bool = True, **settings: Any
+) -> Iterator[ScratchBroker]:
+    """Run a broker in a process of its own, which can be killed.
+
+    Args:
+        relay: put a relay between it and its clients, which faults of the network
+            need.
+        settings: those of `BrokerConfig`, by name; its data directory is the kit's.
+
+    Raises:
+        OptionError: a setting is unknown or can't be used.
+        LanceError: it does not start, or ended by itself.
+    """
+    with _make_directory() as directory:
+        given = {"fsync": "none", **settings}
+        access = _find_access(given)
+        data_dir = Path(given.pop("data_dir", directory / "data"))
+        with (
+            BrokerProcess(data_dir, **given) as process,
+            _connect(process, relay, access, process=process) as scratch,
+        ):
+            yield scratch
+
+
+@contextmanager
+def _connect(
+    broker: EmbeddedBroker | BrokerProcess,
+    has_relay: bool,
+    access: Mapping[str, str],
+    *,
+    disk: ScratchDisk | None = None,
+    process: BrokerProcess | None = None,
+) -> Iterator[ScratchBroker]:
+    with ExitStack() as stack:
+        relay = stack.enter_context(Relay(broker.address)) if has_relay else None
+        faults = Faults(relay=relay, disk=disk, process=process)
+        scratch = ScratchBroker(broker, relay=relay, faults=faults, access=access)
+        stack.callback(scratch.close)
+        yield scratch
+
+
+@contextmanager
+def _make_directory() -> Iterator[Path]:
+    where = _MEMORY if _has_room(_MEMORY) else None
+    with tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as path:
+        yield Path(path)
+
+
+def _has_room(directory: Path) -> bool:
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        return False
+    return shutil.disk_usage(directory).free >= _MEMORY_BYTES_MIN
+
+
+def _find_access(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Tell which options clients of a broker with these settings need."""
+    # Also refuses what a broker does not know, before any process is started.
+    unknown = sorted(set(settings) - set(BrokerConfig.__dataclass_fields__))
+    if unknown:
+        raise OptionError(
+            f"no such setting of a broker: {', '.join(unknown)}; see BrokerConfig"
+        )
+    config = BrokerConfig(**settings)
+    if config.tls_enabled:
+        raise OptionError(
+            "tls_enabled: brokers of the testing kit speak no TLS; use EmbeddedBroker "
+            "for a test of certificates"
+        )
+    access = {}
+    tokens = read_tokens(config)
+    if tokens:
+        access["authToken"] = tokens[0]
+    if config.frame_checksum is not None and config.frame_checksum.value != "crc32c":
+        access["checksum"] = config.frame_checksum.value
+    return access

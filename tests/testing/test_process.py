@@ -1,0 +1,77 @@
+"""A broker as a child: started, killed, stopped; crashes themselves are integration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lance_spark.broker.configfile import parse_settings
+from lance_spark.errors import LanceError
+from lance_spark.testing import BrokerProcess
+from lance_spark.testing.process import write_settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def test_life(tmp_path: Path) -> None:
+    process = BrokerProcess(tmp_path / "data", fsync="none")
+    assert not process.is_running
+    assert repr(process) == "<BrokerProcess at 127.0.0.1:0, not running>"
+    with process:
+        address, pid = process.address, process.pid
+        assert repr(process) == f"<BrokerProcess at {address}, process {pid}>"
+        with pytest.raises(LanceError, match=f"running already: {pid}"):
+            process.start()
+        process.kill()
+        process.kill()
+        assert not process.is_running
+        with pytest.raises(LanceError, match="is not running: start it first"):
+            _ = process.pid
+        process.start()
+        assert process.address == address
+        assert process.pid != pid
+    assert not process.is_running
+    assert process.stop() == 0
+
+
+def test_one_that_does_not_start(tmp_path: Path) -> None:
+    process = BrokerProcess(tmp_path / "data", no_such_setting=1)
+    with pytest.raises(LanceError, match=r"did not start: (.|\n)*no_such_setting"):
+        process.start()
+    assert not process.is_running
+
+
+def test_one_that_ends_badly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = BrokerProcess(tmp_path / "data", fsync="none")
+
+    def end_badly() -> int:
+        process.kill()
+        return -9
+
+    monkeypatch.setattr(process, "stop", end_badly)
+    with pytest.raises(LanceError, match="ended with -9"), process:
+        pass
+    # What went wrong before is what matters more.
+    with pytest.raises(ZeroDivisionError), process:
+        raise ZeroDivisionError
+
+
+def test_settings_are_written_as_the_file_has_them(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "fsync": "none",
+        "tokens": ["ä \N{SNOWMAN} \N{GRINNING FACE} \"'\\"],
+        "backpressure": False,
+        "idle_timeout_s": 2.5,
+        "tls_enabled": True,
+        "tls_cert_path": "a b",
+        "topics": {"t.1": {"retention": {"max_bytes": 7}}},
+    }
+    write_settings(tmp_path / "x.toml", settings)
+    text = (tmp_path / "x.toml").read_text(encoding="utf-8")
+    assert parse_settings(tomllib.loads(text), where="x") == settings
