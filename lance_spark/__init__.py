@@ -28,14 +28,15 @@ def __getattr__(name: str) -> str:
         return "0.0.0"
 
 
-def register(spark: SparkSession) -> None:
-    """Make `format("lance")` known to a session.
+def register(spark: SparkSession, name: str = "lance") -> None:
+    """Make `format("lance")` known to a session, on request by another name.
 
-    Not needed where the package is installed: Spark finds it by itself there.
+    Not needed where the package is installed: Spark finds it by itself there. Another
+    name is for sessions with LanceDB's connector, which has this one.
 
     Raises:
         ImportError: pyspark is not installed.
     """
     from lance_spark.spark.source import register as register_source
 
-    register_source(spark)
+    register_source(spark, name)

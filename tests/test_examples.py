@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -87,9 +88,50 @@ def test_stream_to_parquet(
     assert "40,000 rows of 40,000 different records\n" in said
 
 
+def test_replay(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("replay").run(spark, broker.address)
+        assert count_records(broker.address) == {"payments": 6000}
+    said = capsys.readouterr().out
+    assert re.findall(r"\| *(before|during|after)\| +(\d+)\|", said) == [
+        ("during", "2000")
+    ]
+    assert "And what came from then on is 2,000 payments\n" in said
+
+
+def test_foreach_batch(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmbeddedBroker(fsync="none") as broker:
+        load("foreach_batch").run(spark, broker.address, str(tmp_path))
+    said = capsys.readouterr().out
+    # Of the batch that failed, the first write is there and the second is not.
+    assert re.findall(r"large-orders +(\d+) records", said) == ["600", "600"]
+    assert re.findall(r"totals +(\d+) records", said) == ["4", "6"]
+    assert "2. The query has failed in batch 2" in said
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_mtls(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("mtls").run(spark, tmp_path)
+    said = capsys.readouterr().out
+    assert "billing writes and reads 100 payments\n" in said
+    assert re.search(r"guest reads: TopicNotFound: .*payments", said)
+    assert re.search(r"without a certificate: TlsRefused: .*certificate", said)
+    assert "PRIVATE KEY" not in said
+
+
 def test_readme_names_every_example() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert EXAMPLES
     for path in EXAMPLES:
         assert f"python examples/{path.name} " in readme
         assert f"python examples/{path.name}\n" in path.read_text(encoding="utf-8")
+
+
+def test_list_names_every_example() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"^\| \[`(\w+\.py)`\]\(\1\) \| \S", listed, re.MULTILINE)
+    assert sorted(linked) == [path.name for path in EXAMPLES]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
 
 from lance_spark.client.caller import Caller
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Request
 from lance_spark.errors import OptionError, TopicAlreadyExists
+from lance_spark.html import Cell, render_facts, render_table, show_retention, show_span
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import (
     CreateTopic,
@@ -36,12 +36,38 @@ PLAIN_MAX_AGE_S = 9_000_000_000
 PLAIN_MAX_BYTES = 2**63 - 1
 
 
+_COLUMNS = ("id", "topic", "records", "log", "retention")
+
+
+class Topic(TopicInfo):
+    """A topic that notebooks show as a table."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        # Dataclasses of two classes are never equal, whatever they hold.
+        if not isinstance(other, TopicInfo):
+            return NotImplemented
+        return self.to_document() == other.to_document()
+
+    __hash__ = TopicInfo.__hash__
+
+    def _repr_html_(self) -> str:
+        facts = dict(zip(_COLUMNS, _row(self), strict=True))
+        return render_facts(facts, caption=f"topic {facts.pop('topic')}")
+
+
+class TopicList(list[Topic]):
+    """A list of topics that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        return render_table(_COLUMNS, [_row(info) for info in self])
+
+
 class TopicCalls(Caller):
     """The client's calls for topics."""
 
-    def create_topic(
-        self, name: str, *, retention: Retention | None = None
-    ) -> TopicInfo:
+    def create_topic(self, name: str, *, retention: Retention | None = None) -> Topic:
         """Create a topic.
 
         It is not sent a second time if the answer to the first is lost.
@@ -52,31 +78,29 @@ class TopicCalls(Caller):
         """
         return self._create_topic(name, retention, retry=False)
 
-    def ensure_topic(
-        self, name: str, *, retention: Retention | None = None
-    ) -> TopicInfo:
+    def ensure_topic(self, name: str, *, retention: Retention | None = None) -> Topic:
         """Return a topic, created if there is none; `retention` is for a new one."""
         try:
             return self._create_topic(name, retention, retry=True)
         except TopicAlreadyExists:
             return self.topic(name)
 
-    def topics(self) -> list[TopicInfo]:
+    def topics(self) -> TopicList:
         """List the topics by id; the default topic 0 is not among them."""
         listing = self._ask(ListTopics(), TopicListing)
         topics = [_shown(info) for info in listing.topics]
-        return sorted(topics, key=lambda info: info.id)
+        return TopicList(sorted(topics, key=lambda info: info.id))
 
     list_topics = topics
 
-    def topic(self, topic: int | str) -> TopicInfo:
+    def topic(self, topic: int | str) -> Topic:
         """Describe a topic.
 
         Raises:
             TopicNotFound: there is none of that id or name.
         """
 
-        def ask(topic_id: int) -> TopicInfo:
+        def ask(topic_id: int) -> Topic:
             return _shown(self._ask(GetTopic(topic_id), TopicInfo))
 
         return self._on_topic(topic, ask)
@@ -113,7 +137,7 @@ class TopicCalls(Caller):
 
     def _create_topic(
         self, name: str, retention: Retention | None, *, retry: bool
-    ) -> TopicInfo:
+    ) -> Topic:
         if retention is not None and not isinstance(retention, Retention):
             raise OptionError(f"retention {retention!r}: give a Retention")
 
@@ -152,7 +176,15 @@ def _meant(retention: Retention) -> Retention:
     )
 
 
-def _shown(info: TopicInfo) -> TopicInfo:
-    if info.retention is None:
-        return info
-    return replace(info, retention=_meant(info.retention))
+def _shown(info: TopicInfo) -> Topic:
+    limits = None if info.retention is None else _meant(info.retention)
+    return Topic(
+        info.id, info.name, info.created_at_s, info.epoch, limits, info.details
+    )
+
+
+def _row(info: TopicInfo) -> tuple[Cell, ...]:
+    found = info.details
+    log = show_span(found.get("log_start"), found.get("log_end"))
+    records = found.get("record_count")
+    return info.id, info.name, records, log, show_retention(info.retention)

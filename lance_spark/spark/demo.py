@@ -2,14 +2,14 @@
 
 The command line knows no Spark, so it starts this as a process of its own:
 `python -m lance_spark.spark.demo SERVERS TOPIC`. A line of it is a step, a tab and a
-text. An error is a line of the step `error`; one of the step `live` has a JSON object
-of numbers, which are those of this moment. Streams are in `demo_stream`.
+text. One of the step `part` says what the next ones show, one of the step `error` what
+has failed, and one of the step `live` has a JSON object of numbers, which are those of
+this moment. Streams are in `demo_stream`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lance_spark.spark import demo_stream
+from lance_spark.spark.local import run_session
 
 Say = Callable[[str, str], None]
 
@@ -97,9 +98,6 @@ def _compare(written: DataFrame, users: DataFrame) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run in a session of our own; the exit code says whether it went well."""
-    # Workers have to be of the same Python, and local Spark needs no other address.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
     def say(step: str, text: str) -> None:
         sys.stdout.write(f"{step}\t{text}\n")
@@ -110,28 +108,33 @@ def main(arguments: list[str]) -> int:
 
     servers, topic = arguments
     try:
-        began_s = time.perf_counter()
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .appName("lance-spark demo")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .getOrCreate()
-        )
-        seconds = time.perf_counter() - began_s
-        say(
-            "spark",
-            f"{spark.version}, two cores of this machine, up in {seconds:.0f} s",
-        )
-        run(spark, servers, topic, say)
         with tempfile.TemporaryDirectory(prefix="lance-demo-") as directory:
-            demo_stream.run(spark, servers, Path(directory), say, show=show)
-        spark.stop()
+            _run_parts(servers, topic, Path(directory), say, show=show)
     except Exception as error:
         say("error", str(error).strip().splitlines()[-1])
         return 1
     return 0
+
+
+def _run_parts(
+    servers: str, topic: str, directory: Path, say: Say, *, show: demo_stream.Show
+) -> None:
+    say(
+        "part",
+        "Spark reads the topic in parallel, and writes another one exactly once.",
+    )
+    say("spark", "starts a JVM, and with the first query its Python workers")
+    began_s = time.perf_counter()
+    with run_session(directory / "spark") as spark:
+        seconds = time.perf_counter() - began_s
+        about = f"{spark.version}, two cores of this machine, up in {seconds:.0f} s"
+        say("spark", about)
+        run(spark, servers, topic, say)
+        say(
+            "part",
+            "A streaming query is crashed between a write and Spark's note of it.",
+        )
+        demo_stream.run(spark, servers, directory, say, show=show)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+FORMAT = "lance"
+
 
 class LanceDataSource(DataSource):
     """LANCE log topics in batches and streams: `format("lance")`."""
@@ -34,7 +36,7 @@ class LanceDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
-        return "lance"
+        return FORMAT
 
     def schema(self) -> StructType:
         """Return the columns of a read for which the user names none."""
@@ -78,6 +80,18 @@ class LanceDataSource(DataSource):
         return LanceStreamWriter(options, schema, overwrite)
 
 
-def register(spark: SparkSession) -> None:
-    """Make `format("lance")` known to a session that does not find it by itself."""
-    spark.dataSource.register(LanceDataSource)
+def register(spark: SparkSession, name: str = FORMAT) -> None:
+    """Make the source known to a session, on request by another name."""
+    spark.dataSource.register(_make_source(name))
+
+
+def _make_source(name: str) -> type[LanceDataSource]:
+    if name == FORMAT:
+        return LanceDataSource
+
+    class NamedDataSource(LanceDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    return NamedDataSource

@@ -85,20 +85,23 @@ def test_the_format_is_there_without_a_call(
     check_round_trip(spark.newSession(), broker, topic)
 
 
+@pytest.mark.parametrize("name", ["lance", "another-name"])
 def test_the_format_can_be_registered(
-    spark: SparkSession, broker: EmbeddedBroker, topic: str
+    spark: SparkSession, broker: EmbeddedBroker, topic: str, name: str
 ) -> None:
     session = spark.newSession()
-    lance_spark.register(session)
-    check_round_trip(session, broker, topic)
+    lance_spark.register(session, name=name)
+    check_round_trip(session, broker, topic, name)
 
 
-def check_round_trip(session: SparkSession, broker: EmbeddedBroker, topic: str) -> None:
+def check_round_trip(
+    session: SparkSession, broker: EmbeddedBroker, topic: str, name: str = "lance"
+) -> None:
     """Write a row and read it."""
     there = {"servers": broker.address, "topic": topic}
     rows = session.sql("select 'one' as value")
-    rows.write.format("lance").mode("append").options(**there).save()
-    found = session.read.format("lance").options(**there).load()
+    rows.write.format(name).mode("append").options(**there).save()
+    found = session.read.format(name).options(**there).load()
     assert [row["value"] for row in found.collect()] == [b"one"]
 
 

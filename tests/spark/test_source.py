@@ -108,7 +108,10 @@ def test_register_tells_a_session() -> None:
             register = told.append
 
     register(Session)  # type: ignore[arg-type]
-    assert told == [LanceDataSource]
+    register(Session, "lance-topics")  # type: ignore[arg-type]
+    assert told[0] is LanceDataSource
+    assert issubclass(told[1], LanceDataSource)
+    assert [source.name() for source in told] == ["lance", "lance-topics"]
 
 
 def test_secrets_stay_inside() -> None:

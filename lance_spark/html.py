@@ -1,0 +1,128 @@
+"""Tables as HTML, for what notebooks show of a broker, a topic or a query.
+
+Pure text: no notebook is needed, and whatever comes from outside is escaped. There are
+no colours and no styles beyond alignment, so that a table looks like every other one of
+the notebook, light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from lance_spark.model import Retention
+from lance_spark.quantity import format_duration, format_size
+
+# What a cell may be; None is a number that nobody knows.
+Cell = str | int | float | None
+
+# A table for people. Who wants a thousand rows has a DataFrame for them.
+ROWS_MAX = 20
+
+# How such a number is shown.
+UNKNOWN = "\N{EN DASH}"
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def render_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    caption: str = "",
+    rows_max: int = ROWS_MAX,
+) -> str:
+    """Write a table; numbers are aligned to the right.
+
+    Args:
+        columns: their titles.
+        rows: a cell for each column.
+        caption: what stands above it.
+        rows_max: how many rows are shown; of the others only their number is.
+    """
+    shown = rows[:rows_max]
+    numeric = [_is_numeric([row[n] for row in shown]) for n in range(len(columns))]
+    lines = [_caption(caption), "<table>", "<thead>", "<tr>"]
+    titles = zip(columns, numeric, strict=True)
+    lines += [_cell("th", title, right) for title, right in titles]
+    lines += ["</tr>", "</thead>", "<tbody>"]
+    for row in shown:
+        pairs = zip(row, numeric, strict=True)
+        cells = "".join(_cell("td", cell, right) for cell, right in pairs)
+        lines.append(f"<tr>{cells}</tr>")
+    lines += ["</tbody>", "</table>"]
+    if len(rows) > len(shown):
+        lines.append(f"<div>… and {len(rows) - len(shown):,} more</div>")
+    return "\n".join(filter(None, lines))
+
+
+def render_facts(facts: Mapping[str, Cell], *, caption: str = "") -> str:
+    """Write a table of names and what they are, one to a row."""
+    lines = [_caption(caption), "<table>", "<tbody>"]
+    for name, cell in facts.items():
+        title = f'<th style="text-align: left">{escape(name)}</th>'
+        lines.append(f"<tr>{title}{_cell('td', cell, right=False)}</tr>")
+    lines += ["</tbody>", "</table>"]
+    return "\n".join(filter(None, lines))
+
+
+def show_cell(cell: Cell) -> str:
+    """Write a number for people, and a text as it is; neither is escaped."""
+    if cell is None:
+        return UNKNOWN
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        # Three digits say enough of what was measured.
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+    return str(cell)
+
+
+def show_bytes(size: int | None) -> str:
+    """Write a size in the decimal unit that suits it."""
+    if size is None:
+        return UNKNOWN
+    if size < 1000:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    exponent = min((len(str(size)) - 1) // 3, 4)
+    return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
+
+
+def show_span(start: object, end: object) -> str:
+    """Write how much of a log is there, and from where to where.
+
+    Servers say what they like, so that this takes anything.
+    """
+    if not isinstance(start, int) or not isinstance(end, int):
+        return UNKNOWN
+    return f"{show_bytes(end - start)}, from {start:,} to {end:,}"
+
+
+def show_retention(retention: Retention | None) -> str:
+    """Write what a topic may drop: `7d, 1g`, or that it keeps everything."""
+    if retention is None:
+        return UNKNOWN
+    age = format_duration(retention.max_age_s) if retention.max_age_s else ""
+    size = format_size(retention.max_bytes) if retention.max_bytes else ""
+    return ", ".join(filter(None, (age, size))) or "all is kept"
+
+
+def show_bars(values: Sequence[float]) -> str:
+    """Write numbers as a line of bars, the largest as a full one."""
+    most = max(values, default=0)
+    if most <= 0:
+        return _BARS[0] * len(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(max(0, value) / most * top)] for value in values)
+
+
+def _caption(text: str) -> str:
+    return f"<div><strong>{escape(text)}</strong></div>" if text else ""
+
+
+def _cell(tag: str, cell: Cell, right: bool) -> str:
+    side = "right" if right else "left"
+    return f'<{tag} style="text-align: {side}">{escape(show_cell(cell))}</{tag}>'
+
+
+def _is_numeric(cells: Sequence[Cell]) -> bool:
+    return bool(cells) and all(not isinstance(cell, str) for cell in cells)
