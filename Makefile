@@ -15,16 +15,16 @@ SOAK_SECONDS ?= 3600
 LONG_ROWS ?= 20000000
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check bench fuzz crash soak long coverage format clean
+.PHONY: help env demo test check docs notebooks screenshots bench fuzz crash soak long coverage format dist clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
 	@scripts/preflight "$(PYTHON)"
 	@echo "Creating $(VENV) (about a minute, once) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,ui,docs,dev]'
 	@touch $(READY)
 
 env: $(READY) ## Create or refresh the environment in .venv.
@@ -32,7 +32,9 @@ env: $(READY) ## Create or refresh the environment in .venv.
 demo: $(READY) ## Kill a broker under load, then read, write and stream with Spark.
 	@$(BIN)/lance-spark demo
 
+# Without a browser its tests are skipped, and say why.
 test: $(READY) ## Run the test suite, fast tests first.
+	@scripts/browser >/dev/null || echo "tests of the console will be skipped"
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 check: $(READY) ## Lint, format, types (strict) and the layer rule.
@@ -40,8 +42,22 @@ check: $(READY) ## Lint, format, types (strict) and the layer rule.
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_layers.py
+	@$(MAKE) --no-print-directory docs
 
-bench: $(READY) ## Measure, as ratios; rewrites the tables of docs/performance.md.
+# Without --quiet, which would also hide from --strict what it counts. The variable keeps
+# the theme from advertising its successor in every build.
+docs: $(READY) ## Build the documentation site into .build/site; broken links fail.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open .build/site/index.html"
+
+notebooks: $(READY) ## Run the notebooks from clean, and write what they show into them.
+	@$(BIN)/python scripts/run_notebooks.py
+
+screenshots: $(READY) ## Take the pictures of the console anew.
+	@scripts/browser >/dev/null
+	@LANCE_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/console/test_screenshot.py
+
+bench: $(READY) ## Measure, as ratios; rewrites tables and pictures of docs/performance.md.
 	@$(BIN)/python -m benchmarks
 
 fuzz: $(READY) ## Fuzz the codec for FUZZ_SECONDS (300).
@@ -63,6 +79,11 @@ coverage: $(READY) ## Run the tests under branch coverage.
 format: $(READY) ## Reformat the code.
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+dist: $(READY) ## Build wheel and source distribution into dist.
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist .
+	@ls dist
 
 clean: ## Remove the environment and everything built.
 	rm -rf $(VENV) .build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

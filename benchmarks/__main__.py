@@ -1,4 +1,4 @@
-"""Run benchmarks, print their tables and put them into docs/performance.md.
+"""Run benchmarks, print their tables, put them into docs/performance.md and draw them.
 
 python -m benchmarks                  all of them
 python -m benchmarks columnar         one of them
@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 
 import benchmarks
+from benchmarks.plot import draw_pictures
 from benchmarks.report import DOCS, Report, write_tables
 
 
@@ -43,6 +44,8 @@ def main() -> None:
         print(f"{report.text}\n")
         if not options.quick:
             write_tables(DOCS, name, report.text)
+    if not options.quick:
+        draw_pictures()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ WITH_SNIPPETS = (
     "docs/broker.md",
     "docs/client.md",
     "docs/columnar.md",
+    "docs/console.md",
     "docs/errors.md",
     "docs/security.md",
     "docs/store.md",

@@ -73,10 +73,24 @@ def test_all_modules_without_extras() -> None:
     modules = _modules()
     assert {"lance_spark", "lance_spark.__main__", "lance_spark.cli.main"} <= {*modules}
     failures = _fail_without("pyspark", "pandas", "click")
+    # uvicorn is made with click as well; only a console imports this.
+    assert failures.pop("lance_spark.net.web") == "click"
     # The commands are made of click; `main` has to say so, and can.
     assert set(failures.values()) == {"click"}
     assert all(name.startswith("lance_spark.cli.") for name in failures)
     assert "lance_spark.cli.main" not in failures
+
+
+def test_all_modules_without_the_console() -> None:
+    failures = _fail_without("starlette", "uvicorn")
+    assert set(failures.values()) == {"starlette", "uvicorn"}
+    parts = ("answer", "app", "guard", "request", "stream")
+    console = [f"lance_spark.broker.console.{part}" for part in parts]
+    assert sorted(failures) == [*console, "lance_spark.net.web"]
+
+
+def test_all_modules_without_pytest() -> None:
+    assert _fail_without("pytest") == {"lance_spark.testing.plugin": "pytest"}
 
 
 def test_all_modules_with_click() -> None:

@@ -78,6 +78,9 @@ def command(records: int, directory: Path | None, with_spark: bool | None) -> No
         print(f"{kinds}, data in {path}", flush=True)
         with BrokerProcess(path) as broker:
             _run(broker, records, with_spark)
+            _say("part", "The broker is stopped, and all of its files are verified.")
+            asked = f"asked by signal {signal.SIGTERM:d}"
+            _say("stop", f"{asked}, the broker says: {broker.stop()}")
         _check(path)
     kept = "" if directory is None else f"; look around: lance-spark check {path}"
     print(f"all of it as promised{kept}")
@@ -109,10 +112,12 @@ def _place(directory: Path | None) -> Iterator[Path]:
 
 
 def _say(step: str, text: str) -> None:
-    print(f"  {step:8} {text}", flush=True)
+    """Tell a step and what came of it; the step `part` says what the next ones show."""
+    print(text if step == "part" else f"  {step:8} {text}", flush=True)
 
 
 def _run(broker: BrokerProcess, records: int, with_spark: bool) -> None:
+    _say("part", "A broker is killed under load. What it acknowledged has to be there.")
     broker.start()
     _say("broker", f"process {broker.pid} serves {broker.address}")
     with LanceClient(broker.address, backoff_max_s=_BACKOFF_S_MAX) as client:
@@ -126,9 +131,6 @@ def _run(broker: BrokerProcess, records: int, with_spark: bool) -> None:
         _read_back(client, records, sent.acknowledged, followed)
     if with_spark:
         run_spark(broker.address, TOPIC, _say)
-    _say(
-        "stop", f"asked by signal {signal.SIGTERM:d}, the broker says: {broker.stop()}"
-    )
 
 
 class Sent(NamedTuple):

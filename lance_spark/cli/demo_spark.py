@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from lance_spark.cli.demo_broker import held_signals
-from lance_spark.cli.demo_live import LiveLine
+from lance_spark.cli.demo_live import LiveTable
 from lance_spark.errors import LanceError
 
 _MODULE = "lance_spark.spark.demo"
@@ -54,7 +54,7 @@ def run_spark(
         )
     watch = threading.Timer(timeout_s, child.kill)
     watch.daemon = True
-    live, failure = LiveLine(), ""
+    live, failure = LiveTable(), ""
     try:
         watch.start()
         assert child.stdout is not None

@@ -25,12 +25,15 @@ from tests.cli.conftest import Run
 def test_whole_demo(run: Run, tmp_path: Path) -> None:
     done = run("demo", "--no-spark", "--records", 4000, "--dir", tmp_path / "kept")
     assert (done.code, done.err) == (0, "")
-    assert len(done.lines) <= 20
+    assert len(done.lines) <= 22
     steps = [line.split()[0] for line in done.lines[1:-1] if line[2] != " "]
     assert steps == [
-        *("broker", "produce", "stage", "crash", "restart", "produce"),
-        *("follow", "commit", "read", "compare", "stop", "check"),
+        *("A", "broker", "produce", "stage", "crash", "restart", "produce"),
+        *("follow", "commit", "read", "compare", "The", "stop", "check"),
     ]
+    # A sentence says what a part shows.
+    parts = [line for line in done.lines[1:-1] if line[0] != " "]
+    assert len(parts) == 2 and all(line.endswith(".") for line in parts)
     assert "killed by signal 9" in done.out
     assert "sent again: repeated, not doubled" in done.out
     assert "the broker says: stopped" in done.out
@@ -65,7 +68,9 @@ def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
     with process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("100,000,000 records")
+        assert process.stdout.readline().startswith("A broker is killed")
         broker = process.stdout.readline().split()
+        assert broker[0] == "broker"
         process.send_signal(signal.SIGTERM)
         assert process.stderr.read() == ""
         assert process.wait(30) == 128 + signal.SIGTERM

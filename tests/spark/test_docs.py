@@ -66,7 +66,14 @@ def tidied(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("tidied")
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/reading.md", "docs/writing.md", "docs/streaming.md"]
+    "page",
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/reading.md",
+        "docs/writing.md",
+        "docs/streaming.md",
+    ],
 )
 def test_spark_snippets_run_and_print_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
