@@ -57,6 +57,24 @@ _KAFKA = {
     "maxoffsetspertrigger": "maxRecordsPerTrigger",
     "groupidprefix": "consumerGroup",
     "kafka.group.id": "consumerGroup",
+    "kafkaconsumer.polltimeoutms": "requestTimeout",
+    "kafka.request.timeout.ms": "requestTimeout",
+    "fetchoffset.numretries": "retryTimeout",
+    "fetchoffset.retryintervalms": "retryTimeout",
+    "kafka.delivery.timeout.ms": "retryTimeout",
+    "kafka.fetch.max.bytes": "fetchBytes",
+    "kafka.max.partition.fetch.bytes": "fetchBytes",
+    "kafka.compression.type": "compression",
+    "kafka.batch.size": "batchBytes",
+    "kafka.max.in.flight.requests.per.connection": "maxInFlight",
+}
+# What has no counterpart, and is nothing that one of ours was meant by.
+_KAFKA_ONLY = {
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
+    "includeheaders",
+    "startingoffsetsbytimestampstrategy",
+    "partition.metadata.cache.ttl.ms",
 }
 
 # What Spark hands to the sink of a stream along with its options, as people type it.
@@ -327,6 +345,8 @@ def _find_option(key: str) -> Option:
 def _suggest(name: str) -> str:
     if name in _KAFKA:
         return f"what Kafka's source calls so is {_KAFKA[name]} here"
+    if name in _KAFKA_ONLY or name.startswith("kafka."):
+        return "it is one of Kafka's, and there is nothing like it here: leave it out"
     near = difflib.get_close_matches(name, _BY_KEY, n=1)
     if near:
         return f"did you mean {_BY_KEY[near[0]].name}?"

@@ -63,7 +63,7 @@ def test_every_option_has_a_counterpart_or_is_ours_alone() -> None:
 
 def test_old_names_are_told_as_the_page_says() -> None:
     told = {}
-    for row in cells_of("Options of the source"):
+    for row in cells_of("Options of the sink") + cells_of("Options of the source"):
         for name in _NAME.findall(row[0]):
             told[name.lower()] = _NAME.findall(row[1])
     assert set(_KAFKA) <= set(told)
