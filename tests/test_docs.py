@@ -456,3 +456,29 @@ def test_commands_print_what_the_page_shows(
             assert _VOLATILE.sub("~", printed) == _VOLATILE.sub("~", shown), typed
     finally:
         terminal.interrupt()
+
+
+# Commands on other pages are for a machine of one's own, and are not run.
+_TYPED = re.compile(r"^\$ (?:.*\| |[A-Z_]+=\S+ )?\S*lance-spark (.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_on_all_pages_are_there(page: Path) -> None:
+    for typed in _TYPED.findall(page.read_text(encoding="utf-8")):
+        words = shlex.split(typed.removesuffix("&"), comments=True)
+        command: click.Command | None = group
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, typed
+        # Values are judged when it runs; names of options can't be wrong.
+        parser = command.make_parser(click.Context(command))
+        parser.parse_args(args=words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_targets_on_all_pages_are_there(page: Path) -> None:
+    makefile = read("Makefile")
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"^\$ make ([a-z ]+)", text, re.MULTILINE):
+        for target in line.split():
+            assert f"\n{target}:" in makefile

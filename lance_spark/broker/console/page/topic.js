@@ -9,7 +9,7 @@ import { topicName } from "./overview.js";
 import { RecordsPanel } from "./records.js";
 
 // What the overview does not hold is asked for again after so many overviews.
-const DETAIL_EVERY = 10;
+const DETAIL_EVERY = 5;
 
 export class TopicView {
   constructor(app, name) {
@@ -116,9 +116,16 @@ export class TopicView {
     return this.detail !== null && (this.detail.id !== id || this.detail.created_ms !== created);
   }
 
-  async refreshDetail() {
+  /** Learn what overviews do not tell, rates that came between two of them included. */
+  async refresh() {
+    const query = `?topic=${encodeURIComponent(this.name)}`;
     try {
-      this.setDetail(await get(topicPath(this.name), this.abort.signal));
+      const [detail, history] = await Promise.all([
+        get(topicPath(this.name), this.abort.signal),
+        get(`/api/history${query}`, this.abort.signal),
+      ]);
+      this.history.reset(history.points);
+      this.setDetail(detail);
     } catch (error) {
       this.fail(error);
     }
@@ -151,7 +158,7 @@ export class TopicView {
     const found = overview.topics.find((topic) => topic.name === this.name);
     if (found === undefined) {
       // Who knows better is the topic's own address, which also says why.
-      if (!this.isGone && this.detail !== null) this.refreshDetail();
+      if (!this.isGone && this.detail !== null) this.refresh();
       return;
     }
     if (this.isGone || this.isOther(found)) {
@@ -166,7 +173,7 @@ export class TopicView {
       found.bytes_out_per_s,
     ]);
     this.ticks += 1;
-    if (this.ticks % DETAIL_EVERY === 0) this.refreshDetail();
+    if (this.ticks % DETAIL_EVERY === 0) this.refresh();
     this.setDetail({ ...this.detail, ...found });
     this.draw();
     this.records.take(found);
