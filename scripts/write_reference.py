@@ -50,7 +50,11 @@ PARTS = (
         "reading.md",
         'The source has no names in Python: it is `format("lance")` with its '
         "[options](../options.md). These are the names beside it.",
-        also=("lance_spark.spark.progress.StreamProgress",),
+        also=(
+            "lance_spark.spark.progress.StreamProgress",
+            "lance_spark.spark.local.run_session",
+            "lance_spark.spark.local.start_session",
+        ),
     ),
     Part(
         "client.md",

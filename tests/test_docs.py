@@ -482,3 +482,17 @@ def test_targets_on_all_pages_are_there(page: Path) -> None:
     for line in re.findall(r"^\$ make ([a-z ]+)", text, re.MULTILINE):
         for target in line.split():
             assert f"\n{target}:" in makefile
+
+
+def test_the_readme_has_the_figures_of_the_benchmarks() -> None:
+    tables = read("docs/performance.md")
+
+    def ratio(row: str) -> str:
+        (line,) = (x for x in tables.splitlines() if x.startswith(f"| {row} |"))
+        return line.split("|")[-2].strip().removesuffix(" x")
+
+    said = " ".join(read("README.md").split())
+    produced, consumed = ratio("produce, against its `send_batch`"), ratio("consume")
+    assert f"some {produced} times and consumes some {consumed} times" in said
+    taken = ratio("read, all columns, against ready-made batches")
+    assert f"a read in Spark has {taken} of the speed" in said

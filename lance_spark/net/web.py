@@ -2,8 +2,8 @@
 
 The server is uvicorn, an extra: whoever imports this file needs it. It is held to what
 the rest of `net` is: the port is ours before it starts, every connection is counted and
-has a deadline, TLS is that of `tls`, nothing is logged under foreign names, and signals
-stay with whoever has them.
+has a deadline, TLS is that of `tls`, and signals stay with whoever has them. What goes
+wrong is logged under our name; uvicorn's own only says that it starts and stops.
 """
 
 from __future__ import annotations

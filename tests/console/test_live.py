@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
 from playwright.sync_api import expect
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker.console.stream import Streams
 from lance_spark.client import Consumer, GroupedConsumer, LanceClient, StageWriter
 from lance_spark.client.identity import consumer_id
-from tests.console.kit import OpenPage, Problems, StartConsole, numbered, write
+from tests.console.kit import (
+    PATIENCE_MS,
+    OpenPage,
+    Problems,
+    StartConsole,
+    numbered,
+    write,
+)
 
 
 def test_consumers_and_their_lag(broker: EmbeddedBroker, open_page: OpenPage) -> None:
@@ -156,3 +165,26 @@ def test_a_page_that_is_opened_too_early_waits(
     page.unroute("**/api/**")
     expect(page.get_by_role("link", name="orders")).to_be_visible()
     expect(page.locator("#lost")).to_be_hidden()
+
+
+COUNT_SHOWN = """() => {
+  const line = document.querySelector(".chart:not([hidden]) .line-in");
+  return line.getAttribute("d").split("L").length;
+}"""
+COUNT_NOTED = """async () =>
+  (await (await fetch("/api/history?topic=orders")).json()).points.length"""
+
+
+def test_rates_between_two_events_are_shown(
+    start: StartConsole, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker notes three for each event, and the chart has them all."""
+    monkeypatch.setitem(Streams.__init__.__kwdefaults__, "interval_s", 3.0)
+    broker = start()
+    write(broker, "orders", numbered(3))
+    page = open_page(broker, "#/topics/orders")
+    noted = page.evaluate(COUNT_NOTED) + 6
+    ends_s = time.monotonic() + PATIENCE_MS / 1000
+    while page.evaluate(COUNT_SHOWN) < noted:
+        assert time.monotonic() < ends_s, "the chart has gaps"
+        page.wait_for_timeout(200)  # No event tells of it.

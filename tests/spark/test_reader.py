@@ -22,7 +22,12 @@ from pyspark.sql.datasource import (
 )
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.errors import OptionError, TopicNotFound, Unsupported
+from lance_spark.errors import (
+    ConnectionLost,
+    OptionError,
+    TopicNotFound,
+    Unsupported,
+)
 from lance_spark.spark import planning
 from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.pool import clear_pool
@@ -350,3 +355,20 @@ def test_a_client_is_shared_by_what_runs_after_each_other(
         for _ in range(3):
             assert len(read(server, topic="a", minPartitions=4)) == 10
         assert server.metrics.snapshot().connections_opened == opened + 1
+
+
+# A broker that is away.
+
+
+def test_a_broker_that_stays_away(server: EmbeddedBroker) -> None:
+    """Nobody waits for longer than the options say: who plans, and who reads."""
+    fill(server, "a", make_records(3))
+    given = {"topic": "a", "retryTimeout": "50ms"}
+    reader = make_reader(server, ROW_SCHEMA, **given)
+    partitions = reader.partitions()
+    clear_pool()
+    server.stop()
+    with pytest.raises(ConnectionLost, match=f"could not connect to {server.address}"):
+        make_reader(server, ROW_SCHEMA, **given).partitions()
+    with pytest.raises(ConnectionLost, match=f"could not connect to {server.address}"):
+        read_planned(reader, partitions)

@@ -82,7 +82,6 @@ class ConsumerList:
                     "id": member,
                     "topics": topics,
                     "assigned": list(assigned),
-                    "last_seen_ms": None,
                 }
             )
         found = [standing.get((group.group, topic)) for topic in sorted(subscribed)]

@@ -60,14 +60,21 @@ class Overview:
         Raises:
             AuthenticationRequired: it has to sign in first.
         """
+        tick = self._sampler.ticks
         topics = self.topics(client)
         stages = self._service.stages(client)
         counts = Counter(stage.metadata.topic for stage in stages)
         described = [self._describe_topic(t, counts[t.metadata.name]) for t in topics]
         disk = self._describe_disk()
         pulse = self._sampler.pulse()
+        rates = self._sampler.rates()
+        if self._sampler.ticks != tick:
+            # Some rates are of one second and some of the next. With this number the
+            # overview that follows looks late to a page, which then asks for them all.
+            tick -= 1
         return {
             "time_ms": self._wall_ns() // 1_000_000,
+            "tick": tick,
             "uptime_s": round(self._sampler.uptime_s, 1),
             "broker": {
                 **self.facts,
@@ -84,7 +91,7 @@ class Overview:
                 "connections": pulse.connections,
                 "requests_per_s": pulse.requests_per_s,
                 "errors_per_s": pulse.errors_per_s,
-                **asdict(self._sampler.rates()),
+                **asdict(rates),
             },
             "topics": described,
             "hidden_topics": self._service.hidden_topics(client),

@@ -76,7 +76,7 @@ class Requests:
     # Signing in.
 
     def session(self, request: Request) -> Response:
-        """Tell a visitor what he has to do, and may."""
+        """Tell a visitor what to do first, and what is allowed."""
         return self._describe_session(_read_session(request))
 
     def sign_in(self, request: Request) -> Response:
@@ -131,7 +131,7 @@ class Requests:
     async def events(self, request: Request) -> Response:
         """Describe the broker again and again."""
         client = self._find_client(request)
-        # The same visitor each time, or nobody when he has signed out.
+        # The same visitor each time, or nobody after signing out.
         return await self._streams.open(
             lambda: client if self._find_client(request) == client else None
         )

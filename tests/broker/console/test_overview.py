@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker.access import Principal
 from lance_spark.broker.console import overview as module
+from lance_spark.broker.console.overview import Overview
+from lance_spark.broker.console.sampler import Rates, Sampler
+from lance_spark.net.address import Address
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import StartBroker, records
 
@@ -46,6 +50,30 @@ def test_too_many_offsets_are_not_looked_at(
     assert visitor.get("/api/overview")["health"]["notes"]
     monkeypatch.setattr(module, "OFFSETS_MAX", 0)
     assert visitor.get("/api/overview")["health"]["notes"] == []
+
+
+class Moving(Sampler):
+    """One that looks at the broker each time that somebody asks it for rates."""
+
+    def rates(self, topic: int | None = None) -> Rates:
+        found = super().rates(topic)
+        self.sample()
+        return found
+
+
+def test_the_number_of_an_overview(broker: EmbeddedBroker) -> None:
+    """Numbers rise by one, unless rates of some second are missing between two."""
+    service, address = broker.service, Address("127.0.0.1", 1)
+    sampler = Sampler(service.metrics, service.lags)
+    overview = Overview(service, broker.config, sampler, address)
+    for number in range(3):
+        assert overview.describe(Principal())["tick"] == number
+        sampler.sample()
+    moving = Moving(service.metrics, service.lags)
+    overview = Overview(service, broker.config, moving, address)
+    told = overview.describe(Principal())["tick"]
+    # The next one is two behind it, at least.
+    assert moving.ticks == 1 and told + 2 <= moving.ticks
 
 
 def test_a_rule_that_protects_nothing(start: StartBroker) -> None:

@@ -157,6 +157,8 @@ class App {
   // The stream.
 
   take(overview) {
+    // The broker notes rates once a second, whether or not an overview goes out for it.
+    const isLate = this.overview !== null && overview.tick > this.overview.tick + 1;
     this.overview = overview;
     const { status } = overview.health;
     const badge = document.getElementById("badge");
@@ -165,6 +167,7 @@ class App {
     setAttribute(badge, "aria-label", `Health: ${WORDS[status]}`);
     setText(badge, `${MARKS[status]} ${WORDS[status]}`);
     this.view?.take?.(overview);
+    if (isLate) this.view?.catchUp?.();
   }
 
   found() {

@@ -133,7 +133,12 @@ export class OverviewView {
     this.isLeft = true;
   }
 
-  async reload() {
+  reload() {
+    return this.catchUp();
+  }
+
+  /** Learn the rates of moments that no overview has told of. */
+  async catchUp() {
     try {
       this.history.reset((await get("/api/history")).points);
     } catch (error) {

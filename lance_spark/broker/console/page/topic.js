@@ -9,7 +9,7 @@ import { topicName } from "./overview.js";
 import { RecordsPanel } from "./records.js";
 
 // What the overview does not hold is asked for again after so many overviews.
-const DETAIL_EVERY = 5;
+const DETAIL_EVERY = 10;
 
 export class TopicView {
   constructor(app, name) {
@@ -91,12 +91,25 @@ export class TopicView {
     this.records.navigate(parameters);
   }
 
+  getHistory() {
+    return get(`/api/history?topic=${encodeURIComponent(this.name)}`, this.abort.signal);
+  }
+
+  /** Learn the rates of moments that no overview has told of. */
+  async catchUp() {
+    try {
+      this.history.reset((await this.getHistory()).points);
+      this.draw();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
   async reload() {
-    const query = `?topic=${encodeURIComponent(this.name)}`;
     try {
       const [detail, history] = await Promise.all([
         get(topicPath(this.name), this.abort.signal),
-        get(`/api/history${query}`, this.abort.signal),
+        this.getHistory(),
       ]);
       // One that was made anew has nothing of what is shown.
       if (this.isGone || this.isOther(detail)) this.records.forget();
@@ -116,16 +129,9 @@ export class TopicView {
     return this.detail !== null && (this.detail.id !== id || this.detail.created_ms !== created);
   }
 
-  /** Learn what overviews do not tell, rates that came between two of them included. */
-  async refresh() {
-    const query = `?topic=${encodeURIComponent(this.name)}`;
+  async refreshDetail() {
     try {
-      const [detail, history] = await Promise.all([
-        get(topicPath(this.name), this.abort.signal),
-        get(`/api/history${query}`, this.abort.signal),
-      ]);
-      this.history.reset(history.points);
-      this.setDetail(detail);
+      this.setDetail(await get(topicPath(this.name), this.abort.signal));
     } catch (error) {
       this.fail(error);
     }
@@ -158,7 +164,7 @@ export class TopicView {
     const found = overview.topics.find((topic) => topic.name === this.name);
     if (found === undefined) {
       // Who knows better is the topic's own address, which also says why.
-      if (!this.isGone && this.detail !== null) this.refresh();
+      if (!this.isGone && this.detail !== null) this.refreshDetail();
       return;
     }
     if (this.isGone || this.isOther(found)) {
@@ -173,7 +179,7 @@ export class TopicView {
       found.bytes_out_per_s,
     ]);
     this.ticks += 1;
-    if (this.ticks % DETAIL_EVERY === 0) this.refresh();
+    if (this.ticks % DETAIL_EVERY === 0) this.refreshDetail();
     this.setDetail({ ...this.detail, ...found });
     this.draw();
     this.records.take(found);
