@@ -215,3 +215,27 @@ def test_no_machine_paths() -> None:
 )
 def test_machine_paths_are_recognised(text: bytes, found: bool) -> None:
     assert bool(_MACHINE_PATHS.search(text.replace(b"!", b""))) is found
+
+
+# What no file may hold.
+
+
+def test_no_file_names_a_registry_or_a_machine() -> None:
+    """A package is named, not linked; a path is relative, or one that users have."""
+    registries = ("pypi", "pythonhosted", "npmjs", "crates", "maven", "debian")
+    hosts = rf"//[\w.-]*\b(?:{'|'.join(registries)})\.(?:org|com|io)\b"
+    places = r"(?<![\w.])/(?:work|root|home/[a-z]+)/"
+    files = subprocess.run(
+        [_tool("git"), "ls-files", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    found = []
+    for name in filter(None, files):
+        if (ROOT / name).suffix in (".png", ".lnc", ".idx", ".log"):
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+        found += [f"{name}: {m[0]}" for m in re.finditer(f"{hosts}|{places}", text)]
+    assert found == []
