@@ -35,6 +35,7 @@ def check_conflicts(values: Values) -> None:
     """
     _check_tls(values)
     _check_topics(values)
+    _check_metadata(values)
     _check_bounds(values)
     _check_transaction(values)
 
@@ -75,6 +76,16 @@ def _check_topics(values: Values) -> None:
         )
 
 
+def _check_metadata(values: Values) -> None:
+    names = (*(name for pair in _BOUNDS for name in pair), "pushFilters")
+    given = [name for name in names if name in values]
+    if given and "metadata" in values:
+        raise OptionError(
+            f"option {given[0]} is given with metadata, which reads no records: leave "
+            "out the one or the other"
+        )
+
+
 def _check_bounds(values: Values) -> None:
     for offsets, timestamp in _BOUNDS:
         given = [name for name in (offsets, timestamp) if name in values]
@@ -82,11 +93,6 @@ def _check_bounds(values: Values) -> None:
             raise OptionError(
                 f"options {offsets} and {timestamp} are both given: leave out the one "
                 "or the other"
-            )
-        if given and "metadata" in values:
-            raise OptionError(
-                f"option {given[0]} is given with metadata, which reads no records: "
-                "leave out the one or the other"
             )
         if isinstance(values[offsets], AtOffsets):
             _check_named(values, offsets)

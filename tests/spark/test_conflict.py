@@ -76,9 +76,12 @@ def test_offsets_and_time(parse: Parse, end: str) -> None:
 @pytest.mark.parametrize("parse", READ_PARSERS)
 @pytest.mark.parametrize(
     "name",
-    ["startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"],
+    [
+        *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+        "pushFilters",
+    ],
 )
-def test_bounds_of_topics_that_are_listed(parse: Parse, name: str) -> None:
+def test_what_is_for_records_where_topics_are_listed(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a", "metadata": "topics", name: GOOD[name]})
     assert said.startswith(f"option {name} is given with metadata, which reads no")
 

@@ -188,17 +188,18 @@ def test_a_reader_travels_before_and_after_it_was_used(server: EmbeddedBroker) -
 
 def test_spark_thinks_that_nothing_is_overridden(broker: EmbeddedBroker) -> None:
     # The very check of `plan_data_source_read`, in sessions that push no filters.
-    reader = make_reader(broker, topic="a")
-    for each in (reader, pickle.loads(pickle.dumps(reader))):
-        found = getattr(each.pushFilters, "__func__", None)
-        assert found is DataSourceReader.pushFilters
+    for asked in ("false", "true"):
+        reader = make_reader(broker, topic="a", pushFilters=asked)
+        for each in (reader, pickle.loads(pickle.dumps(reader))):
+            found = getattr(each.pushFilters, "__func__", None)
+            assert found is DataSourceReader.pushFilters
 
 
 def read_filtered(
     broker: EmbeddedBroker, filters: list[Filter], **given: Any
 ) -> tuple[list[dict[str, Any]], list[Filter]]:
     """Read what filters leave; they are pushed as Spark does it."""
-    reader = make_reader(broker, EVERY_COLUMN, **given)
+    reader = make_reader(broker, EVERY_COLUMN, **{"pushFilters": "true", **given})
     rest = list(reader.pushFilters(filters))
     return read_planned(reader, reader.partitions(), EVERY_COLUMN), rest
 
@@ -267,7 +268,7 @@ def test_the_plan_says_what_was_pushed(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = fill(broker, "a", make_records(10))
-    reader = make_reader(broker, topic="a")
+    reader = make_reader(broker, topic="a", pushFilters="true")
     reader.pushFilters([GreaterThan(("offset",), rows[5]["offset"] - 1)])
     with caplog.at_level(logging.INFO, "lance_spark.spark.reader"):
         reader.partitions()
@@ -279,12 +280,41 @@ def test_the_plan_says_what_was_pushed(
 def test_filters_that_are_pushed_are_warned_of(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = make_reader(broker, topic="a")
+    reader = make_reader(broker, topic="a", pushFilters="true")
     reader.pushFilters([EqualTo(("other", "field"), 1)])
     assert caplog.text == ""
     reader.pushFilters([GreaterThan(("offset",), 5)])
     assert "1 filters were pushed into the read." in caplog.text
     assert "call load() for each query" in caplog.text
+
+
+def test_no_filter_is_taken_unless_the_user_asks(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", make_records(10))
+    filters: list[Filter] = [
+        GreaterThan(("offset",), rows[5]["offset"]),
+        EqualTo(("topic",), "b"),
+        EqualTo(("key",), b"nothing"),
+        IsNotNull(("timestamp",)),
+    ]
+    for given in ({}, {"pushFilters": "false"}):
+        reader = make_reader(server, EVERY_COLUMN, topic="a", **given)
+        assert list(reader.pushFilters(filters)) == filters
+        assert read_planned(reader, reader.partitions(), EVERY_COLUMN) == rows
+
+
+def test_a_session_that_pushes_nothing_is_told_of_once(
+    server: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = fill(server, "a", make_records(10))
+    reader = make_reader(server, EVERY_COLUMN, topic="a", pushFilters="true")
+    assert read_planned(reader, reader.partitions(), EVERY_COLUMN) == rows
+    [told] = [each.message for each in caplog.records if "pushFilters" in each.message]
+    assert "set spark.sql.python.filterPushdown.enabled to true" in told
+    caplog.clear()
+    reader = make_reader(server, EVERY_COLUMN, topic="a", pushFilters="true")
+    reader.pushFilters([EqualTo(("other", "field"), 1)])
+    reader.partitions()
+    assert caplog.text == ""
 
 
 WHOLE = TopicRange("a", 1, 0, 100, 200, ends_log=True)
