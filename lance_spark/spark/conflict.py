@@ -114,12 +114,8 @@ def _check_named(values: Values, name: str) -> None:
                 f"option {name} names topic {topic!r}, which option topicPattern "
                 f"{pattern!r} does not match: change the pattern, or leave it out here"
             )
-    missing = [topic for topic in topics or () if topic not in named]
-    if missing:
-        raise OptionError(
-            f"option {name} has no offset for topic {missing[0]!r}: add one, "
-            f"{EARLIEST_OFFSET} for earliest or {LATEST_OFFSET} for latest"
-        )
+    # Which topics a pattern matches, the server tells when the read is planned.
+    values[name].check_complete(name, topics or ())
 
 
 def _check_order(values: Values) -> None:

@@ -102,10 +102,10 @@ def test_offset_of_a_topic_that_is_not_read(parse: Parse, name: str) -> None:
 def test_topic_that_has_no_offset(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a,b", name: '{"a": 1}'})
     assert said == (
-        f"option {name} has no offset for topic 'b': add one, -2 for earliest or -1 "
-        "for latest"
+        f"option {name} has no offset for topic 'b': add one, as in "
+        '{"b": -2}, where -2 is earliest and -1 is latest'
     )
-    # What a pattern will find is not known, and has a default.
+    # What a pattern will find is not known before the server is asked.
     parse({"topicPattern": "[ab]", name: '{"a": 1}'})
 
 
