@@ -18,21 +18,26 @@ from pyspark.sql.datasource import (
     InputPartition,
     IsNotNull,
     LessThan,
+    Not,
     StringStartsWith,
 )
+from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
+    RecordError,
     TopicNotFound,
     Unsupported,
 )
+from lance_spark.model import RecordType
 from lance_spark.spark import planning
 from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.reader import narrow_range
 from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
+from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
     EVERY_COLUMN,
@@ -78,6 +83,62 @@ def test_several_topics_in_the_order_of_their_names(server: EmbeddedBroker) -> N
     assert found == rows["a"] + rows["c"]
     found = read(server, EVERY_COLUMN, topicPattern="[bc]")
     assert found == rows["b"] + rows["c"]
+
+
+def test_names_of_columns_in_any_case(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", EVERY_TYPE)
+    schema = StructType(
+        [StructField(f.name.title(), f.dataType, f.nullable) for f in EVERY_COLUMN]
+    )
+    assert read(server, schema, topic="a") == [
+        {name.title(): value for name, value in row.items()} for row in rows
+    ]
+    # Filters have the names of the schema.
+    reader = make_reader(server, schema, topic="a", pushFilters="true")
+    filters: list[Filter] = [
+        GreaterThan(("Offset",), rows[3]["offset"]),
+        Not(EqualTo(("Key",), b"key")),
+    ]
+    assert list(reader.pushFilters(filters)) == []
+    found = read_planned(reader, reader.partitions(), schema)
+    assert [row["Offset"] for row in found] == [
+        row["offset"]
+        for row in rows[4:]
+        if row["key"] is not None and row["key"] != b"key"
+    ]
+
+
+LATE = [
+    Record(RecordType.TIMESTAMPED, b"timed", None, 2**63),
+    Record(RecordType.KEY_TIMESTAMPED, b"both", b"k", 2**64 - 1),
+    Record(RecordType.TIMESTAMPED, b"early", None, 2**63 - 1),
+]
+
+
+def test_every_timestamp_is_read_in_microseconds(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", LATE)
+    assert read(server, topic="a") == pick(rows, *ROW_COLUMNS)
+    assert rows[1]["timestamp"].isoformat() == "2554-07-21T23:34:33.709551+00:00"
+    # Filters on them, too.
+    found, _ = read_filtered(
+        *(server, [GreaterThan(("timestamp",), rows[2]["timestamp"])]),
+        schema=ROW_SCHEMA,
+        topic="a",
+    )
+    assert found == pick(rows[1:2], *ROW_COLUMNS)
+
+
+def test_a_timestamp_that_is_no_bigint(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", [*make_records(2), *LATE])
+    schema = make_schema("offset long, timestamp_ns long")
+    with pytest.raises(RecordError) as told:
+        read(server, schema, topic="a")
+    text = str(told.value)
+    assert f"at byte {rows[2]['offset']}" in text and "topic 'a'" in text
+    assert "timestamp 9223372036854775808 ns does not fit into timestamp_ns" in text
+    assert "read column timestamp instead" in text
+    found = read(server, schema, topic="a", onBadRecord="skip")
+    assert found == pick([*rows[:2], rows[4]], "offset", "timestamp_ns")
 
 
 def test_nothing_to_read(server: EmbeddedBroker) -> None:
@@ -196,12 +257,15 @@ def test_spark_thinks_that_nothing_is_overridden(broker: EmbeddedBroker) -> None
 
 
 def read_filtered(
-    broker: EmbeddedBroker, filters: list[Filter], **given: Any
+    broker: EmbeddedBroker,
+    filters: list[Filter],
+    schema: StructType = EVERY_COLUMN,
+    **given: Any,
 ) -> tuple[list[dict[str, Any]], list[Filter]]:
     """Read what filters leave; they are pushed as Spark does it."""
-    reader = make_reader(broker, EVERY_COLUMN, **{"pushFilters": "true", **given})
+    reader = make_reader(broker, schema, **{"pushFilters": "true", **given})
     rest = list(reader.pushFilters(filters))
-    return read_planned(reader, reader.partitions(), EVERY_COLUMN), rest
+    return read_planned(reader, reader.partitions(), schema), rest
 
 
 @pytest.mark.parametrize("parts", [1, 3])
