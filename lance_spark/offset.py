@@ -3,6 +3,11 @@
     {"version": 1,
      "topics": {"events": {"id": 3, "epoch": 1706918400, "partitions": {"0": 4096}}}}
 
+A topic that is not there keeps its place, with `"away": true`, and one whose name
+another topic has taken is kept under `"earlier"` of that one: a server that is back
+after an hour, or a rule that hides nothing any more, brings back the same topic, and
+records that were read are not read again.
+
 Checkpoints outlive releases: what was written once is read for ever. Spark takes two
 offsets for the same if their JSON texts are, so that a value has one text only. No
 pyspark here: the command line reads checkpoints, too.
@@ -14,13 +19,16 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, TypeGuard
 
 from lance_spark.errors import CheckpointError
 
 OFFSET_VERSION = 1
+
+# How many topics that had the same name before are remembered, the last ones.
+EARLIER_MAX = 8
 
 # How many bytes before an offset a mark covers at most.
 MARK_BYTES_MAX = 64
@@ -65,12 +73,16 @@ class TopicPlace:
         created_s: when it was created, in seconds since 1970.
         positions: partitions and the offset in each; LWP has partition 0 alone.
         marks: partitions and what stands before the offset in each.
+        is_away: the topic was not there, which was told as a loss.
+        earlier: places in other topics of the same name, the last one first.
     """
 
     topic_id: int
     created_s: int
     positions: tuple[tuple[int, int], ...]
     marks: tuple[tuple[int, OffsetMark], ...] = ()
+    is_away: bool = False
+    earlier: tuple[TopicPlace, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", tuple(sorted(self.positions)))
@@ -98,6 +110,23 @@ class TopicPlace:
     def same_topic(self, topic_id: int, created_s: int) -> bool:
         """Tell whether it is the same topic, and not one created anew."""
         return (self.topic_id, self.created_s) == (topic_id, created_s)
+
+    def find(self, topic_id: int, created_s: int) -> TopicPlace | None:
+        """Return the place in a topic that has the name now or had it before."""
+        for place in (self, *self.earlier):
+            if place.same_topic(topic_id, created_s):
+                return place
+        return None
+
+    def turn_to(self, topic_id: int, created_s: int) -> TopicPlace:
+        """Return the place in another topic of the name, and remember this one.
+
+        It is where that topic was read up to, if it had the name before.
+        """
+        found = self.find(topic_id, created_s) or self.at(topic_id, created_s, 0)
+        others = (replace(self, is_away=False, earlier=()), *self.earlier)
+        kept = [place for place in others if not place.same_topic(topic_id, created_s)]
+        return replace(found, earlier=tuple(kept[:EARLIER_MAX]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +184,10 @@ def is_offset_document(document: object) -> bool:
 
 def _encode_place(place: TopicPlace) -> dict[str, Any]:
     # The keys in sorted order, also those of partitions: "10" is before "2".
-    encoded: dict[str, Any] = {"epoch": place.created_s, "id": place.topic_id}
+    encoded: dict[str, Any] = {"away": True} if place.is_away else {}
+    if place.earlier:
+        encoded["earlier"] = [_encode_place(earlier) for earlier in place.earlier]
+    encoded.update(epoch=place.created_s, id=place.topic_id)
     if place.marks:
         encoded["marks"] = {
             key: {"bytes": mark.size, "crc32c": mark.crc}
@@ -169,6 +201,20 @@ def _decode_place(name: object, place: object) -> TopicPlace:
     if not isinstance(name, str):
         raise _damaged(_WHOLE, f"{_show(name)} is no name of a topic")
     where = f"{_WHOLE}, topic {_show(name)}"
+    found = _decode_one(place, where)
+    assert isinstance(place, Mapping)
+    is_away, earlier = place.get("away", False), place.get("earlier", [])
+    if not isinstance(is_away, bool):
+        raise _damaged(where, f"'away' is {_show(is_away)} and has to be true or false")
+    if not isinstance(earlier, list):
+        raise _damaged(where, f"'earlier' is {_show(earlier)} and has to be a list")
+    where = f"{where}, earlier"
+    places = tuple(_decode_one(each, where) for each in earlier[:EARLIER_MAX])
+    return replace(found, is_away=is_away, earlier=places)
+
+
+def _decode_one(place: object, where: str) -> TopicPlace:
+    """Read a place without the places in other topics of the name."""
     if not isinstance(place, Mapping):
         raise _damaged(where, f"{_show(place)} is no place in a topic")
     positions = dict(_decode_positions(place, where))

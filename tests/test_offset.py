@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from lance_spark.errors import CheckpointError
 from lance_spark.offset import (
+    EARLIER_MAX,
     MARK_BYTES_MAX,
     OFFSET_VERSION,
     OffsetMark,
@@ -43,6 +45,22 @@ TEXTS = {
     '{"version": 1, "topics": {"\\u00e9": {"epoch": 1, "id": 7, "partitions": '
     '{"0": 5, "10": 9223372036854775807, "2": 6}}}}': StreamOffset.of(
         {"é": TopicPlace(7, 1, ((2, 6), (10, 2**63 - 1), (0, 5)))}
+    ),
+    # Since release 0.6; earlier ones read the place and pass over what is new in it.
+    '{"version": 1, "topics": {"a": {"away": true, "earlier": [{"epoch": 4, "id": 5, '
+    '"marks": {"0": {"bytes": 1, "crc32c": 2}}, "partitions": {"0": 6}}, '
+    '{"epoch": 1, "id": 2, "partitions": {"0": 3}}], '
+    '"epoch": 7, "id": 8, "partitions": {"0": 9}}}}': StreamOffset.of(
+        {
+            "a": replace(
+                TopicPlace.at(8, 7, 9),
+                is_away=True,
+                earlier=(
+                    TopicPlace.at(5, 4, 6, OffsetMark(1, 2)),
+                    TopicPlace.at(2, 1, 3),
+                ),
+            )
+        }
     ),
 }
 
@@ -76,6 +94,26 @@ def test_place() -> None:
     assert not place.same_topic(4, 1706918400)
     assert not place.same_topic(3, 1706918401)
     assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).mark == OffsetMark(9, 1)
+
+
+def test_other_topics_of_a_name() -> None:
+    first = replace(TopicPlace.at(1, 10, 100, OffsetMark(2, 3)), is_away=True)
+    assert first.find(1, 10) is first and first.find(1, 11) is None
+    second = first.turn_to(2, 20)
+    assert (second.topic_id, second.offset, second.is_away) == (2, 0, False)
+    [kept] = second.earlier
+    assert kept == replace(first, is_away=False) == second.find(1, 10)
+    second = replace(second, positions=((0, 50),))
+    back = second.turn_to(1, 10)
+    assert (back.offset, back.mark) == (100, OffsetMark(2, 3))
+    assert [(place.topic_id, place.offset) for place in back.earlier] == [(2, 50)]
+    assert back.turn_to(2, 20) == second
+    for number in range(100):
+        back = back.turn_to(number + 3, 0)
+    assert [place.topic_id for place in back.earlier] == [
+        number + 2 for number in range(99, 99 - EARLIER_MAX, -1)
+    ]
+    assert not any(place.earlier for place in back.earlier)
 
 
 def test_place_of_a_topic() -> None:
@@ -160,6 +198,32 @@ def change(key: str, value: object) -> dict[str, Any]:
 def test_damaged_number(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=rf"topic 'a': '{key}' is .* and has to"):
         StreamOffset.from_document(change(key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("away", None, "'away' is null and has to be true or false"),
+        ("away", 1, "'away' is 1 and has to be true or false"),
+        ("earlier", {}, "'earlier' is an object and has to be a list"),
+        ("earlier", [3], "3 is no place in a topic"),
+        ("earlier", [{"id": 1}], "'partitions' is missing and has to be an object"),
+    ],
+)
+def test_damaged_memory_of_topics(key: str, value: object, reason: str) -> None:
+    with pytest.raises(CheckpointError) as told:
+        StreamOffset.from_document(change(key, value))
+    assert reason in told.value.reason
+
+
+def test_topics_that_had_the_name_have_none_before_them() -> None:
+    nested: dict[str, Any] = {"epoch": 1, "id": 2, "partitions": {"0": 3}}
+    for _ in range(5000):
+        nested = {**nested, "earlier": [nested]}
+    place = StreamOffset.from_document(change("earlier", [nested] * 99)).get("a")
+    assert (
+        place is not None and place.earlier == (TopicPlace.at(2, 1, 3),) * EARLIER_MAX
+    )
 
 
 @pytest.mark.parametrize("key", ["id", "epoch", "partitions"])

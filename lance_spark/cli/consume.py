@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+import pyarrow as pa
 
 from lance_spark.cli.connect import connected, server_options
 from lance_spark.cli.output import OUTPUTS, Output
@@ -156,7 +157,12 @@ def _print(
 
 
 def _print_chunk(chunk: Chunk, output: Output) -> None:
-    decoded = decode(chunk.data, base_offset=chunk.start, columns=output.COLUMNS)
+    decoded = decode(
+        chunk.data,
+        base_offset=chunk.start,
+        columns=output.COLUMNS,
+        stamp_type=pa.uint64(),
+    )
     sys.stdout.buffer.write(output.encode(decoded.batch))
     # What is committed must have been seen.
     sys.stdout.buffer.flush()

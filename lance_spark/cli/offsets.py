@@ -117,6 +117,9 @@ def _stand(place: TopicPlace, topic: Summary | None) -> _Standing:
         return _Standing("gone", "the topic is gone")
     if not place.same_topic(topic.id, topic.created_at_s):
         now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
+        earlier = place.find(topic.id, topic.created_at_s)
+        if earlier is not None:
+            now = f"{now}, which was read up to {earlier.offset} before"
         return _Standing("recreated", f"another topic of that name: {now}", topic)
     start, end = topic.log_start or 0, topic.log_end or 0
     # What retention has dropped can't be read any more, so nobody lags behind it.

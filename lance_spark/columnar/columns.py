@@ -34,8 +34,8 @@ TYPES: dict[str, pa.DataType] = {
 _SHARED_BYTES_MAX = 4 * 1024 * 1024
 
 _NULL = int(RecordType.NULL)
-_STAMP_MAX = 2**63 - 1
-_NS_PER_US = 1000
+_BIGINT_MAX = 2**63 - 1
+_NS_PER_US = np.uint64(1000)
 
 _Bytes = NDArray[np.uint8]
 _Positions = NDArray[np.int64]
@@ -109,10 +109,13 @@ def _build_type(source: Source, kind: pa.DataType) -> pa.Array:
 
 
 def _build_timestamp(source: Source, kind: pa.DataType) -> pa.Array:
-    stamps = _read_stamps(source)
+    layout, stamps = source.layout, source.layout.stamps
     if pa.types.is_timestamp(kind):
+        # Every timestamp of a record fits here, up to the year 2554.
         stamps = stamps // _NS_PER_US
-    return _spread_numbers(stamps, source.layout, kind)
+    elif pa.types.is_signed_integer(kind):
+        _check_stamps(layout)
+    return _spread_numbers(stamps.view(np.int64), layout, kind)
 
 
 def _build_value(source: Source, kind: pa.DataType) -> pa.Array:
@@ -151,17 +154,19 @@ _BUILDERS: dict[str, Callable[[Source, pa.DataType], pa.Array]] = {
 }
 
 
-def _read_stamps(source: Source) -> NDArray[np.int64]:
-    layout = source.layout
-    late = layout.stamps > _STAMP_MAX
+def _check_stamps(layout: Layout) -> None:
+    """Check that timestamps fit into a signed number."""
+    late = layout.stamps > _BIGINT_MAX
     if late.any():
 
         def explain(row: int) -> str:
             stamp = layout.stamps[np.searchsorted(layout.stamped, row)]
-            return f"timestamp {stamp} ns is beyond int64, the year 2262"
+            return (
+                f"timestamp {stamp} ns does not fit into timestamp_ns, which ends in "
+                "the year 2262: read column timestamp instead, which has microseconds"
+            )
 
         raise BadRows(layout.stamped[late], explain)
-    return layout.stamps.view(np.int64)
 
 
 def _spread_numbers(

@@ -28,6 +28,7 @@ DEFAULT_COLUMNS = ("offset", "type", "key", "value", "timestamp")
 DECODE_BYTES_MAX = 2**31 - 1
 
 _BYTES_OR_TEXT = (pa.binary(), pa.string())
+_WHOLE_NUMBERS = (pa.int64(), pa.uint64())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def decode(
     topic: str | None = None,
     key_type: pa.DataType = TYPES["key"],
     value_type: pa.DataType = TYPES["value"],
+    stamp_type: pa.DataType = TYPES["timestamp_ns"],
     on_bad: Literal["fail", "skip"] = "fail",
     partial: Literal["error", "keep"] = "error",
     found: Scan | None = None,
@@ -71,8 +73,8 @@ def decode(
     """Turn a buffer of records into Arrow columns.
 
     A record is bad if its inner lengths do not fit; if its timestamp is beyond int64
-    (the year 2262) and a timestamp column is asked for; if its key or value is not
-    UTF-8 and is asked for as string. With `skip` it is left out and counted. A broken
+    (the year 2262) and is asked for as such; if its key or value is not UTF-8 and is
+    asked for as string. With `skip` it is left out and counted. A broken
     chain (type 0, a length over the limit, a partial record that is an error) hides
     where the next record starts: with `skip` the rest of the buffer is left out and
     counted as one record, and `Decoded.fault` says so.
@@ -85,6 +87,8 @@ def decode(
         topic: what the topic column holds.
         key_type: binary or string.
         value_type: binary or string.
+        stamp_type: of timestamp_ns: int64, as Spark has it, or uint64, which holds
+            every timestamp.
         on_bad: what to do with bad records.
         partial: whether a record that the buffer ends in is an error, or is not there
             yet and kept: `Decoded.end` is its start then.
@@ -97,7 +101,9 @@ def decode(
             topic, which counts from `base_offset`.
         OptionError: if the columns can't be had or the buffer is 2 GiB or more.
     """
-    schema = make_schema(columns, key_type=key_type, value_type=value_type)
+    schema = make_schema(
+        columns, key_type=key_type, value_type=value_type, stamp_type=stamp_type
+    )
     if "topic" in columns and topic is None:
         raise OptionError("a topic column is asked for, but no topic is given")
     view = as_bytes(data)
@@ -136,6 +142,7 @@ def make_schema(
     *,
     key_type: pa.DataType = TYPES["key"],
     value_type: pa.DataType = TYPES["value"],
+    stamp_type: pa.DataType = TYPES["timestamp_ns"],
 ) -> pa.Schema:
     """Make the schema of the batches that `decode` builds for the same arguments.
 
@@ -148,10 +155,12 @@ def make_schema(
         raise OptionError(f"no such column: {', '.join(unknown)}; there are {there}")
     if len(set(columns)) != len(columns):
         raise OptionError(f"a column is asked for twice: {', '.join(columns)}")
-    types = {**TYPES, "key": key_type, "value": value_type}
+    types = {**TYPES, "key": key_type, "value": value_type, "timestamp_ns": stamp_type}
     for name in ("key", "value"):
         if types[name] not in _BYTES_OR_TEXT:
             raise OptionError(f"{name} can be binary or string, not {types[name]}")
+    if stamp_type not in _WHOLE_NUMBERS:
+        raise OptionError(f"timestamp_ns can be int64 or uint64, not {stamp_type}")
     return pa.schema([(name, types[name]) for name in columns])
 
 

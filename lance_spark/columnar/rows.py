@@ -33,7 +33,7 @@ from lance_spark.model import RECORD_VALUE_BYTES_MAX, RecordType
 
 KEY_BYTES_MAX = 2**16 - 1
 
-_STAMP_MAX = 2**63 - 1
+_STAMP_MAX = 2**64 - 1
 
 _Rows = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
@@ -61,7 +61,7 @@ class Plan:
     keys: pa.Array
     key_lengths: NDArray[np.int64]
     stamped: _Rows
-    stamps: NDArray[np.int64]
+    stamps: NDArray[np.uint64]
 
 
 # Which type the parts of a row need, by 1 for a value, 2 for a key and 4 for a
@@ -139,7 +139,7 @@ def plan_rows(batch: pa.RecordBatch, record_type: int, *, first_row: int = 0) ->
         keys=columns.key,
         key_lengths=key_lengths[keyed],
         stamped=stamped,
-        stamps=ticks[stamped] * columns.stamp_unit_ns,
+        stamps=ticks[stamped].astype(np.uint64) * np.uint64(columns.stamp_unit_ns),
     )
 
 
@@ -199,8 +199,9 @@ def _find_stamp_faults(ticks: NDArray[np.int64], unit_ns: int) -> list[_Fault]:
             lambda row: "a timestamp before 1970, which LWP can't hold",
         ),
         (
-            ticks > _STAMP_MAX // unit_ns,
-            lambda row: "a timestamp beyond the year 2262, the last that ns can hold",
+            # Nanoseconds are signed here, and never too many.
+            ticks > min(_STAMP_MAX // unit_ns, np.iinfo(np.int64).max),
+            lambda row: "a timestamp beyond the year 2554, the last that LWP can hold",
         ),
     ]
 

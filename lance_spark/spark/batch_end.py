@@ -110,7 +110,7 @@ class BatchEnd:
     def _find_still(
         self, start: StreamOffset, heads: Mapping[str, Head]
     ) -> dict[str, TopicPlace]:
-        settled = self._settle_all(start, heads)
+        settled, away = self._settle_all(start, heads)
         backlogs = []
         for topic, place in settled.items():
             first, stop = place.offset, self._find_stop(topic, heads[topic], place)
@@ -131,28 +131,39 @@ class BatchEnd:
         # A topic is not worth a batch before it has a record. One that has to wait is
         # noted in a batch of others: it is a loss if it is deleted meanwhile.
         is_worth_it = any(ends[topic] > first for topic, first in waiting.items())
-        return {
+        known = {
             topic: place
             for topic, place in settled.items()
             if place.offset
             or start.get(topic) is not None
             or (is_worth_it and topic in waiting)
         }
+        return {**known, **away}
 
     def _settle_all(
         self, start: StreamOffset, heads: Mapping[str, Head]
-    ) -> dict[str, TopicPlace]:
-        settled = {}
+    ) -> tuple[dict[str, TopicPlace], dict[str, TopicPlace]]:
+        """Say where to go on in the topics that are there, and in those that are not.
+
+        A server that answers for another one, or has not opened all topics, looks like
+        one where they were deleted: a topic that comes back must not be read again.
+        """
+        settled, away = {}, {}
         for topic in sorted({*heads, *(name for name, _ in start.topics)}):
             head, place = heads.get(topic), start.get(topic)
             if head is not None:
                 settled[topic] = self._settle(topic, place, head)
-            elif place is not None:
-                self._losses.report(self._make_gone(topic, place))
-        return settled
+                continue
+            assert place is not None
+            is_read = self._options.read.reads(topic)
+            if not place.is_away:
+                self._losses.report(self._make_gone(topic, place, is_read))
+            if is_read:
+                away[topic] = replace(place, is_away=True)
+        return settled, away
 
-    def _make_gone(self, topic: str, place: TopicPlace) -> DataLoss:
-        if self._options.read.reads(topic):
+    def _make_gone(self, topic: str, place: TopicPlace, is_read: bool) -> DataLoss:
+        if is_read:
             return make_gone(topic, place.topic_id, place.offset)
         reason = "the checkpoint has it, and the options do not name it any more"
         return DataLoss(topic, place.offset, None, None, reason)
@@ -163,10 +174,13 @@ class BatchEnd:
         if place is None:
             return TopicPlace.at(head.topic_id, head.created_s, 0)
         if not place.same_topic(head.topic_id, head.created_s):
-            log = _find_log(client, head)
-            self._losses.report(make_recreated(topic, place, head.topic_id, log))
+            # That the old one is gone was told when it went.
+            if not place.is_away:
+                log = _find_log(client, head)
+                self._losses.report(make_recreated(topic, place, head.topic_id, log))
             self._losses.begin_anew(topic)
-            return TopicPlace.at(head.topic_id, head.created_s, 0)
+            place = place.turn_to(head.topic_id, head.created_s)
+        place = replace(place, is_away=False)
         if head.end < place.offset:
             reason = (
                 f"the log ends {place.offset - head.end} bytes before it: the server "
@@ -271,7 +285,7 @@ def _move(
     """Give the place at another offset of the same topic."""
     if offset == place.offset:
         return place
-    moved = TopicPlace.at(place.topic_id, place.created_s, offset)
+    moved = replace(place, positions=((0, offset),), marks=())
     if not is_plain(client):
         return moved
     with _noting_loss():

@@ -38,10 +38,8 @@ def resolve_batch(
     losses: list[DataLoss] = []
     for topic, place in end.topics:
         before = start.get(topic)
-        if before is not None and not before.same_topic(
-            place.topic_id, place.created_s
-        ):
-            before = None
+        if before is not None:
+            before = before.find(place.topic_id, place.created_s)
         first = 0 if before is None else before.offset
         if first >= place.offset:
             continue
@@ -71,11 +69,18 @@ def make_recreated(
         topic_id: the new one's id.
         log: where the new one starts and ends, if that is known.
     """
-    reason = (
-        f"the topic was created anew: its id was {place.topic_id}, created at "
-        f"{place.created_s}, and is {topic_id} now, so what was not read of the old "
-        "one is gone"
-    )
+    if any(earlier.topic_id == topic_id for earlier in place.earlier):
+        reason = (
+            f"the topic with id {place.topic_id} is gone, and the one with id "
+            f"{topic_id}, which had the name before, is back: the stream goes on where "
+            "it was in that one"
+        )
+    else:
+        reason = (
+            f"the topic was created anew: its id was {place.topic_id}, created at "
+            f"{place.created_s}, and is {topic_id} now, so what was not read of the "
+            "old one is gone"
+        )
     if log is None:
         return DataLoss(topic, place.offset, None, None, reason)
     # A start behind the offset would count as bytes that are missing in between.

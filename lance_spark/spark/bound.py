@@ -6,7 +6,7 @@ What a bound means for a topic (its log, the clock of its server) is `planning`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ _NS_PER_MS = 1_000_000
 
 # How much of a text is repeated in an error.
 _SHOWN_MAX = 60
+# How many topics are listed in one.
+_LISTED_MAX = 8
 
 _FORMS = 'give earliest, latest, or offsets by topic as in {"events": 4096}'
 
@@ -63,6 +65,29 @@ class AtOffsets:
     def topics(self) -> tuple[str, ...]:
         """The topics that are named."""
         return tuple(topic for topic, _ in self.offsets)
+
+    def check_complete(self, option: str, topics: Iterable[str]) -> None:
+        """Check that every topic has an offset.
+
+        One that is forgotten would be read whole, or not at all, and nothing would
+        tell.
+
+        Raises:
+            OptionError: some have none; says what to add.
+        """
+        named = set(self.topics)
+        missing = sorted(topic for topic in topics if topic not in named)
+        if not missing:
+            return
+        shown = missing[:_LISTED_MAX]
+        more = len(missing) - len(shown)
+        raise OptionError(
+            f"option {option} has no offset for topic{'s' if missing[1:] else ''} "
+            f"{', '.join(map(repr, shown))}{f' and {more} more' if more else ''}: add "
+            f"{'one for each' if missing[1:] else 'one'}, as in "
+            f"{json.dumps(dict.fromkeys(shown, EARLIEST_OFFSET), ensure_ascii=False)}, "
+            f"where {EARLIEST_OFFSET} is earliest and {LATEST_OFFSET} is latest"
+        )
 
     def __str__(self) -> str:
         return json.dumps(dict(self.offsets), ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +19,19 @@ _BIGINT_MAX = 2**63 - 1
 
 
 def read_topics(
-    options: ReadOptions, columns: Sequence[str]
+    options: ReadOptions, columns: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """List the topics that the options choose, all if they name none."""
+    """List the topics that the options choose, all if they name none.
+
+    Args:
+        options: what the user has said.
+        columns: what is wanted of them, and the name that it gets.
+    """
     with lease(options.client) as client:
         chosen = choose_topics(options, client.topics())
         rows = [row for info in chosen if (row := _describe(client, info)) is not None]
     batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
-    yield batch.select(list(columns))
+    yield batch.select(list(columns)).rename_columns(list(columns.values()))
 
 
 def _describe(client: LanceClient, info: TopicInfo) -> dict[str, Any] | None:
@@ -34,7 +39,7 @@ def _describe(client: LanceClient, info: TopicInfo) -> dict[str, Any] | None:
     row: dict[str, Any] = {
         "id": info.id,
         "name": info.name,
-        "created": info.created_at_s * 1_000_000,
+        "created": min(info.created_at_s * 1_000_000, _BIGINT_MAX),
         "retention": None,
     }
     if info.retention is not None:

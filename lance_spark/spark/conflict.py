@@ -35,6 +35,7 @@ def check_conflicts(values: Values) -> None:
     """
     _check_tls(values)
     _check_topics(values)
+    _check_metadata(values)
     _check_bounds(values)
     _check_transaction(values)
 
@@ -75,6 +76,16 @@ def _check_topics(values: Values) -> None:
         )
 
 
+def _check_metadata(values: Values) -> None:
+    names = (*(name for pair in _BOUNDS for name in pair), "pushFilters")
+    given = [name for name in names if name in values]
+    if given and "metadata" in values:
+        raise OptionError(
+            f"option {given[0]} is given with metadata, which reads no records: leave "
+            "out the one or the other"
+        )
+
+
 def _check_bounds(values: Values) -> None:
     for offsets, timestamp in _BOUNDS:
         given = [name for name in (offsets, timestamp) if name in values]
@@ -82,11 +93,6 @@ def _check_bounds(values: Values) -> None:
             raise OptionError(
                 f"options {offsets} and {timestamp} are both given: leave out the one "
                 "or the other"
-            )
-        if given and "metadata" in values:
-            raise OptionError(
-                f"option {given[0]} is given with metadata, which reads no records: "
-                "leave out the one or the other"
             )
         if isinstance(values[offsets], AtOffsets):
             _check_named(values, offsets)
@@ -108,12 +114,8 @@ def _check_named(values: Values, name: str) -> None:
                 f"option {name} names topic {topic!r}, which option topicPattern "
                 f"{pattern!r} does not match: change the pattern, or leave it out here"
             )
-    missing = [topic for topic in topics or () if topic not in named]
-    if missing:
-        raise OptionError(
-            f"option {name} has no offset for topic {missing[0]!r}: add one, "
-            f"{EARLIEST_OFFSET} for earliest or {LATEST_OFFSET} for latest"
-        )
+    # Which topics a pattern matches, the server tells when the read is planned.
+    values[name].check_complete(name, topics or ())
 
 
 def _check_order(values: Values) -> None:

@@ -146,7 +146,7 @@ def _is_exact(test: Filter) -> bool:
     inner = test.child if isinstance(test, Not) else test
     kind = type(inner)
     path: tuple[str, ...] = getattr(inner, "attribute", ())
-    if len(path) != 1 or path[0] not in _COLUMNS:
+    if len(path) != 1 or _column(inner) not in _COLUMNS:
         return False
     if kind in _NULLNESS:
         return True
@@ -158,7 +158,8 @@ def _is_exact(test: Filter) -> bool:
         literals = [v if isinstance(v, str) else None for v in literals]
     elif kind is not In and kind not in _COMPARE:
         return False
-    return bool(literals) and all(_is_literal(path[0], value) for value in literals)
+    column = _column(inner)
+    return bool(literals) and all(_is_literal(column, value) for value in literals)
 
 
 def _is_literal(column: str, value: object) -> bool:
@@ -179,8 +180,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def _column(test: Filter) -> str:
+    """Name the column of a filter, which has the name that the user's schema gives."""
     inner = test.child if isinstance(test, Not) else test
-    return str(inner.attribute[0])  # type: ignore[attr-defined]  # All but Not have it.
+    path: tuple[str, ...] = inner.attribute  # type: ignore[attr-defined]  # But Not.
+    return path[0].lower()
 
 
 def _literals(test: Filter) -> list[Any]:

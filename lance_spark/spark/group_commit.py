@@ -69,8 +69,9 @@ class GroupCommit:
                 self._commit(client, offset)
 
     def _commit(self, client: LanceClient, offset: StreamOffset) -> None:
-        self._forget_all_but({topic for topic, _ in offset.topics})
-        for topic, place in offset.topics:
+        there = [(topic, p) for topic, p in offset.topics if not p.is_away]
+        self._forget_all_but({topic for topic, _ in there})
+        for topic, place in there:
             now = place.topic_id, place.offset
             if self._told.get(topic) == now:
                 continue

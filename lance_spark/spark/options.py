@@ -111,6 +111,7 @@ class ReadOptions:
         max_partition_bytes: how large a partition is at most; None if nobody says.
         splitting: how record boundaries are found.
         fetch_bytes: how much is fetched at once.
+        push_filters: apply filters of the query that Spark offers.
         on_bad_record: what a malformed record does.
         metadata: list the topics instead of their records.
     """
@@ -125,6 +126,7 @@ class ReadOptions:
     max_partition_bytes: int | None
     splitting: Literal["auto", "locate", "probe", "none"]
     fetch_bytes: int
+    push_filters: bool
     on_bad_record: Literal["fail", "skip"]
     metadata: bool
 
@@ -240,6 +242,7 @@ def _make_read(values: Values) -> ReadOptions:
         max_partition_bytes=values.get("maxPartitionBytes"),
         splitting=values["splitting"],
         fetch_bytes=values["fetchBytes"],
+        push_filters=values["pushFilters"],
         on_bad_record=values["onBadRecord"],
         metadata=values["metadata"] is not None,
     )

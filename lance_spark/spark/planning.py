@@ -231,14 +231,13 @@ def _find_losses(start: int, end: int, log: Limits) -> Iterator[tuple[int, str]]
         yield end, "the log ends before it: the topic was cut, or created anew"
 
 
-def resolve_bound(bound: Bound, topic: str, log: Limits, *, default: int) -> int | None:
+def resolve_bound(bound: Bound, topic: str, log: Limits) -> int | None:
     """Say which offset a bound means in a topic.
 
     Args:
-        bound: what the user has said.
+        bound: what the user has said; offsets are given for this topic, too.
         topic: the topic's name.
         log: what is there.
-        default: what a topic gets that a bound by offsets does not name.
 
     Returns:
         The offset; None if only the server can tell, because it is a time.
@@ -248,7 +247,6 @@ def resolve_bound(bound: Bound, topic: str, log: Limits, *, default: int) -> int
     if isinstance(bound, Latest):
         return log.end
     if isinstance(bound, AtOffsets):
-        offset = bound.get(topic)
-        names = {None: default, EARLIEST_OFFSET: log.start, LATEST_OFFSET: log.end}
-        return names.get(offset, offset)
+        offset = dict(bound.offsets)[topic]
+        return {EARLIEST_OFFSET: log.start, LATEST_OFFSET: log.end}.get(offset, offset)
     return None

@@ -49,15 +49,18 @@ class LanceReader(DataSourceReader):
         self._options = options
         self._projection = project(schema)
         self._filters: tuple[Filter, ...] = ()
-        self.pushFilters = _Pushdown(self)  # type: ignore[method-assign]
+        self._is_offered = False
+        # Spark 4.3 keeps one plan per `load()` and reads every query on it by the plan
+        # that was made last, with the filters of that one. It does not ask the source
+        # when it does so. A reader that leaves all filters to Spark is right then, too;
+        # hence filters are taken only where the user says that each query has a
+        # `load()` of its own.
+        if options.push_filters:
+            self.pushFilters = _Pushdown(self)  # type: ignore[method-assign]
 
     def push(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Take the filters that can be applied here and return the others.
-
-        Spark 4.3 keeps one plan per `load()` and reads every query on it by the one
-        that was made last, whatever filters that one had pushed. Nobody asks us when
-        it does, so this can only be said.
-        """
+        """Take the filters that can be applied here and return the others."""
+        self._is_offered = True
         _, rest = push_filters(filters, narrow=True)
         # By identity: two filters may be equal that differ, as 5 and 5.0 do.
         left = {id(each) for each in rest}
@@ -67,7 +70,7 @@ class LanceReader(DataSourceReader):
             logger.warning(
                 "%d filters were pushed into the read. Spark may apply them to other "
                 "queries on the same load() as well: call load() for each query, or "
-                "turn spark.sql.python.filterPushdown.enabled off",
+                "leave out option pushFilters",
                 len(self._filters),
             )
         return rest
@@ -78,6 +81,13 @@ class LanceReader(DataSourceReader):
         Spark has pickled this reader for the tasks already: what they have to know
         is in the splits.
         """
+        if self._options.push_filters and not self._is_offered:
+            logger.warning(
+                "option pushFilters is set, but Spark offered no filter for this read: "
+                "the query has none, or the session pushes none (set "
+                "spark.sql.python.filterPushdown.enabled to true); Spark filters the "
+                "rows itself"
+            )
         with lease(self._options.client) as client:
             topics = choose_topics(self._options, client.topics())
             ranges = resolve_ranges(client, self._options, topics)

@@ -77,7 +77,7 @@ def route_rows(
     """Split a batch by topic, in the order in which the topics turn up in it.
 
     Args:
-        batch: the rows.
+        batch: the rows; names of columns in any case.
         topic: where all of them go, whatever their column says; None to go by that.
         first_row: the number of the batch's first row, for errors.
 
@@ -87,6 +87,9 @@ def route_rows(
     """
     if not batch.num_rows:
         return
+    lowered = [name.lower() for name in batch.schema.names]
+    if lowered != batch.schema.names:
+        batch = batch.rename_columns(lowered)
     if topic is not None:
         yield Routed(topic, batch, first_row)
         return

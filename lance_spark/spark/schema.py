@@ -1,6 +1,7 @@
 """The columns of reads and writes in Spark's types, and what users may ask of them.
 
-No session is needed for any of it. How Arrow columns are built is `columnar`.
+Names are taken in any case, as Spark takes them, and are shown as users write them. No
+session is needed for any of it. How Arrow columns are built is `columnar`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Projection:
     """The columns that a read builds.
 
     Args:
-        columns: their names, in the order of the schema.
+        columns: their names as `columnar` has them, in the order of the schema.
         key_type: binary or string.
         value_type: binary or string.
         arrow: the schema that batches must have.
@@ -122,23 +123,26 @@ def project(schema: StructType) -> Projection:
     """
     _check_fields(schema, _READABLE, _CAN_BE_NULL)
     arrow = make_arrow_schema(schema)
-    kinds = {field.name: field.type for field in arrow}
+    kinds = {field.name.lower(): field.type for field in arrow}
     return Projection(
-        columns=tuple(schema.fieldNames()),
+        columns=tuple(kinds),
         key_type=kinds.get("key", pa.binary()),
         value_type=kinds.get("value", pa.binary()),
         arrow=arrow,
     )
 
 
-def project_topics(schema: StructType) -> tuple[str, ...]:
+def project_topics(schema: StructType) -> dict[str, str]:
     """Find out which columns of the topics a user's schema asks for.
+
+    Returns:
+        Their names, and how the user writes each of them.
 
     Raises:
         OptionError: as `project` does; every column can be null here.
     """
     _check_fields(schema, _TOPICS, tuple(_TOPICS))
-    return tuple(schema.fieldNames())
+    return {name.lower(): name for name in schema.fieldNames()}
 
 
 def _check_fields(
@@ -146,17 +150,23 @@ def _check_fields(
     known: Mapping[str, tuple[DataType, ...]],
     can_be_null: tuple[str, ...],
 ) -> None:
-    names = schema.fieldNames()
     there = f"there are {_list_columns(known)}"
-    if not names:
+    if not schema.fieldNames():
         raise OptionError(f"the schema names no column; {there}")
+    seen: dict[str, str] = {}
     for field in schema:
-        name, kinds = field.name, known.get(field.name)
+        name = field.name.lower()
+        kinds = known.get(name)
         if kinds is None:
             hint = _suggest(name, known)
-            raise OptionError(f"there is no column {name}{hint}; {there}")
-        if names.count(name) > 1:
-            raise OptionError(f"the schema names column {name} twice: name it once")
+            raise OptionError(f"there is no column {field.name}{hint}; {there}")
+        if name in seen:
+            spelt = f", as {seen[name]} and {field.name}"
+            raise OptionError(
+                f"the schema names column {name} twice"
+                f"{spelt if seen[name] != field.name else ''}: name it once"
+            )
+        seen[name] = field.name
         if field.dataType not in kinds:
             raise OptionError(
                 f"column {name} is {_list_types(kinds)}, not "
@@ -170,7 +180,7 @@ def _check_fields(
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -195,33 +205,39 @@ def check_write_schema(schema: StructType, *, topic_option: bool) -> None:
     """
     names = schema.fieldNames()
     _check_names(names)
-    if not topic_option and "topic" not in names:
+    if not topic_option and "topic" not in map(str.lower, names):
         raise OptionError(
             "no topic to write to: name it with option topic, or add a column topic"
         )
     ignored = {*_IGNORED, *(["topic"] if topic_option else [])}
     for field in schema:
-        if field.name not in ignored:
+        if field.name.lower() not in ignored:
             _check_written(field)
 
 
 def _check_names(names: list[str]) -> None:
-    others = [name for name in dict.fromkeys(names) if name not in _WRITTEN + _IGNORED]
+    lowered = [name.lower() for name in names]
+    there = dict(zip(names, lowered, strict=True))
+    others = [name for name in there if there[name] not in _WRITTEN + _IGNORED]
     if others:
         raise OptionError(
             f"can't write {_name_columns(others)}: drop what is not needed, or put it "
             "into value, as in to_json(struct(*)) AS value; the columns of a write are "
             f"{', '.join(_WRITTEN)}"
         )
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name in there if lowered.count(there[name]) > 1]
+    if len(twice) > 1:
+        raise OptionError(
+            f"{_name_columns(twice)} differ only in case: drop or rename all but one"
+        )
     if twice:
         raise OptionError(f"{_name_columns(twice)} is there twice: drop or rename one")
-    if "value" not in names:
+    if "value" not in lowered:
         raise OptionError(
             f"no column value to write; there are {', '.join(names) or 'none'}: rename "
             "one, or make one as in to_json(struct(*)) AS value"
         )
-    if "timestamp" in names and "timestamp_ns" in names:
+    if "timestamp" in lowered and "timestamp_ns" in lowered:
         raise OptionError(
             "columns timestamp and timestamp_ns are both there: drop one of them"
         )
@@ -233,9 +249,10 @@ def _name_columns(names: list[str]) -> str:
 
 def _check_written(field: StructField) -> None:
     name, kind = field.name, field.dataType
-    accepted, wanted = _WRITABLE[name]
+    accepted, wanted = _WRITABLE[name.lower()]
     # A column of nothing but nulls is as good as none, except where a topic is needed.
-    if isinstance(kind, accepted) or (isinstance(kind, NullType) and name != "topic"):
+    may_be_null = name.lower() != "topic"
+    if isinstance(kind, accepted) or (isinstance(kind, NullType) and may_be_null):
         return
     remedy = f"cast it, as in CAST({name} AS {wanted.split()[-1].upper()})"
     if isinstance(kind, _NESTED) and accepted == _TEXT_OR_BYTES:

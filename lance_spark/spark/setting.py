@@ -280,6 +280,15 @@ _READ = (
         "How many bytes one request asks for, up to `16m`.",
     ),
     Option(
+        "pushFilters",
+        parse_flag,
+        "false",
+        Scope.BATCH_READ,
+        "`true` lets Spark push the filters of a query into the read, if the session "
+        "has `spark.sql.python.filterPushdown.enabled`, too. Each query needs a "
+        "`load()` of its own then: Spark applies the filters to all queries of one.",
+    ),
+    Option(
         "onBadRecord",
         choice("fail", "skip"),
         "fail",

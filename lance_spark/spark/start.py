@@ -70,7 +70,7 @@ def find_first_start(
 
 def _is_earliest(bound: Bound, topic: str) -> bool:
     if isinstance(bound, AtOffsets):
-        return bound.get(topic) in (None, EARLIEST_OFFSET)
+        return bound.get(topic) == EARLIEST_OFFSET
     return isinstance(bound, Earliest)
 
 
@@ -85,13 +85,21 @@ def resolve_start(
 ) -> StreamOffset:
     """Say where a stream starts in each of its topics.
 
+    A topic that has no offset where others have one is left out. It came after the
+    stream was started, and is read from its beginning as all that come later are;
+    `check_offsets` is for those that were there.
+
     Raises:
         Unsupported: it is a time, and the server has no index of times.
         TopicNotFound, TopicDeleted: a topic was deleted just now.
         DataLoss: the log of a plain server shrinks just now.
     """
     return StreamOffset.of(
-        {info.name: _resolve_place(client, bound, info) for info in topics}
+        {
+            info.name: _resolve_place(client, bound, info)
+            for info in topics
+            if not isinstance(bound, AtOffsets) or info.name in bound.topics
+        }
     )
 
 
@@ -99,7 +107,7 @@ def _resolve_place(client: LanceClient, bound: Bound, info: TopicInfo) -> TopicP
     bounds = client.bounds(info.id)
     # A server that does not say where a log starts lets it start at 0 always.
     log = Limits(bounds.start or 0, bounds.end)
-    offset = resolve_bound(bound, info.name, log, default=log.start)
+    offset = resolve_bound(bound, info.name, log)
     if offset is None:
         assert isinstance(bound, AtTime)
         offset = locate_time(client, info.id, bound, "startingTimestamp")

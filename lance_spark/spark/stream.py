@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lance_spark.client import LanceClient
+from lance_spark.client import LanceClient, TopicInfo
 from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.batch_end import BatchEnd, LostMeanwhile, is_plain
@@ -24,7 +24,7 @@ from lance_spark.spark.options import StreamOptions
 from lance_spark.spark.planning import Split, cut_ranges
 from lance_spark.spark.pool import lease
 from lance_spark.spark.start import find_first_start, needs_pin, resolve_start
-from lance_spark.spark.topics import choose_locate, choose_topics
+from lance_spark.spark.topics import check_offsets, choose_locate, choose_topics
 from lance_spark.spark.watch import Head, Watch
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class StreamPlanner:
         self._sleep = sleep
         # The start of a query that has no checkpoint.
         self._initial: StreamOffset | None = None
+        self._initial_topics: list[TopicInfo] = []
         self._is_planned = False
         # Where `Trigger.AvailableNow` ends; None without it.
         self._target: dict[str, Head] | None = None
@@ -91,6 +92,7 @@ class StreamPlanner:
                     topics = choose_topics(read, client.topics())
                     try:
                         self._initial = resolve_start(client, read.start, topics)
+                        self._initial_topics = topics
                         break
                     except (TopicNotFound, TopicDeleted, DataLoss):
                         # Deleted since it was listed; another look tells.
@@ -125,7 +127,12 @@ class StreamPlanner:
         Raises:
             DataLoss: something that was to be read is gone, and that is an error.
             TopicNotFound: a topic that is named was never there.
+            OptionError: a query without a checkpoint has no offset for a topic.
         """
+        if self._is_first(start):
+            # Not when the start is asked for: Spark asks for it again when it repeats
+            # a first batch, and by then there may be topics that came later.
+            check_offsets(self._options.read, self._initial_topics)
         if self._is_pinning(start):
             return start
         with lease(self._options.read.client) as client:

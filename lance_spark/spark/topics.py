@@ -74,6 +74,20 @@ def _check_named(bound: Bound, names: Sequence[str]) -> None:
             )
 
 
+def check_offsets(options: ReadOptions, topics: Sequence[TopicInfo]) -> None:
+    """Check that offsets are given for all topics or for none.
+
+    Raises:
+        OptionError: a pattern matches a topic that has none.
+    """
+    for option, bound in (
+        ("startingOffsets", options.start),
+        ("endingOffsets", options.end),
+    ):
+        if isinstance(bound, AtOffsets):
+            bound.check_complete(option, (info.name for info in topics))
+
+
 def resolve_ranges(
     client: LanceClient, options: ReadOptions, topics: Sequence[TopicInfo]
 ) -> list[TopicRange]:
@@ -81,9 +95,11 @@ def resolve_ranges(
 
     Raises:
         DataLoss: a part of what is asked for is gone, and that is an error.
-        OptionError: a range ends before it starts.
+        OptionError: a range ends before it starts, or a topic has no offset where
+            others have one.
         Unsupported: a time is given, and the server has no index of times.
     """
+    check_offsets(options, topics)
     is_located = choose_locate(client, options)
     ranges = []
     for info in topics:
@@ -121,16 +137,16 @@ def _resolve_range(
     # A server that does not say where a log starts lets it start at 0 always.
     log = Limits(bounds.start or 0, bounds.end)
 
-    def resolve(bound: Bound, option: str, default: int) -> int:
-        offset = resolve_bound(bound, info.name, log, default=default)
+    def resolve(bound: Bound, option: str) -> int:
+        offset = resolve_bound(bound, info.name, log)
         if offset is None:
             assert isinstance(bound, AtTime)
             # A record that came since may be the first one of that time.
             offset = min(locate_time(client, info.id, bound, option), log.end)
         return offset
 
-    start = resolve(options.start, "startingTimestamp", log.start)
-    end = resolve(options.end, "endingTimestamp", log.end)
+    start = resolve(options.start, "startingTimestamp")
+    end = resolve(options.end, "endingTimestamp")
     planned = plan_range(info.name, start, end, log)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)

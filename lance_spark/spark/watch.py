@@ -153,7 +153,7 @@ class Watch:
 
 def is_news(heads: Mapping[str, Head], known: StreamOffset) -> bool:
     """Tell whether there is anything that a stream does not know of."""
-    if any(topic not in heads for topic, _ in known.topics):
+    if any(topic not in heads and not p.is_away for topic, p in known.topics):
         return True
     for topic, head in heads.items():
         place = known.get(topic)
@@ -161,7 +161,8 @@ def is_news(heads: Mapping[str, Head], known: StreamOffset) -> bool:
             if head.end:
                 return True
         elif (
-            not place.same_topic(head.topic_id, head.created_s)
+            place.is_away
+            or not place.same_topic(head.topic_id, head.created_s)
             or place.offset != head.end
         ):
             return True

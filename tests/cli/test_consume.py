@@ -67,6 +67,16 @@ def test_json(ask: Run, client: LanceClient, topic: str) -> None:
     }
 
 
+def test_json_has_every_timestamp(ask: Run, client: LanceClient, topic: str) -> None:
+    stamps = [0, 2**63 - 1, 2**63, 2**64 - 1]
+    with Producer(client, topic) as producer:
+        for stamp in stamps:
+            producer.send(b"x", timestamp_ns=stamp)
+    done = ask("consume", topic, "--output", "json")
+    assert (done.code, done.err) == (0, "")
+    assert [json.loads(line)["timestamp_ns"] for line in done.lines] == stamps
+
+
 def test_json_has_the_name_of_a_number(
     ask: Run, client: LanceClient, filled: str
 ) -> None:

@@ -271,6 +271,17 @@ def test_topic_that_was_created_again(
         assert found["text"] == f"another topic of that name: {now}"
 
 
+def test_topic_that_had_the_name_before(
+    ask: Run, path: Path, topic: str, place: TopicPlace
+) -> None:
+    other = TopicPlace.at(place.topic_id + 1, place.created_s, 10)
+    found = ask_state(ask, path, topic, replace(other, earlier=(place,)))
+    assert found["state"] == "recreated"
+    assert f"created {_time(place.created_s)}, which was read up to 20 before" in str(
+        found["text"]
+    )
+
+
 def test_topic_that_is_gone(
     ask: Run, path: Path, client: LanceClient, topic: str, place: TopicPlace
 ) -> None:

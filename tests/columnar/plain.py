@@ -86,7 +86,13 @@ class InnerError(RecordError):
 
 
 def check_row(row: Row, *, stamps: bool, text: Iterable[str]) -> None:
-    """Raise what makes a record bad only for those who ask for these columns."""
+    """Raise what makes a record bad only for those who ask for these columns.
+
+    Args:
+        row: the record.
+        stamps: its timestamp has to fit into int64.
+        text: what has to be UTF-8.
+    """
     if stamps and row.timestamp_ns is not None and row.timestamp_ns >= 2**63:
         raise InnerError("2262", row.offset, row.next_offset)
     for name in text:
@@ -151,7 +157,7 @@ def encode_row(row: Row, index: int, record_type: int = 1) -> bytes:
         raise RowError("type contradicts", index)
     parts = []
     if row.timestamp_ns is not None:
-        if not 0 <= row.timestamp_ns < 2**63:
+        if not 0 <= row.timestamp_ns < 2**64:
             raise RowError("timestamp", index)
         parts.append(struct.pack("<Q", row.timestamp_ns))
     if row.key is not None:

@@ -76,11 +76,12 @@ def test_agrees_with_plain_reading(rows, columns):
     skip=st.booleans(),
     keep=st.booleans(),
     text=st.sampled_from([(), ("key",), ("value",), ("key", "value")]),
+    wide=st.booleans(),
 )
 @examples(200)
-def test_agrees_on_damaged_data(data, columns, skip, keep, text):
+def test_agrees_on_damaged_data(data, columns, skip, keep, text, wide):
     asked = [name for name in text if name in columns]
-    stamps = "timestamp" in columns or "timestamp_ns" in columns
+    stamps = "timestamp_ns" in columns and not wide
     how = {"skip": skip, "keep_partial": keep, "stamps": stamps, "text": asked}
     options = {
         "columns": columns,
@@ -90,6 +91,7 @@ def test_agrees_on_damaged_data(data, columns, skip, keep, text):
         "partial": "keep" if keep else "error",
         "key_type": pa.string() if "key" in text else pa.binary(),
         "value_type": pa.string() if "value" in text else pa.binary(),
+        "stamp_type": pa.uint64() if wide else pa.int64(),
     }
     try:
         expected = plain.decode(data, **how)
@@ -273,7 +275,9 @@ class TestText:
     def test_all_kinds_of_bad_are_skipped_at_once(self):
         late = record(0x11, b"\xff" * 8)
         data = record(1, b"ok") + record(1, b"\xff") + record(0x10, b"") + late
-        decoded = decode(data, value_type=pa.string(), on_bad="skip")
+        columns = ["value", "timestamp_ns"]
+        text = pa.string()
+        decoded = decode(data, columns=columns, value_type=text, on_bad="skip")
         assert decoded.batch["value"].to_pylist() == ["ok"]
         assert (decoded.skipped, decoded.skipped_bytes) == (3, 6 + 5 + 13)
         assert decoded.fault is None
@@ -281,11 +285,34 @@ class TestText:
 
 class TestTimestamps:
     LATE = record(0x11, struct.pack("<Q", 2**63))
+    ALL = (0, 999, 1000, 2**63 - 1, 2**63, 2**64 - 1000, 2**64 - 1)
 
-    @pytest.mark.parametrize("column", ["timestamp", "timestamp_ns"])
-    def test_beyond_int64(self, column):
-        with pytest.raises(RecordError, match="9223372036854775808 ns is beyond"):
-            decode(MIXED + self.LATE, columns=[column])
+    def test_beyond_int64(self):
+        with pytest.raises(RecordError) as caught:
+            decode(MIXED + self.LATE, columns=["timestamp_ns"], base_offset=BASE)
+        assert caught.value.position == len(MIXED) + BASE
+        assert caught.value.reason == (
+            "timestamp 9223372036854775808 ns does not fit into timestamp_ns, which "
+            "ends in the year 2262: read column timestamp instead, which has "
+            "microseconds"
+        )
+        skipped = decode(MIXED + self.LATE, columns=["timestamp_ns"], on_bad="skip")
+        assert skipped.skipped == 1
+
+    @pytest.mark.parametrize("between", [b"", record(1, b"")], ids=["all", "some"])
+    def test_every_one_in_microseconds_and_unsigned(self, between):
+        data = b"".join(
+            record(0x11, struct.pack("<Q", ns)) + between for ns in self.ALL
+        )
+        columns = ["timestamp", "timestamp_ns"]
+        batch = decode(data, columns=columns, stamp_type=pa.uint64()).batch
+        rows = [ns for ns in self.ALL for ns in ([ns, None] if between else [ns])]
+        assert batch["timestamp_ns"].to_pylist() == rows
+        assert batch["timestamp"].cast(pa.int64()).to_pylist() == [
+            None if ns is None else ns // 1000 for ns in rows
+        ]
+        last = [time for time in batch["timestamp"].to_pylist() if time is not None][-1]
+        assert last.isoformat() == "2554-07-21T23:34:33.709551+00:00"
 
     def test_not_looked_at_unless_asked_for(self):
         assert decode(self.LATE, columns=["value"]).batch["value"].to_pylist() == [b""]
@@ -310,6 +337,10 @@ class TestOptions:
     def test_wrong_type(self, name):
         with pytest.raises(OptionError, match=f"{name} can be binary or string"):
             decode(b"", **{f"{name}_type": pa.int64()})
+
+    def test_wrong_type_of_timestamps(self):
+        with pytest.raises(OptionError, match="can be int64 or uint64, not string"):
+            decode(b"", stamp_type=pa.string())
 
     def test_too_much_at_once(self, monkeypatch):
         module = sys.modules["lance_spark.columnar.decode"]

@@ -254,9 +254,16 @@ class TestErrors:
         self.refuse("before 1970", timestamp_ns=pa.array([None, -1, 0], pa.int64()))
 
     @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-    def test_timestamp_beyond_2262(self, unit):
-        stamps = pa.array([None, 2**62, 0], pa.int64()).cast(pa.timestamp(unit))
-        self.refuse("beyond the year 2262", timestamp=stamps)
+    def test_timestamp_beyond_2554(self, unit):
+        unit_ns = {"s": 10**9, "ms": 10**6, "us": 1000}[unit]
+        last = (2**64 - 1) // unit_ns
+        for ticks in (last + 1, 2**62, 2**63 - 1):
+            stamps = pa.array([None, ticks, 0], pa.int64()).cast(pa.timestamp(unit))
+            self.refuse("beyond the year 2554", timestamp=stamps)
+        stamps = pa.array([None, last, 0], pa.int64()).cast(pa.timestamp(unit))
+        data = write(values(b"a", b"b", b"c", timestamp=stamps))
+        found = decode(data, columns=["timestamp_ns"], stamp_type=pa.uint64()).batch
+        assert found["timestamp_ns"].to_pylist() == [None, last * unit_ns, 0]
 
     def test_long_key(self):
         self.refuse("key of 65536 bytes", key=pa.array([None, bytes(65536), None]))

@@ -45,6 +45,7 @@ GOOD = {
     "maxPartitionBytes": "1k",
     "splitting": "probe",
     "fetchBytes": "64k",
+    "pushFilters": "true",
     "onBadRecord": "skip",
     "metadata": "topics",
     "maxBytesPerTrigger": "1m",

@@ -219,3 +219,18 @@ def test_bounds_travel(bound: Bound, text: str) -> None:
     assert pickle.loads(pickle.dumps(bound)) == bound
     assert len({bound, bound}) == 1
     assert str(bound) == text
+
+
+def test_what_has_no_offset() -> None:
+    bound = AtOffsets((("a", 1), ("ż", -1)))
+    bound.check_complete("endingOffsets", ["ż", "a"])
+    bound.check_complete("endingOffsets", [])
+    with pytest.raises(OptionError) as told:
+        bound.check_complete("endingOffsets", ["a", "ó"])
+    assert str(told.value) == (
+        "option endingOffsets has no offset for topic 'ó': add one, as in "
+        '{"ó": -2}, where -2 is earliest and -1 is latest'
+    )
+    with pytest.raises(OptionError, match="'t0007' and 992 more: add one for") as told:
+        bound.check_complete("endingOffsets", [f"t{n:04}" for n in range(1000)])
+    assert len(str(told.value)) < 400

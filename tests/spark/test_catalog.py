@@ -119,6 +119,13 @@ def test_columns_in_any_order(broker: EmbeddedBroker) -> None:
         read(broker, make_schema("offset long"), metadata="topics")
 
 
+def test_names_of_columns_in_any_case(broker: EmbeddedBroker) -> None:
+    fill(broker, "a")
+    schema = make_schema("NAME string, id long, Log_End long")
+    [row] = read(broker, schema, metadata="topics")
+    assert (list(row), row["NAME"]) == (["NAME", "id", "Log_End"], "a")
+
+
 def test_a_topic_that_goes_while_they_are_listed(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,9 +76,12 @@ def test_offsets_and_time(parse: Parse, end: str) -> None:
 @pytest.mark.parametrize("parse", READ_PARSERS)
 @pytest.mark.parametrize(
     "name",
-    ["startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"],
+    [
+        *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+        "pushFilters",
+    ],
 )
-def test_bounds_of_topics_that_are_listed(parse: Parse, name: str) -> None:
+def test_what_is_for_records_where_topics_are_listed(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a", "metadata": "topics", name: GOOD[name]})
     assert said.startswith(f"option {name} is given with metadata, which reads no")
 
@@ -99,10 +102,10 @@ def test_offset_of_a_topic_that_is_not_read(parse: Parse, name: str) -> None:
 def test_topic_that_has_no_offset(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a,b", name: '{"a": 1}'})
     assert said == (
-        f"option {name} has no offset for topic 'b': add one, -2 for earliest or -1 "
-        "for latest"
+        f"option {name} has no offset for topic 'b': add one, as in "
+        '{"b": -2}, where -2 is earliest and -1 is latest'
     )
-    # What a pattern will find is not known, and has a default.
+    # What a pattern will find is not known before the server is asked.
     parse({"topicPattern": "[ab]", name: '{"a": 1}'})
 
 

@@ -37,7 +37,7 @@ BAD = {
     **dict.fromkeys(("connectTimeout", "requestTimeout", "retryTimeout"), "30"),
     **dict.fromkeys(("startingOffsets", "endingOffsets"), "soon"),
     **dict.fromkeys(("startingTimestamp", "endingTimestamp"), "soon"),
-    **dict.fromkeys(("failOnDataLoss", "createTopic", "tls"), "maybe"),
+    **dict.fromkeys(("failOnDataLoss", "pushFilters", "createTopic", "tls"), "maybe"),
     **dict.fromkeys(("fetchBytes", "batchBytes", "maxPartitionBytes"), "0"),
     **dict.fromkeys(("splitting", "onBadRecord", "metadata", "delivery"), "x"),
     **dict.fromkeys(("recordType", "compression", "checksum"), "x"),
@@ -75,6 +75,7 @@ def test_read_defaults() -> None:
         max_partition_bytes=None,
         splitting="auto",
         fetch_bytes=4 * 1024**2,
+        push_filters=False,
         on_bad_record="fail",
         metadata=False,
     )
@@ -103,6 +104,7 @@ def test_write_defaults() -> None:
         ("maxPartitionBytes", "max_partition_bytes", 1024),
         ("splitting", "splitting", "probe"),
         ("fetchBytes", "fetch_bytes", 65536),
+        ("pushFilters", "push_filters", True),
         ("onBadRecord", "on_bad_record", "skip"),
         ("startingOffsets", "start", AtOffsets((("a", 1),))),
         ("endingOffsets", "end", AtOffsets((("a", 9),))),
@@ -317,7 +319,9 @@ def test_option_of_reads_in_a_write(parse: Parse, name: str) -> None:
     assert said == f"option {name} is for reads: leave it out of this write"
 
 
-@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "metadata"])
+@pytest.mark.parametrize(
+    "name", ["endingOffsets", "endingTimestamp", "metadata", "pushFilters"]
+)
 def test_option_of_batches_in_a_stream(name: str) -> None:
     said = refused(parse_stream_options, {"topic": "a", name: GOOD[name]})
     assert said == f"option {name} is for batch reads: leave it out of this stream"

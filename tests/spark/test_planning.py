@@ -230,12 +230,11 @@ def test_what_is_planned_is_in_the_log_and_nothing_is_lost_in_silence(
         (AtOffsets((("a", 0),)), 0),
         (AtOffsets((("a", -2),)), 100),
         (AtOffsets((("a", -1),)), 200),
-        (AtOffsets((("b", 150),)), 123),
         (AtTime(5), None),
     ],
 )
 def test_a_bound_in_a_topic(bound: Bound, offset: int | None) -> None:
-    assert resolve_bound(bound, "a", LOG, default=123) == offset
+    assert resolve_bound(bound, "a", LOG) == offset
 
 
 @pytest.mark.parametrize(

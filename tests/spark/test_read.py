@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -295,11 +295,13 @@ def pushing_filters(spark: SparkSession) -> Iterator[None]:
         spark.conf.unset(name)
 
 
-def read_filtered(spark: SparkSession, broker: EmbeddedBroker) -> list[Any]:
+def read_filtered(
+    spark: SparkSession, broker: EmbeddedBroker, **given: str
+) -> list[Any]:
     """Read with each of the filters, all in one job."""
 
     def read(number: int) -> DataFrame:
-        frame = load(spark, broker, topic="a,c")
+        frame = load(spark, broker, topic="a,c", **given)
         return frame.where(FILTERS[number]).withColumn("filter", F.lit(number))
 
     frames = [read(number) for number in range(len(FILTERS))]
@@ -319,14 +321,73 @@ def test_filters_mean_the_same_whoever_applies_them(
     fetches = Fetches(broker, monkeypatch)
     unpushed = read_filtered(spark, broker)
     fetched_unpushed = fetches.bytes
+    # The option alone changes nothing.
+    assert read_filtered(spark, broker, pushFilters="true") == unpushed
+    fetched_unpushed = fetches.bytes - fetched_unpushed
+    fetched_before = fetches.bytes
     with pushing_filters(spark):
-        pushed = read_filtered(spark, broker)
+        pushed = read_filtered(spark, broker, pushFilters="true")
     assert pushed == unpushed
-    fetched_pushed = fetches.bytes - fetched_unpushed
+    fetched_pushed = fetches.bytes - fetched_before
     found = {row[-1] for row in unpushed}
     assert found == {n for n, text in enumerate(FILTERS) if text != "offset < 0"}
     # They were pushed indeed: other offsets and topics are not even read.
     assert 0 < fetched_pushed < 0.75 * fetched_unpushed
+
+
+@pytest.mark.parametrize("is_pushing", [False, True])
+def test_queries_of_one_load_do_not_see_filters_of_each_other(
+    spark: SparkSession, broker: EmbeddedBroker, is_pushing: bool
+) -> None:
+    """Spark 4.3 has one plan per `load()`, which is that of the last query planned."""
+    rows = fill(broker, "a", make_records(100))
+    offsets = [row["offset"] for row in rows]
+    low, high = offsets[30], offsets[60]
+    with pushing_filters(spark) if is_pushing else nullcontext():
+        frame = load(spark, broker, "offset long, key binary", topic="a")
+        first = frame.where(f"offset < {low}")
+        second = frame.where(f"offset >= {high}").select("offset")
+        # Both are planned before one of them is read.
+        for each in (first, second, frame):
+            plan_now(each)
+        found = [
+            sorted(row["offset"] for row in collect(each))
+            for each in (
+                *(first, second, frame),
+                first.select("offset").unionAll(second),
+                first.join(frame, "offset").select("offset"),
+                first.join(second, "offset").select("offset"),
+                frame.where(f"offset > (SELECT {low})").select("offset"),
+            )
+        ]
+        counted = (frame.count(), first.count(), second.count(), frame.count())
+    assert found == [
+        *(offsets[:30], offsets[60:], offsets),
+        offsets[:30] + offsets[60:],
+        offsets[:30],
+        [],
+        offsets[31:],
+    ]
+    assert counted == (100, 30, 40, 100)
+
+
+@pytest.mark.parametrize("is_pushing", [False, True])
+def test_one_load_while_records_are_appended(
+    spark: SparkSession, broker: EmbeddedBroker, is_pushing: bool
+) -> None:
+    """A query reads what was there when it, or an earlier one, was planned."""
+    rows = fill(broker, "a", make_records(10))
+    with pushing_filters(spark) if is_pushing else nullcontext():
+        frame = load(spark, broker, topic="a")
+        assert frame.count() == 10
+        rows += fill(broker, "a", make_records(15))
+        # A session that offers filters has a query with filters planned anew.
+        assert frame.where("offset >= 0").count() == (25 if is_pushing else 10)
+        assert frame.count() == (25 if is_pushing else 10)
+        assert collect(frame.select("offset")) == [
+            {"offset": row["offset"]} for row in rows[: 25 if is_pushing else 10]
+        ]
+        assert load(spark, broker, topic="a").where("offset >= 0").count() == 25
 
 
 # Things that change while they are read.

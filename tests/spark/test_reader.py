@@ -18,21 +18,26 @@ from pyspark.sql.datasource import (
     InputPartition,
     IsNotNull,
     LessThan,
+    Not,
     StringStartsWith,
 )
+from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
+    RecordError,
     TopicNotFound,
     Unsupported,
 )
+from lance_spark.model import RecordType
 from lance_spark.spark import planning
 from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.reader import narrow_range
 from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
+from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
     EVERY_COLUMN,
@@ -78,6 +83,62 @@ def test_several_topics_in_the_order_of_their_names(server: EmbeddedBroker) -> N
     assert found == rows["a"] + rows["c"]
     found = read(server, EVERY_COLUMN, topicPattern="[bc]")
     assert found == rows["b"] + rows["c"]
+
+
+def test_names_of_columns_in_any_case(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", EVERY_TYPE)
+    schema = StructType(
+        [StructField(f.name.title(), f.dataType, f.nullable) for f in EVERY_COLUMN]
+    )
+    assert read(server, schema, topic="a") == [
+        {name.title(): value for name, value in row.items()} for row in rows
+    ]
+    # Filters have the names of the schema.
+    reader = make_reader(server, schema, topic="a", pushFilters="true")
+    filters: list[Filter] = [
+        GreaterThan(("Offset",), rows[3]["offset"]),
+        Not(EqualTo(("Key",), b"key")),
+    ]
+    assert list(reader.pushFilters(filters)) == []
+    found = read_planned(reader, reader.partitions(), schema)
+    assert [row["Offset"] for row in found] == [
+        row["offset"]
+        for row in rows[4:]
+        if row["key"] is not None and row["key"] != b"key"
+    ]
+
+
+LATE = [
+    Record(RecordType.TIMESTAMPED, b"timed", None, 2**63),
+    Record(RecordType.KEY_TIMESTAMPED, b"both", b"k", 2**64 - 1),
+    Record(RecordType.TIMESTAMPED, b"early", None, 2**63 - 1),
+]
+
+
+def test_every_timestamp_is_read_in_microseconds(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", LATE)
+    assert read(server, topic="a") == pick(rows, *ROW_COLUMNS)
+    assert rows[1]["timestamp"].isoformat() == "2554-07-21T23:34:33.709551+00:00"
+    # Filters on them, too.
+    found, _ = read_filtered(
+        *(server, [GreaterThan(("timestamp",), rows[2]["timestamp"])]),
+        schema=ROW_SCHEMA,
+        topic="a",
+    )
+    assert found == pick(rows[1:2], *ROW_COLUMNS)
+
+
+def test_a_timestamp_that_is_no_bigint(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", [*make_records(2), *LATE])
+    schema = make_schema("offset long, timestamp_ns long")
+    with pytest.raises(RecordError) as told:
+        read(server, schema, topic="a")
+    text = str(told.value)
+    assert f"at byte {rows[2]['offset']}" in text and "topic 'a'" in text
+    assert "timestamp 9223372036854775808 ns does not fit into timestamp_ns" in text
+    assert "read column timestamp instead" in text
+    found = read(server, schema, topic="a", onBadRecord="skip")
+    assert found == pick([*rows[:2], rows[4]], "offset", "timestamp_ns")
 
 
 def test_nothing_to_read(server: EmbeddedBroker) -> None:
@@ -188,19 +249,23 @@ def test_a_reader_travels_before_and_after_it_was_used(server: EmbeddedBroker) -
 
 def test_spark_thinks_that_nothing_is_overridden(broker: EmbeddedBroker) -> None:
     # The very check of `plan_data_source_read`, in sessions that push no filters.
-    reader = make_reader(broker, topic="a")
-    for each in (reader, pickle.loads(pickle.dumps(reader))):
-        found = getattr(each.pushFilters, "__func__", None)
-        assert found is DataSourceReader.pushFilters
+    for asked in ("false", "true"):
+        reader = make_reader(broker, topic="a", pushFilters=asked)
+        for each in (reader, pickle.loads(pickle.dumps(reader))):
+            found = getattr(each.pushFilters, "__func__", None)
+            assert found is DataSourceReader.pushFilters
 
 
 def read_filtered(
-    broker: EmbeddedBroker, filters: list[Filter], **given: Any
+    broker: EmbeddedBroker,
+    filters: list[Filter],
+    schema: StructType = EVERY_COLUMN,
+    **given: Any,
 ) -> tuple[list[dict[str, Any]], list[Filter]]:
     """Read what filters leave; they are pushed as Spark does it."""
-    reader = make_reader(broker, EVERY_COLUMN, **given)
+    reader = make_reader(broker, schema, **{"pushFilters": "true", **given})
     rest = list(reader.pushFilters(filters))
-    return read_planned(reader, reader.partitions(), EVERY_COLUMN), rest
+    return read_planned(reader, reader.partitions(), schema), rest
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -267,7 +332,7 @@ def test_the_plan_says_what_was_pushed(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = fill(broker, "a", make_records(10))
-    reader = make_reader(broker, topic="a")
+    reader = make_reader(broker, topic="a", pushFilters="true")
     reader.pushFilters([GreaterThan(("offset",), rows[5]["offset"] - 1)])
     with caplog.at_level(logging.INFO, "lance_spark.spark.reader"):
         reader.partitions()
@@ -279,12 +344,41 @@ def test_the_plan_says_what_was_pushed(
 def test_filters_that_are_pushed_are_warned_of(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = make_reader(broker, topic="a")
+    reader = make_reader(broker, topic="a", pushFilters="true")
     reader.pushFilters([EqualTo(("other", "field"), 1)])
     assert caplog.text == ""
     reader.pushFilters([GreaterThan(("offset",), 5)])
     assert "1 filters were pushed into the read." in caplog.text
     assert "call load() for each query" in caplog.text
+
+
+def test_no_filter_is_taken_unless_the_user_asks(server: EmbeddedBroker) -> None:
+    rows = fill(server, "a", make_records(10))
+    filters: list[Filter] = [
+        GreaterThan(("offset",), rows[5]["offset"]),
+        EqualTo(("topic",), "b"),
+        EqualTo(("key",), b"nothing"),
+        IsNotNull(("timestamp",)),
+    ]
+    for given in ({}, {"pushFilters": "false"}):
+        reader = make_reader(server, EVERY_COLUMN, topic="a", **given)
+        assert list(reader.pushFilters(filters)) == filters
+        assert read_planned(reader, reader.partitions(), EVERY_COLUMN) == rows
+
+
+def test_a_session_that_pushes_nothing_is_told_of_once(
+    server: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = fill(server, "a", make_records(10))
+    reader = make_reader(server, EVERY_COLUMN, topic="a", pushFilters="true")
+    assert read_planned(reader, reader.partitions(), EVERY_COLUMN) == rows
+    [told] = [each.message for each in caplog.records if "pushFilters" in each.message]
+    assert "set spark.sql.python.filterPushdown.enabled to true" in told
+    caplog.clear()
+    reader = make_reader(server, EVERY_COLUMN, topic="a", pushFilters="true")
+    reader.pushFilters([EqualTo(("other", "field"), 1)])
+    reader.partitions()
+    assert caplog.text == ""
 
 
 WHOLE = TopicRange("a", 1, 0, 100, 200, ends_log=True)

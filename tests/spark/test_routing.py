@@ -37,6 +37,15 @@ def test_option_needs_no_column() -> None:
     assert routed.topic == "c"
 
 
+@pytest.mark.parametrize("option", ["c", None])
+def test_names_of_columns_in_any_case(option: str | None) -> None:
+    given = {"VALUE": [b"1"], "Topic": ["c"], "kEy": [b"k"], "OFFSET": [7]}
+    (routed,) = route_rows(pa.RecordBatch.from_pydict(given), option)
+    assert (routed.topic, _values(routed)) == ("c", [b"1"])
+    kept = {"value", "key"} if option is None else {"value", "topic", "key", "offset"}
+    assert set(routed.rows.schema.names) == kept
+
+
 def test_splits_in_order() -> None:
     batch = rows(value=[b"1", b"2", b"3", b"4", b"5"], topic=list("babcb"))
     found = [(routed.topic, _values(routed)) for routed in _route(batch)]

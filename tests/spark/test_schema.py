@@ -169,7 +169,7 @@ THERE = (
     ("name", "hint"),
     [
         ("valu", " (did you mean value?)"),
-        ("Value", " (did you mean value?)"),
+        ("Valu", " (did you mean value?)"),
         ("partition", ""),
     ],
 )
@@ -204,6 +204,24 @@ def test_column_twice() -> None:
     schema = StructType([*ROW_SCHEMA, StructField("offset", LongType())])
     said = refused(schema)
     assert said == "the schema names column offset twice: name it once"
+    schema = StructType([*ROW_SCHEMA, StructField("OffSet", LongType())])
+    assert refused(schema) == (
+        "the schema names column offset twice, as offset and OffSet: name it once"
+    )
+
+
+def test_names_in_any_case_keep_their_spelling() -> None:
+    schema = make(
+        Next_Offset=LongType(), VALUE=StringType(), key=BinaryType(), Topic=StringType()
+    )
+    found = project(schema)
+    assert found.columns == ("next_offset", "value", "key", "topic")
+    assert found.arrow.names == ["Next_Offset", "VALUE", "key", "Topic"]
+    assert (found.key_type, found.value_type) == (pa.binary(), pa.string())
+    said = refused(make(OFFSET=IntegerType()))
+    assert said.startswith("column offset is bigint, not int: change the schema")
+    with pytest.raises(OptionError, match="column value can be null"):
+        project(StructType([StructField("VALUE", BinaryType(), False)]))
 
 
 def test_no_column() -> None:
@@ -219,10 +237,21 @@ def test_projection_travels() -> None:
 
 
 def test_topics_in_any_order() -> None:
-    whole = tuple(TOPICS_SCHEMA.fieldNames())
+    whole = {name: name for name in TOPICS_SCHEMA.fieldNames()}
     assert project_topics(TOPICS_SCHEMA) == whole
-    schema = StructType([TOPICS_SCHEMA["retention"], TOPICS_SCHEMA["id"]])
-    assert project_topics(schema) == ("retention", "id")
+    schema = StructType(
+        [
+            TOPICS_SCHEMA["retention"],
+            TOPICS_SCHEMA["id"],
+            StructField("NAME", StringType()),
+        ]
+    )
+    found = project_topics(schema)
+    assert list(found.items()) == [
+        ("retention", "retention"),
+        ("id", "id"),
+        ("name", "NAME"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +287,8 @@ def test_topics_that_are_refused(fields: list[StructField], match: str) -> None:
         make(value=BinaryType(), timestamp=TimestampNTZType(), type=ShortType()),
         make(value=BinaryType(), timestamp_ns=LongType(), type=IntegerType()),
         make(value=NullType(), key=NullType(), timestamp=NullType(), type=NullType()),
+        make(VALUE=StringType(), Key=BinaryType(), TimeStamp=TimestampType()),
+        make(Value=StringType(), TYPE=NullType(), Offset=LongType(), TOPIC=LongType()),
         # What the option says makes the column worth nothing.
         make(value=BinaryType(), topic=LongType()),
         # Whatever they are, they are ignored.
@@ -272,7 +303,9 @@ def test_what_can_be_written(schema: StructType) -> None:
 
 def test_topics_by_column() -> None:
     check_write_schema(ROW_SCHEMA, topic_option=False)
-    check_write_schema(make(value=BinaryType(), topic=StringType()), topic_option=False)
+    for name in ("topic", "Topic"):
+        schema = make(VALUE=BinaryType(), **{name: StringType()})
+        check_write_schema(schema, topic_option=False)
 
 
 @pytest.mark.parametrize(
@@ -285,10 +318,20 @@ def test_topics_by_column() -> None:
             "value, key, timestamp, timestamp_ns, type, topic",
         ),
         (
-            make(Value=BinaryType()),
-            "can't write column Value: drop what is not needed, or put it into value, "
+            make(Value=BinaryType(), Id=BinaryType()),
+            "can't write column Id: drop what is not needed, or put it into value, "
             "as in to_json(struct(*)) AS value; the columns of a write are value, key, "
             "timestamp, timestamp_ns, type, topic",
+        ),
+        (
+            make(value=BinaryType(), KEY=BinaryType(), Value=StringType()),
+            "columns value, Value differ only in case: drop or rename all but one",
+        ),
+        (
+            make(
+                Value=BinaryType(), Timestamp=TimestampType(), TIMESTAMP_NS=LongType()
+            ),
+            "columns timestamp and timestamp_ns are both there: drop one of them",
         ),
         (
             make(key=BinaryType(), offset=LongType()),

@@ -127,6 +127,19 @@ def test_text_is_as_good_as_bytes(server: EmbeddedBroker) -> None:
     ]
 
 
+def test_names_of_columns_in_any_case(server: EmbeddedBroker) -> None:
+    batch = rows(
+        value=[b"1", b"2"],
+        key=[b"k", None],
+        timestamp=[None, 5],
+        topic=["a", "a"],
+    ).rename_columns(["Value", "KEY", "TimeStamp", "toPic"])
+    run_job(make_job(server), [batch])
+    [first, second] = read_records(server, "a")
+    assert (first.type, first.key, first.value) == (0x10, b"k", b"1")
+    assert (second.type, second.timestamp_ns) == (0x11, 5000)
+
+
 def test_option_wins_over_the_column(server: EmbeddedBroker) -> None:
     run_job(make_job(server, topic="a"), [rows(value=[b"1", b"2"], topic=["b", None])])
     assert read_values(server, "a") == [b"1", b"2"]

@@ -88,14 +88,72 @@ def test_an_offset_by_topic(server: EmbeddedBroker, given: int, count: int) -> N
     assert engine.drain() == expect(more)
 
 
-def test_a_topic_without_an_offset_starts_at_its_beginning(
-    server: EmbeddedBroker,
+@pytest.mark.parametrize("given", ['{"a": -1}', '{"a": 25}', '{"a": -2}'])
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_topic_without_an_offset_is_an_error_at_the_start(
+    server: EmbeddedBroker, given: str, available_now: bool
 ) -> None:
     fill(server, "a", make_records(4))
-    rows = fill(server, "b", make_records(2))
-    engine = Engine(server, topicPattern="a|b", startingOffsets='{"a": -1}')
+    fill(server, "b", make_records(2))
+    engine = Engine(
+        server,
+        topicPattern="a|b",
+        startingOffsets=given,
+        available_now=available_now,
+        failOnDataLoss="false",
+    )
+    for _ in range(2):
+        with pytest.raises(OptionError) as told:
+            engine.step()
+        assert str(told.value) == (
+            "option startingOffsets has no offset for topic 'b': add one, as in "
+            '{"b": -2}, where -2 is earliest and -1 is latest'
+        )
+        # Nothing is written down, so that it is told again.
+        assert engine.offsets == []
+        engine.restart(available_now=available_now)
+
+
+@pytest.mark.parametrize("given", [-1, 2 * SIZE, -2])
+def test_a_topic_that_comes_after_the_start_needs_no_offset(
+    server: EmbeddedBroker, given: int
+) -> None:
+    rows = fill(server, "a", make_records(4))
+    first = {-1: 4, -2: 0}.get(given, 2)
+    start = json.dumps({"a": given})
+    engine = Engine(server, topicPattern="[abc]", startingOffsets=start)
     engine.drain()
-    assert engine.rows == expect(rows)
+    later = fill(server, "b", make_records(2))
+    engine.drain()
+    assert engine.rows == expect(rows[first:], later)
+    assert engine.restart().drain() == []
+
+
+@pytest.mark.parametrize("given", [-1, 2 * SIZE, -2])
+def test_a_topic_that_comes_before_the_first_batch_is_repeated(
+    server: EmbeddedBroker, given: int
+) -> None:
+    """Spark asks anew where the stream starts, and for what it has planned before."""
+    rows = fill(server, "a", make_records(4))
+    first = {-1: 4, -2: 0}.get(given, 2)
+    start = json.dumps({"a": given})
+    engine = Engine(server, topicPattern="[abc]", startingOffsets=start)
+    assert engine.step(crash=True)
+    later = fill(server, "b", make_records(2))
+    engine.restart().drain()
+    assert engine.rows == expect(rows[first:], later)
+
+
+def test_a_topic_that_comes_between_the_start_and_the_first_look(
+    server: EmbeddedBroker,
+) -> None:
+    rows = fill(server, "a", make_records(4))
+    engine = Engine(server, topicPattern="[abc]", startingOffsets='{"a": -2}')
+    engine.reader.initialOffset()
+    later = fill(server, "b", make_records(2))
+    engine.step(crash=True)
+    engine.restart().drain()
+    assert engine.rows == expect(rows, later)
 
 
 @pytest.mark.parametrize(("given", "count"), [(1, 3), (SIZE - 1, 3), (3 * SIZE + 1, 0)])
@@ -260,7 +318,6 @@ def make_offset(**offsets: int) -> StreamOffset:
         (Earliest(), True),
         (Latest(), True),
         (AtOffsets((("a", 0), ("b", -2))), True),
-        (AtOffsets((("a", 0),)), True),
         (AtOffsets((("a", -2), ("b", 50))), False),
     ],
 )
@@ -279,7 +336,7 @@ def test_what_is_earliest_moves_where_something_is_removed(
         # Records are in it, so what was earliest was 0.
         (Earliest(), make_offset(a=80, b=20), make_offset(a=0, b=0)),
         (
-            AtOffsets((("b", 70),)),
+            AtOffsets((("a", -2), ("b", 70))),
             make_offset(a=80, b=90),
             make_offset(a=0, b=70),
         ),

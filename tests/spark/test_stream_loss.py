@@ -96,6 +96,40 @@ def test_a_topic_that_is_deleted_while_it_is_read(
     assert query.rows == pick(rows, *COLUMNS)
 
 
+def test_a_topic_that_vanishes_and_comes_back(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """While another broker answers for its own; the target is exactly once."""
+    data = tmp_path / "first"
+    with run_broker() as second:
+        append(second, "other", "to have another id")
+        with EmbeddedBroker(data_dir=data) as first:
+            servers, port = f"{first.address},{second.address}", first.port
+            append(first, "a", "1", "2")
+            query = Query(
+                *(spark, first, tmp_path, "value string"),
+                servers=servers,
+                topicPattern="a",
+                startingOffsets="earliest",
+                failOnDataLoss="false",
+            )
+            query.write_to(broker, topic="copy")
+            running = query.start()
+            running.processAllAvailable()
+        # The second one has no such topic, and then one of its own.
+        running.processAllAvailable()
+        append(second, "a", "another 1")
+        running.processAllAvailable()
+        running.stop()
+    with EmbeddedBroker(data_dir=data, listen=f"127.0.0.1:{port}") as first:
+        append(first, "a", "3")
+        with query.running() as running:
+            running.processAllAvailable()
+            append(first, "a", "4")
+            running.processAllAvailable()
+    assert read_values(broker, "copy") == [b"1", b"2", b"another 1", b"3", b"4"]
+
+
 @pytest.fixture
 def segmented() -> Iterator[EmbeddedBroker]:
     """Run a broker whose topics can be cut in small pieces."""

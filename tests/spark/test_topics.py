@@ -162,18 +162,31 @@ def test_offsets_by_topic(server: EmbeddedBroker, client: LanceClient) -> None:
     )
     assert spans(some) == [("a", offsets[2], offsets[5]), ("b", 0, end)]
     assert [whole.ends_log for whole in some] == [False, True]
-    # Those that a pattern finds and nobody names are read whole.
     others = resolve(
         *(client, server),
         topicPattern=".",
-        startingOffsets=f'{{"a": {offsets[2]}}}',
-        endingOffsets=f'{{"a": {offsets[5]}}}',
+        startingOffsets=f'{{"a": {offsets[2]}, "b": -2}}',
+        endingOffsets=f'{{"a": {offsets[5]}, "b": -1}}',
     )
     assert others == some
     latest = resolve(client, server, topic="a", startingOffsets="latest")
     assert spans(latest) == [("a", end, end)]
     earliest = resolve(client, server, topic="a", endingOffsets="earliest")
     assert spans(earliest) == [("a", 0, 0)]
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_topic_that_a_pattern_matches_and_that_has_no_offset(
+    server: EmbeddedBroker, client: LanceClient, option: str
+) -> None:
+    for name in ("a", "b", "c"):
+        fill(server, name, make_records(2))
+    with pytest.raises(OptionError) as told:
+        resolve(client, server, topicPattern="[abc]", **{option: '{"b": 25}'})
+    assert str(told.value) == (
+        f"option {option} has no offset for topics 'a', 'c': add one for each, as in "
+        '{"a": -2, "c": -2}, where -2 is earliest and -1 is latest'
+    )
 
 
 def test_what_came_after_the_end_was_asked_for_is_no_part(

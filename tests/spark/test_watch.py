@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ NOTHING = StreamOffset.of({})
 # What is new.
 
 PLACE = TopicPlace.at(1, 100, 50)
+AWAY = replace(PLACE, is_away=True)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,9 @@ PLACE = TopicPlace.at(1, 100, 50)
         ({"a": Head(2, 100, 50)}, {"a": PLACE}, True),
         ({"a": Head(1, 101, 50)}, {"a": PLACE}, True),
         ({}, {"a": PLACE}, True),
+        ({}, {"a": AWAY}, False),
+        ({"a": Head(1, 100, 50)}, {"a": AWAY}, True),
+        ({"a": Head(2, 100, 0)}, {"a": AWAY}, True),
         ({"a": Head(1, 100, 50), "b": Head(2, 100, 0)}, {"a": PLACE}, False),
         ({"a": Head(1, 100, 2**63)}, {"a": TopicPlace.at(1, 100, 2**63)}, False),
     ],

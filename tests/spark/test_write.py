@@ -127,6 +127,31 @@ def test_the_type_of_plain_values(
     assert [record.type for record in read_records(broker, "a")] == [stored, 0x10]
 
 
+def test_names_in_any_case_and_the_last_timestamp(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """As Spark takes names; and what is read can be written, up to the last."""
+    last = "timestamp'2554-07-21 23:34:33.709551'"
+    frame = spark.sql(
+        f"SELECT 'v' AS VALUE, X'6B' AS Key, {last} AS TimeStamp, 'a' AS Topic, "
+        "1 AS OFFSET"
+    )
+    save(frame, broker)
+    reader = spark.read.format("lance").options(servers=broker.address, topic="a")
+    again = reader.schema("OFFSET long, Value string, TIMESTAMP timestamp").load()
+    assert again.columns == ["OFFSET", "Value", "TIMESTAMP"]
+    found = again.where(f"offset >= 0 AND timestamp = {last}").selectExpr(
+        "offset", "value", "CAST(timestamp AS string)"
+    )
+    assert found.collect() == [(0, "v", "2554-07-21 23:34:33.709551")]
+    save(reader.load(), broker, topic="b")
+    [record] = read_records(broker, "b")
+    assert (record.value, record.timestamp_ns) == (b"v", 2**64 - 1 - 615)
+    late = spark.sql("SELECT 'v' AS value, timestamp'2554-07-22 00:00:00' AS timestamp")
+    with pytest.raises(PySparkException, match="a timestamp beyond the year 2554"):
+        save(late, broker, topic="c")
+
+
 def test_order_is_that_of_the_partitions(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:

@@ -261,7 +261,12 @@ def _read_chunks(view: View, place: Location, bytes_max: int) -> Iterator[_Chunk
             return  # One record is read however large it is, if it is the first.
         data = found.read()
         decoded = decode(
-            data, base_offset=at, columns=_COLUMNS, on_bad="skip", partial="keep"
+            data,
+            base_offset=at,
+            columns=_COLUMNS,
+            stamp_type=pa.uint64(),
+            on_bad="skip",
+            partial="keep",
         )
         is_sure = not decoded.skipped and decoded.batch.num_rows == found.records
         record = place.record if is_sure else None

@@ -116,6 +116,14 @@ def test_forward_and_back(shelf: Shelf, limit: int) -> None:
     assert {v for page in back for v in values(page)} == set(ALL)
 
 
+def test_every_timestamp_is_shown(make_shelf: MakeShelf) -> None:
+    shelf = make_shelf()
+    stamps = [0, 2**63 - 1, 2**63, 2**64 - 1]
+    shelf.append(*(keyed(b"k", b"v", timestamp_ns=stamp) for stamp in stamps))
+    records = shelf.page()["records"]
+    assert [int(each["time_ns"]) for each in records] == stamps
+
+
 def test_fields_of_a_record(make_shelf: MakeShelf) -> None:
     shelf = make_shelf()
     first = keyed(b"k\xff", b'{"a": 1}', timestamp_ns=1_700_000_000_123_456_789)
