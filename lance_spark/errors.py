@@ -13,6 +13,7 @@ LanceError
 ├── Timeout                     a deadline passed
 ├── Unsupported                 the server can't do what was asked
 ├── DataLoss                    records that were asked for are gone
+│   └── OffsetsShifted          … and a plain server's offsets mean something else
 ├── SplitError                  a range was cut where no record starts
 ├── CheckpointError             what a checkpoint says can't be used
 ├── Undelivered                 records that were not acknowledged
@@ -220,6 +221,13 @@ class DataLoss(LanceError):
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
             f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
         )
+
+
+class OffsetsShifted(DataLoss):
+    """Offsets mean something else by now: a plain server has deleted what was before.
+
+    Where the records that are next are now can't be told.
+    """
 
 
 class SplitError(LanceError):

@@ -30,8 +30,10 @@ OFFSET_VERSION = 1
 # How many topics that had the same name before are remembered, the last ones.
 EARLIER_MAX = 8
 
-# How many bytes before an offset a mark covers at most.
-MARK_BYTES_MAX = 64
+# How many bytes a mark covers at most, before an offset and at the log's head: some
+# hundred records of common size, or several padded ones of a few KiB, and a fetch of so
+# much takes hardly longer than one of a few bytes. Release 0.5 covered 64 bytes.
+MARK_BYTES_MAX = 16 * 1024
 
 # Offsets are signed numbers of 64 bits in a row; ids and times are what servers say.
 _OFFSET_MAX = 2**63 - 1
@@ -53,15 +55,31 @@ _DAMAGED = (
 
 @dataclass(frozen=True, slots=True)
 class OffsetMark:
-    """What stands before an offset, on servers whose offsets may shift.
+    """How a log looked when an offset was written down, where offsets may shift.
 
     Args:
-        size: how many bytes it covers, at most `MARK_BYTES_MAX`.
+        size: how many bytes before the offset it covers, at most `MARK_BYTES_MAX`.
         crc: their CRC32C.
+        head_size: how many bytes at the head of the log it covers; None if those
+            before the offset are all there are, or in a mark of release 0.5.
+        head_crc: their CRC32C.
+        end: where the log ended; None in a mark of release 0.5.
     """
 
     size: int
     crc: int
+    head_size: int | None = None
+    head_crc: int | None = None
+    end: int | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what goes into the checkpoint, keys in sorted order."""
+        document: dict[str, Any] = {"bytes": self.size, "crc32c": self.crc}
+        if self.end is not None:
+            document["end"] = self.end
+        if self.head_size is not None:
+            document["head"] = {"bytes": self.head_size, "crc32c": self.head_crc}
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +124,12 @@ class TopicPlace:
     def mark(self) -> OffsetMark | None:
         """What stands before the offset in partition 0, if that was noted."""
         return dict(self.marks).get(0)
+
+    @property
+    def seen_end(self) -> int:
+        """Where the log ended when the offset was written down, as far as is known."""
+        end = None if self.mark is None else self.mark.end
+        return self.offset if end is None else max(self.offset, end)
 
     def same_topic(self, topic_id: int, created_s: int) -> bool:
         """Tell whether it is the same topic, and not one created anew."""
@@ -190,7 +214,7 @@ def _encode_place(place: TopicPlace) -> dict[str, Any]:
     encoded.update(epoch=place.created_s, id=place.topic_id)
     if place.marks:
         encoded["marks"] = {
-            key: {"bytes": mark.size, "crc32c": mark.crc}
+            key: mark.to_document()
             for key, mark in sorted((str(p), m) for p, m in place.marks)
         }
     encoded["partitions"] = dict(sorted((str(p), at) for p, at in place.positions))
@@ -251,8 +275,25 @@ def _decode_marks(
         mark = _take_members(marks, key, where)
         # A mark covers bytes before the offset, and there are no more than this.
         bytes_max = min(MARK_BYTES_MAX, positions[partition])
-        size = _take_number(mark, "bytes", where, bytes_max)
-        yield partition, OffsetMark(size, _take_number(mark, "crc32c", where, _CRC_MAX))
+        yield partition, _decode_mark(mark, where, bytes_max)
+
+
+def _decode_mark(mark: Mapping[Any, object], where: str, bytes_max: int) -> OffsetMark:
+    size, crc = _decode_sum(mark, where, bytes_max)
+    head_size = head_crc = end = None
+    if "head" in mark:
+        head = _take_members(mark, "head", where)
+        head_size, head_crc = _decode_sum(head, f"{where}, head", bytes_max)
+    if "end" in mark:
+        end = _take_number(mark, "end", where, _OFFSET_MAX)
+    return OffsetMark(size, crc, head_size, head_crc, end)
+
+
+def _decode_sum(
+    covered: Mapping[Any, object], where: str, bytes_max: int
+) -> tuple[int, int]:
+    size = _take_number(covered, "bytes", where, bytes_max)
+    return size, _take_number(covered, "crc32c", where, _CRC_MAX)
 
 
 def _check_version(document: Mapping[Any, object]) -> None:

@@ -35,6 +35,21 @@ PLAIN = StreamOffset.of(
         "a": TopicPlace.at(1, 0, 4096, OffsetMark(64, 2**32 - 1)),
     }
 )
+MARK = {"bytes": 9, "crc32c": 1}
+# Release 0.6 has these as well: where the log ended, and what its head was.
+MARKED_TEXT = (
+    '{"version": 1, "topics": {"a": {"epoch": 1, "id": 2, "marks": '
+    '{"0": {"bytes": 16384, "crc32c": 7, "end": 90000, '
+    '"head": {"bytes": 16384, "crc32c": 8}}}, "partitions": {"0": 70000}}, '
+    '"b": {"epoch": 1, "id": 3, "marks": '
+    '{"0": {"bytes": 500, "crc32c": 9, "end": 600}}, "partitions": {"0": 500}}}}'
+)
+MARKED = StreamOffset.of(
+    {
+        "a": TopicPlace.at(2, 1, 70_000, OffsetMark(16384, 7, 16384, 8, 90_000)),
+        "b": TopicPlace.at(3, 1, 500, OffsetMark(500, 9, end=600)),
+    }
+)
 TEXTS = {
     '{"version": 1, "topics": {}}': StreamOffset(()),
     '{"version": 1, "topics": {"events": '
@@ -42,6 +57,7 @@ TEXTS = {
         {"events": TopicPlace.at(3, 1706918400, 4096)}
     ),
     PLAIN_TEXT: PLAIN,
+    MARKED_TEXT: MARKED,
     '{"version": 1, "topics": {"\\u00e9": {"epoch": 1, "id": 7, "partitions": '
     '{"0": 5, "10": 9223372036854775807, "2": 6}}}}': StreamOffset.of(
         {"é": TopicPlace(7, 1, ((2, 6), (10, 2**63 - 1), (0, 5)))}
@@ -114,6 +130,12 @@ def test_other_topics_of_a_name() -> None:
         number + 2 for number in range(99, 99 - EARLIER_MAX, -1)
     ]
     assert not any(place.earlier for place in back.earlier)
+
+
+def test_where_a_log_ended() -> None:
+    assert TopicPlace.at(3, 0, 9).seen_end == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).seen_end == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1, end=20)).seen_end == 20
 
 
 def test_place_of_a_topic() -> None:
@@ -270,7 +292,16 @@ def test_damaged_partitions(partitions: object, reason: str) -> None:
         ({"1": {"bytes": 1, "crc32c": 1}}, "there is no partition '1' to mark"),
         ({"x": {"bytes": 1, "crc32c": 1}}, "'x' is no number of a partition"),
         ({"0": 64}, "'0' is 64 and has to be an object"),
-        ({"0": {"bytes": 65, "crc32c": 1}}, "'bytes' is 65 and has to be"),
+        ({"0": {"bytes": 16385, "crc32c": 1}}, "'bytes' is 16385 and has to be"),
+        ({"0": {**MARK, "head": 5}}, "'head' is 5 and has to be an object"),
+        ({"0": {**MARK, "head": None}}, "'head' is null and has to be an object"),
+        ({"0": {**MARK, "head": {"bytes": 9}}}, "'crc32c' is missing and has to be"),
+        (
+            {"0": {**MARK, "head": {"bytes": 16385, "crc32c": 1}}},
+            "'bytes' is 16385 and has to be",
+        ),
+        ({"0": {**MARK, "end": -1}}, "'end' is -1 and has to be"),
+        ({"0": {**MARK, "end": None}}, "'end' is null and has to be"),
         ({"0": {"bytes": -1, "crc32c": 1}}, "'bytes' is -1 and"),
         ({"0": {"crc32c": 1}}, "'bytes' is missing and"),
         ({"0": {"bytes": 1}}, "'crc32c' is missing and"),

@@ -161,7 +161,7 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
         "id": place.topic_id,
         "created_at": place.created_s,
         "offset": place.offset,
-        "mark": None if mark is None else {"bytes": mark.size, "crc32c": mark.crc},
+        "mark": None if mark is None else mark.to_document(),
     }
     if topics is None:
         return document

@@ -96,8 +96,8 @@ class Consumer:
         self._is_closed = False
         # Rises with every seek, so that an iteration notices that it is elsewhere.
         self._seeks = 0
-        # Where an iteration over records is; None if there is none.
-        self._walked: int | None = None
+        # What an iteration over records gives and where it is; None if there is none.
+        self._walked: tuple[PollResult, int] | None = None
         self._client = client.dedicated()
         try:
             self._store = offset_store
@@ -140,7 +140,7 @@ class Consumer:
     @property
     def current_offset(self) -> int:
         """Offset of the next record to hand out."""
-        return self._cursor.position if self._walked is None else self._walked
+        return self._cursor.position if self._walked is None else self._walked[1]
 
     position = current_offset
 
@@ -227,7 +227,7 @@ class Consumer:
         if self._walked is not None:
             # Somebody polls in the middle of an iteration: what that has not given
             # yet comes next, and it will poll for the rest when it goes on.
-            self._cursor.go_back(self._walked)
+            self._cursor.go_back(*self._walked)
             self._end_walk()
         if self._commits.take_due():
             self._commit_quietly()
@@ -235,18 +235,18 @@ class Consumer:
 
     def _walk(self, result: PollResult) -> Iterator[ConsumerRecord]:
         """Give the records of a result; what is not given is read again."""
-        seeks, self._walked = self._seeks, result.start_offset
+        seeks, self._walked = self._seeks, (result, result.start_offset)
         try:
             for record in result.records():
-                self._walked = record.next_offset
+                self._walked = result, record.next_offset
                 yield record
                 if self._seeks != seeks:
                     return
         finally:
             if self._seeks == seeks:
-                walked, self._walked = self._walked, None
+                (_, walked), self._walked = self._walked, None
                 if walked != result.current_offset:
-                    self._cursor.go_back(walked)
+                    self._cursor.go_back(result, walked)
 
     # Commits.
 

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lance_spark.client.poll import PollResult, make_result
-from lance_spark.client.reader import FETCH_BYTES_DEFAULT, Chunk, RecordReader
+from lance_spark.client.reader import (
+    FETCH_BYTES_DEFAULT,
+    Chunk,
+    RecordReader,
+    join_last,
+)
 from lance_spark.client.seek import SeekKind, SeekPosition
 from lance_spark.errors import DataLoss, OptionError
 from lance_spark.wire.lwp import Capability
@@ -190,13 +195,21 @@ class Cursor:
         if isinstance(position, int):
             position = SeekPosition.offset(position)
         offset = resolve_position(self._client, self.topic_id, position)
-        self.go_back(offset)
+        self._go(offset)
         return offset
 
-    def go_back(self, offset: int) -> None:
-        """Go to a record that was handed out, whose place needs no check."""
+    def go_back(self, result: PollResult, offset: int) -> None:
+        """Go to a record of the result that was handed out last, or to its end."""
+        before = None
+        if result.high_water_mark is None:
+            # A plain server may shift its offsets before the record is read again.
+            given = result.data[: offset - result.start_offset]
+            before = join_last(result.before, given)
+        self._go(offset, before)
+
+    def _go(self, offset: int, before: bytes | None = None) -> None:
         self._rest = self._loss = None
-        self._reader.seek(offset)
+        self._reader.seek(offset, before=before)
 
     def lag(self) -> int:
         """Say how many bytes are between here and the log's end."""

@@ -46,6 +46,13 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.waker import Waker
 from lance_spark.wire.lwp import compress
 
+_NULL_FAULT = (
+    "no value, no key and no timestamp make a Null record, and a plain server must not "
+    "get one: the LANCE server misreads it when it recovers from a crash and loses "
+    "everything behind it. Send an empty value, or leave it out; to send it all the "
+    "same, set allow_null_records=True (Spark: allowNullRecords=true)"
+)
+
 if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
     from lance_spark.client.connection import Connection
@@ -95,6 +102,8 @@ class Delivery:
         self._resolve = resolve
         self._strict = strict
         self._check = check
+        # Of the server that was reached last; None before the first.
+        self._is_plain: bool | None = None
         self._clock = clock
         self._request_timeout_s = config.request_timeout_s
         self._retry_timeout_s = config.retry_timeout_s
@@ -128,6 +137,18 @@ class Delivery:
             target=self._run, name=f"lance-producer-{topic}", daemon=True
         )
         self._thread.start()
+
+    def find_null_fault(self) -> str | None:
+        """Say why Null records can't be taken; None if they can.
+
+        Raises:
+            LanceError: what the server is can't be told, as none can be reached.
+        """
+        if self._options.allow_null_records:
+            return None
+        if self._is_plain is None:
+            self._is_plain = self._client.is_plain
+        return _NULL_FAULT if self._is_plain else None
 
     def stop(self, *, abandon: bool) -> None:
         """End the thread and the connection; may be called again.
@@ -268,9 +289,13 @@ class Delivery:
             if self._check is not None:
                 self._check(connection)
             self._connection = connection
+            self._is_plain = not connection.capabilities
         return self._connection
 
     def _send(self, connection: Connection, batch: Batch) -> None:
+        if batch.has_nulls and self.find_null_fault() is not None:
+            # They were taken while another server was there.
+            raise LanceError(f"{connection.address} is a plain server: {_NULL_FAULT}")
         if self._options.compresses and batch.compressed is None:
             block = compress(batch.payload)
             batch.compressed = len(block) < batch.size

@@ -61,7 +61,9 @@ class Ledger:
 
     # For callers.
 
-    def add(self, data: Buffer, records: int, deadline: Deadline) -> None:
+    def add(
+        self, data: Buffer, records: int, deadline: Deadline, *, has_nulls: bool = False
+    ) -> None:
         """Take whole records, waiting for room as long as there is none.
 
         Raises:
@@ -81,7 +83,8 @@ class Ledger:
                     raise Timeout(self._explain_full(size))
                 self.changed.wait(deadline.remaining())
                 self._check_usable()
-            if self.outbox.add(data, records, self._clock()):
+            now_s = self._clock()
+            if self.outbox.add(data, records, now_s, has_nulls=has_nulls):
                 self._announce()
 
     def flush(self, deadline: Deadline | None = None) -> None:

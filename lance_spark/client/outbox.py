@@ -29,6 +29,7 @@ class Batch:
         payload: the bytes to send, compressed or not.
         records: how many records they are.
         size: how many bytes they are uncompressed.
+        has_nulls: whether there may be Null records among them.
         compressed: what `payload` is; None as long as nobody has tried.
         sent_at_s: when it was last sent, on the clock of whoever sent it.
     """
@@ -37,6 +38,7 @@ class Batch:
     payload: Buffer
     records: int
     size: int
+    has_nulls: bool = False
     compressed: bool | None = None
     sent_at_s: float = 0.0
 
@@ -69,6 +71,7 @@ class Outbox:
         self._linger_s = linger_s
         self._open = bytearray()
         self._open_records = 0
+        self._open_nulls = False
         self._open_since_s = 0.0
         self._sealed: deque[Batch] = deque()
         # In the order in which they were sent, which is that of their ids.
@@ -122,7 +125,9 @@ class Outbox:
 
     # Records in.
 
-    def add(self, data: Buffer, records: int, now_s: float) -> bool:
+    def add(
+        self, data: Buffer, records: int, now_s: float, *, has_nulls: bool = False
+    ) -> bool:
         """Take whole records.
 
         Up to half a batch is copied into the open batch. More goes as it is, so that
@@ -136,7 +141,7 @@ class Outbox:
         self.pending_bytes += size
         if 2 * size > self._batch_bytes:
             self.seal()
-            self._enqueue(data, records, size)
+            self._enqueue(data, records, size, has_nulls)
             return True
         if len(self._open) + size > self._batch_bytes:
             self.seal()
@@ -145,6 +150,7 @@ class Outbox:
             self._open_since_s = now_s
         self._open += data
         self._open_records += records
+        self._open_nulls |= has_nulls
         if len(self._open) == self._batch_bytes:
             self.seal()
         return opened or self.has_sealed
@@ -153,12 +159,15 @@ class Outbox:
         """End the open batch, so that it waits for no more records."""
         if not self._open:
             return
-        data, records = self._open, self._open_records
-        self._open, self._open_records = bytearray(), 0
-        self._enqueue(data, records, len(data))
+        data, records, has_nulls = self._open, self._open_records, self._open_nulls
+        self._reopen()
+        self._enqueue(data, records, len(data), has_nulls)
 
-    def _enqueue(self, data: Buffer, records: int, size: int) -> None:
-        self._sealed.append(Batch(self._next_id, data, records, size))
+    def _reopen(self) -> None:
+        self._open, self._open_records, self._open_nulls = bytearray(), 0, False
+
+    def _enqueue(self, data: Buffer, records: int, size: int, has_nulls: bool) -> None:
+        self._sealed.append(Batch(self._next_id, data, records, size, has_nulls))
         self._next_id += 1
 
     # Batches out.
@@ -219,7 +228,7 @@ class Outbox:
 
     def clear(self) -> None:
         """Drop everything that is not acknowledged."""
-        self._open, self._open_records = bytearray(), 0
+        self._reopen()
         self._sealed.clear()
         self._in_flight.clear()
         self.pending_records = self.pending_bytes = 0

@@ -52,6 +52,8 @@ class PollResult:
         record_count: how many they are.
         end_of_stream: whether there was nothing behind them at that time.
         high_water_mark: where the log ended then; None if the server does not say.
+        before: what stands before the first record, on a plain server: a consumer that
+            goes back to one of them compares it.
     """
 
     topic: int | str
@@ -61,6 +63,7 @@ class PollResult:
     record_count: int
     end_of_stream: bool
     high_water_mark: int | None = None
+    before: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def is_empty(self) -> bool:
@@ -128,6 +131,7 @@ def make_result(topic: int | str, chunk: Chunk) -> PollResult:
         chunk.records,
         mark is not None and chunk.end >= mark,
         mark,
+        chunk.before,
     )
 
 

@@ -55,6 +55,7 @@ class Producer(Writer):
         compression: str = "none",
         create_topic: bool = False,
         record_type: int = RecordType.RAW,
+        allow_null_records: bool = False,
         check: Callable[[Connection], None] | None = None,
     ) -> None:
         options = WriterOptions(
@@ -64,6 +65,7 @@ class Producer(Writer):
             buffer_bytes=buffer_bytes,
             compression=compression,
             record_type=record_type,
+            allow_null_records=allow_null_records,
         )
         check_compression(client, options)
         self.topic = topic

@@ -8,13 +8,18 @@ records it sent is not believed.
 The next fetch is sent before the records of the last one are even counted. Its answer
 is used for what it holds; if it holds nothing, it was asked too early, and the question
 is asked again when somebody wants to know.
+
+The offsets of a plain server are positions in what is left of a log: they shift when
+it deletes, and nothing in an answer says so. So each fetch from such a server starts
+before the bytes that are wanted, with some that were read already. If these are not the
+same any more, the offset means something else by now, and that is DataLoss.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +29,7 @@ from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     DataLoss,
     LanceError,
+    OffsetsShifted,
     OptionError,
     RecordError,
     RemoteProtocolError,
@@ -32,6 +38,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import RECORD_HEADER_BYTES, Scan
 from lance_spark.net.deadline import Deadline
+from lance_spark.wire.lwp import Capability
 
 if TYPE_CHECKING:
     from lance_spark.client.client import LanceClient
@@ -40,6 +47,11 @@ if TYPE_CHECKING:
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
 # What a server in the field can answer at most: 16 MiB with both headers.
 FETCH_BYTES_MAX = 16 * 1024 * 1024 - 60
+
+# How much of what was read last a fetch from a plain server asks for again. That is
+# some hundred records of common size, or several padded ones of a few KiB, and half a
+# percent of a fetch of default size.
+OVERLAP_BYTES = 16 * 1024
 
 # A wait on the server is cut into pieces, so that a request never outlives its timeout
 # and nobody who shares the connection waits longer than this.
@@ -62,6 +74,7 @@ class Chunk:
         records: how many they are.
         high_water_mark: where the log ended then; None if the server does not say.
         starts: where each starts in `data`.
+        before: what stands before the first, on a plain server.
     """
 
     start: int
@@ -70,6 +83,7 @@ class Chunk:
     records: int
     high_water_mark: int | None
     starts: NDArray[np.int64] = field(repr=False, compare=False)
+    before: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def found(self) -> Scan:
@@ -90,6 +104,7 @@ class Chunk:
                 records,
                 hwm,
                 self.starts[:records],
+                self.before,
             ),
             Chunk(
                 self.start + at,
@@ -98,6 +113,7 @@ class Chunk:
                 self.records - records,
                 hwm,
                 self.starts[records:] - at,
+                join_last(self.before, self.data[:at]) if hwm is None else b"",
             ),
         )
 
@@ -117,6 +133,9 @@ class RecordReader:
         prefetch: keep a fetch under way while the caller works.
         follow_s: how long to wait for records at the log's end by default.
         topic_id: the id of the topic, if it is known already.
+        before: the bytes that stood before `start` when they were read; a plain server
+            has to have them there still. Without it the first fetch looks at what
+            stands there.
         clock: a monotonic clock.
         sleep: waits where the server can't.
     """
@@ -133,6 +152,7 @@ class RecordReader:
         prefetch: bool = True,
         follow_s: float = 0.0,
         topic_id: int | None = None,
+        before: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -161,7 +181,16 @@ class RecordReader:
         self._tail = memoryview(b"")
         # How many bytes that record lacks, as far as its header says.
         self._lacking = 0
-        self._pending: PendingFetch | None = None
+        # What stands before the position, on a plain server: at most OVERLAP_BYTES.
+        # None says that nobody has looked there yet.
+        self._before = before
+        # The fetch that is under way, and what its answer has to begin with.
+        self._pending: tuple[PendingFetch, bytes] | None = None
+        # At the last look there was nothing behind what was read.
+        self._is_idle = False
+        # A shift that was told. It is told again until there is a seek: the next fetch
+        # has nothing to compare with if the reader has given its bytes up.
+        self._shifted: OffsetsShifted | None = None
 
     @property
     def position(self) -> int:
@@ -169,14 +198,25 @@ class RecordReader:
         return self._position
 
     @property
+    def before(self) -> bytes | None:
+        """What stands before the position, as a plain server had it; None: unknown."""
+        return self._before
+
+    @property
     def is_finished(self) -> bool:
         """Whether every record that starts before `end` was handed out."""
         return self._end is not None and self._position >= self._end
 
-    def seek(self, position: int) -> None:
-        """Go on at the offset of another record."""
+    def seek(self, position: int, *, before: bytes | None = None) -> None:
+        """Go on at the offset of another record.
+
+        Args:
+            position: the offset.
+            before: the bytes that stood before it when they were read, if they were.
+        """
         self._forget()
-        self._position = position
+        self._position, self._before = position, before
+        self._shifted, self._is_idle = None, False
 
     def close(self) -> None:
         """Give up the fetch that is under way; the client stays open."""
@@ -196,12 +236,16 @@ class RecordReader:
 
         Raises:
             DataLoss: the record at `position` is not in the log any more.
+            OffsetsShifted: nor can be told where it is, as the server has deleted what
+                was before it and has shifted its offsets.
             RecordError: what is there is no record; its position is an offset.
         """
         deadline = Deadline.after(
             self._follow_s if wait_s is None else wait_s, self._clock
         )
         pause_s = _PAUSE_S_MIN
+        if self._shifted is not None:
+            raise self._shifted
         while not self.is_finished:
             asked_at_s = self._clock()
             fetched = self._take(deadline)
@@ -231,9 +275,10 @@ class RecordReader:
         if fetched is None:
             wait_s = min(deadline.remaining(), _WAIT_PIECE_S)
             fetched = self._fetch(wait_s)
-        self._check_place(fetched)
         if len(fetched.data):
-            is_full = len(fetched.data) >= self._ask_bytes
+            # The largest fetch has the overlap within it.
+            full = min(self._ask_bytes, FETCH_BYTES_MAX - OVERLAP_BYTES)
+            is_full = len(fetched.data) >= full
             self._ask_bytes = min(_GROWTH * self._ask_bytes, self._fetch_bytes)
             if self._prefetch:
                 self._submit(fetched, is_full=is_full)
@@ -241,9 +286,9 @@ class RecordReader:
 
     def _take_pending(self) -> Fetched | None:
         """Get what was fetched ahead; None if there is nothing of use."""
-        pending, self._pending = self._pending, None
-        if pending is None:
+        if self._pending is None:
             return None
+        (pending, known), self._pending = self._pending, None
         try:
             timeout_s = self._client.config.request_timeout_s
             fetched = pending.result(Deadline.after(timeout_s))
@@ -251,8 +296,11 @@ class RecordReader:
             pending.give_up()
             self._note_failure(error)
             return None
+        self._check_answer(fetched, self._next - len(known), known)
+        fetched = _drop(fetched, len(known))
         # Empty, it is an answer to a question that was asked some time ago.
-        return fetched if len(fetched.data) else None
+        self._is_idle = not len(fetched.data)
+        return None if self._is_idle else fetched
 
     def _note_failure(self, error: LanceError) -> None:
         """Start over at the last whole record after a failure that may pass."""
@@ -264,12 +312,65 @@ class RecordReader:
         self._tail, self._lacking = memoryview(b""), 0
 
     def _fetch(self, wait_s: float) -> Fetched:
-        size = self._plan_size(self._next, self._lacking)
+        if not self._is_idle:
+            fetched = self._fetch_on(wait_s)
+            if fetched is not None:
+                return fetched
+        # There is nothing new, or the server has cut its answer before it: to ask for
+        # what is next and nothing else tells which.
+        fetched = self._ask(self._next, self._plan_size(0), wait_s)
+        self._check_answer(fetched, self._next)
+        self._is_idle = not len(fetched.data)
+        if not self._is_idle:
+            self._check_before()
+        return fetched
+
+    def _fetch_on(self, wait_s: float) -> Fetched | None:
+        """Fetch what is next together with what was read last, and compare that.
+
+        Returns:
+            What is next; None if a plain server answers with none of it.
+        """
+        known = self._expect()
+        skip = self._plan_look() if known is None else len(known)
+        start = self._next - skip
+        fetched = self._ask(start, self._plan_size(skip), wait_s)
+        self._check_answer(fetched, start, known or b"")
+        if known is None:
+            is_whole = len(fetched.data) >= skip
+            self._before = bytes(fetched.data[:skip]) if is_whole else b""
+        if skip and len(fetched.data) <= skip:
+            return None
+        return _drop(fetched, skip)
+
+    def _check_before(self) -> None:
+        """Check that what was read last is still there, by a request of its own."""
+        known = self._expect() or b""
+        while known:
+            start = self._next - len(known)
+            fetched = self._ask(start, len(known))
+            self._check_answer(fetched, start, known)
+            if not len(fetched.data):
+                raise self._make_short(fetched)
+            # An answer may be cut anywhere.
+            known = known[len(fetched.data) :]
+
+    def _ask(self, start: int, size: int, wait_s: float = 0.0) -> Fetched:
         try:
             # By id, because under the same name there may be another topic by now.
-            return self._client.fetch(self.topic_id, self._next, size, wait_s=wait_s)
+            return self._client.fetch(self.topic_id, start, size, wait_s=wait_s)
         except (TopicNotFound, TopicDeleted) as error:
             raise self._make_gone() from error
+
+    def _plan_look(self) -> int:
+        """Say how much to look at of what stands before a position that is new."""
+        if self._client.supports(Capability.LOCATE):
+            return 0
+        return min(self._position, OVERLAP_BYTES)
+
+    def _expect(self) -> bytes | None:
+        """Say what stands before the next byte to fetch; None if nobody has looked."""
+        return None if self._before is None else join_last(self._before, self._tail)
 
     def _submit(self, fetched: Fetched, *, is_full: bool) -> None:
         """Send the next fetch, if there is more to read already."""
@@ -278,37 +379,72 @@ class RecordReader:
         is_more = is_full if mark is None else fetched.end < mark
         if not is_more or (self._end is not None and fetched.end >= self._end):
             return
-        size = self._plan_size(fetched.end, self._lacking - len(fetched.data))
+        known = b""
+        if mark is None:
+            known = join_last(self._before or b"", self._tail, fetched.data)
+        size = plan_fetch_bytes(
+            fetched.end,
+            self._end,
+            fetch_bytes=self._ask_bytes,
+            lacking=self._lacking - len(fetched.data),
+            overlap=len(known),
+        )
         try:
             # There are records to hand out, which must not wait for a connection.
-            self._pending = self._client.submit_fetch(
-                self.topic_id, fetched.end, size, dial=False
+            pending = self._client.submit_fetch(
+                self.topic_id, fetched.end - len(known), size, dial=False
             )
+            self._pending = pending, known
         except LanceError as error:
             # The next call will meet the same, and has time to do something about it.
             if not error.retriable:
                 raise
 
-    def _plan_size(self, start: int, lacking: int) -> int:
+    def _plan_size(self, overlap: int) -> int:
         return plan_fetch_bytes(
-            start, self._end, fetch_bytes=self._ask_bytes, lacking=lacking
+            self._next,
+            self._end,
+            fetch_bytes=self._ask_bytes,
+            lacking=self._lacking,
+            overlap=overlap,
         )
 
     def _forget(self) -> None:
         if self._pending is not None:
-            self._pending.give_up()
+            self._pending[0].give_up()
             self._pending = None
         self._tail, self._lacking = memoryview(b""), 0
 
     # What came.
 
-    def _check_place(self, fetched: Fetched) -> None:
-        """Check that the bytes are those that were asked for."""
-        asked, position = self._next, self._position
+    def _check_answer(self, fetched: Fetched, asked: int, known: bytes = b"") -> None:
+        """Check that bytes are from where they were asked for.
+
+        Args:
+            fetched: what came.
+            asked: where it has to start.
+            known: what it has to begin with, as far as it goes.
+        """
+        self._check_place(fetched, asked)
+        # A copy of so little takes less time than to compare views byte by byte.
+        begin = bytes(fetched.data[: len(known)])
+        if begin != known[: len(begin)]:
+            self._forget()
+            reason = (
+                "the bytes before it are not those that were read there: the server "
+                "has deleted data and its offsets have shifted"
+            )
+            end = fetched.high_water_mark
+            self._shifted = OffsetsShifted(
+                self.topic, self._position, None, end, reason
+            )
+            raise self._shifted
+
+    def _check_place(self, fetched: Fetched, asked: int) -> None:
         if fetched.start == asked:
             return
+        position, mark = self._position, fetched.high_water_mark
         self._forget()
-        mark = fetched.high_water_mark
         if fetched.start > asked:
             reason = "what was before the log start is removed"
             raise DataLoss(self.topic, position, fetched.start, mark, reason)
@@ -317,9 +453,14 @@ class RecordReader:
                 f"topic {self.topic!r}: bytes from {fetched.start} came in answer to "
                 f"a fetch from {asked}"
             )
+        raise self._make_short(fetched)
+
+    def _make_short(self, fetched: Fetched) -> DataLoss:
+        self._forget()
+        mark = fetched.high_water_mark
         reason = "the log ends before it: the topic was cut, or created anew"
         end = fetched.end if mark is None else mark
-        raise DataLoss(self.topic, position, None, end, reason)
+        return DataLoss(self.topic, self._position, None, end, reason)
 
     def _make_gone(self) -> DataLoss:
         self._forget()
@@ -341,7 +482,12 @@ class RecordReader:
             count = int(np.searchsorted(starts, self._end - start))
             if count < len(starts):
                 starts, size = starts[:count], int(starts[count])
-        self._position = start + size
+        self._position, before = start + size, self._before or b""
+        if fetched.high_water_mark is None:
+            self._before = join_last(before, data[:size])
+        else:
+            # Offsets of a server that says where its log ends do not shift.
+            self._before = b""
         if self.is_finished or (fault is not None and not fault.truncated):
             # Good records come first; the next call meets the bad one and says so.
             self._forget()
@@ -351,7 +497,8 @@ class RecordReader:
         if not size:
             return None
         mark = fetched.high_water_mark
-        return Chunk(start, start + size, data[:size], len(starts), mark, starts)
+        data = data[:size]
+        return Chunk(start, start + size, data, len(starts), mark, starts, before)
 
     def _locate_fault(self, fault: RecordError) -> RecordError:
         self._forget()
@@ -359,8 +506,27 @@ class RecordReader:
         return type(fault)(reason, self._position, truncated=fault.truncated)
 
 
+def _drop(fetched: Fetched, size: int) -> Fetched:
+    """Leave out the first bytes of an answer, without a copy."""
+    if not size:
+        return fetched
+    data = fetched.data[size:]
+    return replace(fetched, start=fetched.end - len(data), data=data)
+
+
+def join_last(*parts: bytes | memoryview) -> bytes:
+    """Lay parts end to end and give the last OVERLAP_BYTES of it all."""
+    last: list[bytes] = []
+    room = OVERLAP_BYTES
+    for part in reversed(parts):
+        piece = bytes(part[max(0, len(part) - room) :])
+        last.append(piece)
+        room -= len(piece)
+    return b"".join(reversed(last))
+
+
 def plan_fetch_bytes(
-    start: int, end: int | None, *, fetch_bytes: int, lacking: int
+    start: int, end: int | None, *, fetch_bytes: int, lacking: int, overlap: int = 0
 ) -> int:
     """Decide how much to ask for.
 
@@ -370,15 +536,16 @@ def plan_fetch_bytes(
         fetch_bytes: what is asked for in general.
         lacking: how many bytes a record lacks that starts before `start`; none if
             it is not above 0.
+        overlap: how many bytes before `start` are asked for as well.
 
     Returns:
         What is left of the range, up to `fetch_bytes`, but always enough to complete
-        the record, up to what a server can answer.
+        the record, and the overlap, up to what a server can answer.
     """
     size = fetch_bytes
     if end is not None:
         size = min(size, max(end - start, RECORD_HEADER_BYTES))
-    return min(max(size, lacking), FETCH_BYTES_MAX)
+    return min(max(size, lacking) + overlap, FETCH_BYTES_MAX)
 
 
 def count_lacking_bytes(tail: memoryview) -> int:

@@ -39,6 +39,9 @@ class WriterOptions:
         buffer_bytes: how much may be pending before `send` and `write` wait.
         compression: `none` or `lz4`, which is used where it makes a batch smaller.
         record_type: the type of values that come without one, key or timestamp.
+        allow_null_records: send Null records to a plain server, too. The LANCE server
+            takes one for something else when it recovers from a crash, and cuts off
+            everything behind it.
 
     Raises:
         OptionError: a value can't be used.
@@ -50,6 +53,7 @@ class WriterOptions:
     buffer_bytes: int = 32 * 1024 * 1024
     compression: str = "none"
     record_type: int = RecordType.RAW
+    allow_null_records: bool = False
 
     def __post_init__(self) -> None:
         _check_range("batch_bytes", self.batch_bytes, 1, PAYLOAD_BYTES_MAX)
@@ -111,27 +115,31 @@ class Writer:
         """Take one record; it is acknowledged when `flush` says so.
 
         Args:
-            value: None makes a Null record.
+            value: None makes a Null record, which a plain server must not get.
             key: makes the record keyed.
             timestamp_ns: makes the record timed.
             type: of a value without key and timestamp, if not the default.
             timeout_s: how long to wait for room in the buffer.
 
         Raises:
-            LocalProtocolError: LWP has no such record, or it is too large.
+            LocalProtocolError: LWP has no such record, it is too large, or it is a
+                Null record and the server a plain one.
             OptionError: value or key is neither text nor bytes.
             Timeout: the buffer stayed full.
             Undelivered: records that were taken before can't be delivered.
         """
         default = self._options.record_type
         chosen = _choose_type(value, key, timestamp_ns, given=type, default=default)
+        if value is None and (fault := self._delivery.find_null_fault()) is not None:
+            raise LocalProtocolError(fault)
         record = Record(
             chosen,
             b"" if value is None else _to_bytes(value, "value"),
             None if key is None else _to_bytes(key, "key"),
             timestamp_ns,
         )
-        self._ledger.add(encode_record(record), 1, self._deadline(timeout_s))
+        data, deadline = encode_record(record), self._deadline(timeout_s)
+        self._ledger.add(data, 1, deadline, has_nulls=value is None)
 
     def write(
         self, columns: pa.Table | pa.RecordBatch, *, timeout_s: float | None = None
@@ -146,7 +154,8 @@ class Writer:
             timeout_s: how long to wait for room in the buffer each time it is full.
 
         Raises:
-            RowError: a row can't be a record; nothing was taken.
+            RowError: a row can't be a record, or is a Null record and the server a
+                plain one; nothing was taken.
             OptionError: the columns can't be used; nothing was taken.
             Timeout: the buffer stayed full; the text says how many rows were taken.
             Undelivered: records that were taken before can't be delivered.
@@ -158,12 +167,16 @@ class Writer:
             columns,
             record_type=self._options.record_type,
             payload_bytes_max=self._options.batch_bytes,
+            find_null_fault=self._delivery.find_null_fault,
         )
         taken = 0
         for payload in payloads:
             try:
                 self._ledger.add(
-                    payload.data, payload.records, self._deadline(timeout_s)
+                    payload.data,
+                    payload.records,
+                    self._deadline(timeout_s),
+                    has_nulls=payload.has_nulls,
                 )
             except Timeout as error:
                 rows = columns.num_rows

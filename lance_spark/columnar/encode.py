@@ -7,7 +7,7 @@ Whether a row can be a record, and which, must not be decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,17 @@ _TAKE_BYTES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Whole records, ready for a frame."""
+    """Whole records, ready for a frame.
+
+    Args:
+        data: their bytes.
+        records: how many they are.
+        has_nulls: whether there may be Null records among them.
+    """
 
     data: pa.Buffer
     records: int
+    has_nulls: bool = False
 
 
 def encode(
@@ -48,6 +55,7 @@ def encode(
     *,
     record_type: int = RecordType.RAW,
     payload_bytes_max: int = PAYLOAD_BYTES_DEFAULT,
+    find_null_fault: Callable[[], str | None] | None = None,
 ) -> Iterator[Payload]:
     """Turn columns into payloads of records, in the order of the rows.
 
@@ -60,6 +68,8 @@ def encode(
         record_type: the type of plain values where no `type` column says one.
         payload_bytes_max: how large a payload may be. A record that is larger gets a
             payload of its own.
+        find_null_fault: says why no row may become a Null record, None if rows may;
+            called only if some would.
 
     Raises:
         RowError: of the first row that can't be a record, with its index.
@@ -77,7 +87,11 @@ def encode(
     # Chunks may be tiny, and payloads should not be: hence one chunk, where that is
     # possible. A single one is not copied.
     for batch in columns.combine_chunks().to_batches(max_chunksize=_GROUP_ROWS_MAX):
-        plans.append(plan_rows(batch, record_type, first_row=row))
+        plans.append(
+            plan_rows(
+                batch, record_type, first_row=row, find_null_fault=find_null_fault
+            )
+        )
         row += batch.num_rows
     return (payload for plan in plans for payload in _cut(plan, payload_bytes_max))
 
@@ -94,7 +108,7 @@ def _cut(plan: Plan, bytes_max: int) -> Iterator[Payload]:
         stop = max(int(np.searchsorted(ends, done + bytes_max, "right")), start + 1)
         rows, size = stop - start, int(ends[stop - 1]) - done
         joined = _join([part.slice(start, rows) for part in parts], size)
-        yield Payload(joined, rows)
+        yield Payload(joined, rows, plan.has_nulls)
         start, done = stop, done + size
 
 

@@ -52,6 +52,7 @@ class Plan:
         key_lengths: the lengths of the keys of the rows that have one.
         stamped: the rows that have a timestamp, ascending.
         stamps: the timestamps of those rows, in ns since 1970.
+        has_nulls: whether some are Null records.
     """
 
     types: NDArray[np.uint8]
@@ -62,6 +63,7 @@ class Plan:
     key_lengths: NDArray[np.int64]
     stamped: _Rows
     stamps: NDArray[np.uint64]
+    has_nulls: bool
 
 
 # Which type the parts of a row need, by 1 for a value, 2 for a key and 4 for a
@@ -95,13 +97,21 @@ def check_plain_type(record_type: int) -> None:
         )
 
 
-def plan_rows(batch: pa.RecordBatch, record_type: int, *, first_row: int = 0) -> Plan:
+def plan_rows(
+    batch: pa.RecordBatch,
+    record_type: int,
+    *,
+    first_row: int = 0,
+    find_null_fault: Callable[[], str | None] | None = None,
+) -> Plan:
     """Decide what record each row of a batch becomes.
 
     Args:
         batch: columns that passed `check_columns`.
         record_type: the type of plain values that no `type` column says.
         first_row: index of the batch's first row, for errors.
+        find_null_fault: says why no row may become a Null record, None if rows may;
+            called only if some would.
 
     Raises:
         RowError: of the first row that can't be a record.
@@ -121,9 +131,11 @@ def plan_rows(batch: pa.RecordBatch, record_type: int, *, first_row: int = 0) ->
         _NEEDED[valued + np.uint8(2) * has_key + np.uint8(4) * has_stamp],
         record_type,
     )
+    has_nulls = not valued.all()
     _raise_first(
         [
             *_find_value_faults(valued, has_key, has_stamp),
+            *_find_null_faults(valued | has_key | has_stamp, find_null_fault),
             *type_faults,
             *_find_stamp_faults(ticks, columns.stamp_unit_ns),
             *_find_size_faults(lengths, key_lengths),
@@ -140,6 +152,7 @@ def plan_rows(batch: pa.RecordBatch, record_type: int, *, first_row: int = 0) ->
         key_lengths=key_lengths[keyed],
         stamped=stamped,
         stamps=ticks[stamped].astype(np.uint64) * np.uint64(columns.stamp_unit_ns),
+        has_nulls=has_nulls,
     )
 
 
@@ -190,6 +203,15 @@ def _find_value_faults(
             ),
         ),
     ]
+
+
+def _find_null_faults(
+    has_any: _Flags, find_reason: Callable[[], str | None] | None
+) -> list[_Fault]:
+    if find_reason is None or has_any.all():
+        return []
+    reason = find_reason()
+    return [] if reason is None else [(~has_any, lambda row: reason)]
 
 
 def _find_stamp_faults(ticks: NDArray[np.int64], unit_ns: int) -> list[_Fault]:

@@ -21,6 +21,7 @@ from lance_spark.spark.bound import AtOffsets
 from lance_spark.spark.loss import LossLog
 from lance_spark.spark.marking import (
     check_unread,
+    find_cut,
     is_marked_right,
     make_shifted,
     mark_unread,
@@ -127,7 +128,8 @@ class BatchEnd:
         except RecordError as fault:
             raise self._explain(fault) from fault
         for topic, end in ends.items():
-            settled[topic] = _move(self._client, topic, settled[topic], end)
+            log_end = heads[topic].end
+            settled[topic] = _move(self._client, topic, settled[topic], end, log_end)
         # A topic is not worth a batch before it has a record. One that has to wait is
         # noted in a batch of others: it is a loss if it is deleted meanwhile.
         is_worth_it = any(ends[topic] > first for topic, first in waiting.items())
@@ -188,13 +190,17 @@ class BatchEnd:
             )
             log = _find_log(client, head)
             loss = DataLoss(topic, place.offset, log.start, log.end, reason)
-        elif head.end == place.offset or is_marked_right(client, topic, place):
+        elif is_marked_right(client, topic, place):
+            # Also where nothing seems to be unread: as much may have come as was
+            # deleted.
+            for cut in find_cut(topic, place, Limits(0, head.end)):
+                self._losses.report(cut)
             return place
         else:
             loss = make_shifted(topic, place, _find_log(client, head))
         self._losses.report(loss)
         # What comes from now on is all that can be told from what was read before.
-        return _move(client, topic, place, head.end)
+        return _move(client, topic, place, head.end, head.end)
 
     def _find_stop(self, topic: str, head: Head, place: TopicPlace) -> int:
         """Say how far a topic may be read."""
@@ -280,7 +286,7 @@ def _noting_loss() -> Iterator[None]:
 
 
 def _move(
-    client: LanceClient, topic: str, place: TopicPlace, offset: int
+    client: LanceClient, topic: str, place: TopicPlace, offset: int, log_end: int
 ) -> TopicPlace:
     """Give the place at another offset of the same topic."""
     if offset == place.offset:
@@ -289,5 +295,5 @@ def _move(
     if not is_plain(client):
         return moved
     with _noting_loss():
-        mark = take_offset_mark(client, topic, moved)
+        mark = take_offset_mark(client, topic, moved, log_end)
     return replace(moved, marks=((0, mark),))

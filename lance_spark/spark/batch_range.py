@@ -11,7 +11,7 @@ from dataclasses import replace
 from lance_spark.client import LanceClient
 from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
 from lance_spark.offset import StreamOffset, TopicPlace
-from lance_spark.spark.marking import is_marked_right, make_shifted
+from lance_spark.spark.marking import find_cut, is_marked_right, make_shifted
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import Limits, TopicRange, plan_range
 from lance_spark.spark.topics import choose_locate, make_gone, take_mark
@@ -102,6 +102,7 @@ def _resolve_topic(
             return None, [make_shifted(topic, place, log)]
     first = 0 if before is None else before.offset
     planned = plan_range(topic, first, end.offset, log)
+    losses = [*planned.losses, *find_cut(topic, end, log)]
     whole = TopicRange(
         topic=topic,
         topic_id=end.topic_id,
@@ -110,5 +111,5 @@ def _resolve_topic(
         end=planned.end,
     )
     if bounds.start is None and whole.size:
-        whole = replace(whole, mark=take_mark(client, whole))
-    return whole, list(planned.losses)
+        whole = replace(whole, mark=take_mark(client, whole, log.end))
+    return whole, losses

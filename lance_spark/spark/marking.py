@@ -1,12 +1,15 @@
-"""What stands before an offset, on servers whose offsets shift when they delete.
+"""Whether offsets mean what they meant, on servers that shift them when they delete.
 
-A checkpoint may be read long after it was written. The bytes before an offset tell
-whether it still means what it meant then.
+A checkpoint may be read long after it was written. Three things are compared then: the
+bytes before an offset, which are others after a shift unless records are alike; those
+at the head of the log, which are others after each deletion, unless records are alike
+there, too; and where the log ends, which is never before the end that was seen, unless
+the server has deleted and not got as much since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from crc32c import crc32c
@@ -20,26 +23,66 @@ from lance_spark.spark.topics import check_mark, take_mark
 from lance_spark.spark.watch import Head
 
 
-def take_offset_mark(client: LanceClient, topic: str, place: TopicPlace) -> OffsetMark:
-    """Look at what stands before an offset.
+def take_offset_mark(
+    client: LanceClient, topic: str, place: TopicPlace, log_end: int
+) -> OffsetMark:
+    """Look at what stands before an offset and at the head of its log.
+
+    Args:
+        client: asks.
+        topic: its name.
+        place: the offset.
+        log_end: where the log ends.
 
     Raises:
-        DataLoss: the log ends before it.
+        DataLoss: the log ends before the offset.
     """
     size = min(MARK_BYTES_MAX, place.offset)
-    start = place.offset - size
-    before = TopicRange(topic, place.topic_id, place.created_s, start, place.offset)
-    return OffsetMark(size, crc32c(fetch_exactly(client, before, start, size)))
+    # The bytes before the offset are the head themselves, if they are all there are.
+    head_size = MARK_BYTES_MAX if place.offset > size else None
+    return _look(client, topic, place, OffsetMark(size, 0, head_size, 0, log_end))
+
+
+def _look(
+    client: LanceClient, topic: str, place: TopicPlace, form: OffsetMark
+) -> OffsetMark:
+    """Take a mark of the same sizes as another one."""
+    before = TopicRange(topic, place.topic_id, place.created_s, 0, place.offset)
+
+    def sum_up(start: int, size: int) -> int:
+        return crc32c(fetch_exactly(client, before, start, size))
+
+    crc, head_crc = sum_up(place.offset - form.size, form.size), None
+    if form.head_size is not None:
+        head_crc = sum_up(0, form.head_size)
+    return OffsetMark(form.size, crc, form.head_size, head_crc, form.end)
 
 
 def is_marked_right(client: LanceClient, topic: str, place: TopicPlace) -> bool:
-    """Tell whether an offset still means what it meant, as far as it has a mark."""
+    """Tell whether an offset still means what it meant, as far as it has a mark.
+
+    Marks of earlier releases cover less, and are compared with what they cover.
+    """
     if place.mark is None:
         return True
     try:
-        return take_offset_mark(client, topic, place) == place.mark
+        return _look(client, topic, place, place.mark) == place.mark
     except DataLoss:
         return False
+
+
+def find_cut(topic: str, place: TopicPlace, log: Limits) -> Iterator[DataLoss]:
+    """Say if a log ends before where it was seen to end, although the marks are right.
+
+    Then unread records are gone, or records that look alike have shifted. The offset
+    is still that of a record, so a query that accepts losses goes on there.
+    """
+    if place.offset <= log.end < place.seen_end:
+        reason = (
+            "the log was longer when the offset was written down: the server has "
+            "deleted data, or the log was cut or restored from a copy"
+        )
+        yield DataLoss(topic, place.seen_end, log.start, log.end, reason)
 
 
 def make_shifted(topic: str, place: TopicPlace, log: Limits) -> DataLoss:
@@ -67,7 +110,7 @@ def mark_unread(
             first = place.offset
         if first < head.end:
             whole = TopicRange(topic, head.topic_id, head.created_s, first, head.end)
-            unread.append(replace(whole, mark=take_mark(client, whole)))
+            unread.append(replace(whole, mark=take_mark(client, whole, head.end)))
     return unread
 
 

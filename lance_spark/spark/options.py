@@ -166,6 +166,7 @@ class WriteOptions:
         compression: `none` or `lz4`.
         batch_bytes: how large a batch may get.
         max_in_flight: how many batches may be not acknowledged.
+        allow_null_records: send Null records to a plain server, too.
         delivery: what is promised.
         txn_app_id: who writes, given by the user.
         txn_version: which write of theirs it is.
@@ -178,6 +179,7 @@ class WriteOptions:
     compression: str
     batch_bytes: int
     max_in_flight: int
+    allow_null_records: bool
     delivery: Literal["auto", "exactly-once", "at-least-once"]
     txn_app_id: str | None
     txn_version: int | None
@@ -291,6 +293,7 @@ def _make_write(values: Values) -> WriteOptions:
         compression=values["compression"],
         batch_bytes=values["batchBytes"],
         max_in_flight=values["maxInFlight"],
+        allow_null_records=values["allowNullRecords"],
         delivery=values["delivery"],
         txn_app_id=values["txnAppId"],
         txn_version=values["txnVersion"],

@@ -244,6 +244,7 @@ class Outlet:
                 writer = StageWriter(self._client, topic, *job, **settings)
         else:
             settings["create_topic"] = options.create_topic
+            settings["allow_null_records"] = options.allow_null_records
             writer = Producer(self._client, topic, **settings)
         self._open[topic] = writer
 

@@ -33,14 +33,20 @@ UNASKED_SPLITS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The first and last bytes of a range, by number and CRC32C.
+    """How a range and its log looked when the range was planned.
 
-    On a server whose offsets shift when it deletes, they tell whether an offset still
-    means what it meant when the range was planned.
+    On a server whose offsets shift when it deletes, that tells whether an offset still
+    means what it meant then.
+
+    Args:
+        size: how many bytes were looked at in each place, at most.
+        crc: CRC32C of the first bytes of the log and the first and last of the range.
+        log_end: where the log ended; it never ends before, unless it was cut.
     """
 
     size: int
     crc: int
+    log_end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,9 @@ class WalkedRuler:
         self._origin = origin
         self._first_end: int | None = None
         self._base = origin
+        # What a plain server had before the position, so that a walk that is taken up
+        # again notices a shift in between.
+        self._before: bytes | None = None
         self._passed = 0
         # Relative to the base, so that offsets of any size fit.
         self._ends: NDArray[np.int64] = _NOTHING
@@ -237,10 +240,12 @@ class WalkedRuler:
             # A quota of records may be met by any chunk; one of bytes ends the range.
             prefetch=max_records is None,
             topic_id=self._topic_id,
+            before=self._before,
         )
         try:
             while self._is_wanted(limit, max_records):
                 self._take(reader)
+            self._before = reader.before
         finally:
             reader.close()
 

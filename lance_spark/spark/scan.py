@@ -19,6 +19,7 @@ from lance_spark.client import Chunk, LanceClient, RecordReader
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import (
     DataLoss,
+    OffsetsShifted,
     RecordError,
     SplitError,
     TopicDeleted,
@@ -38,7 +39,7 @@ from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import Split
 from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import Projection
-from lance_spark.spark.topics import check_mark, make_gone, report_loss
+from lance_spark.spark.topics import check_mark, make_gone, make_moved, report_loss
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +204,9 @@ class SplitReader:
         while not reader.is_finished:
             try:
                 chunk = self._next_chunk(reader, extent)
+            except OffsetsShifted as loss:
+                # Whether the rows before were those that were planned can't be told.
+                raise make_moved(self._whole) from loss
             except DataLoss as loss:
                 report_loss(loss, is_error=self._task.options.fail_on_data_loss)
                 reader.seek(_find_rest(loss, reader.position, extent.end))

@@ -370,6 +370,15 @@ _WRITE = (
         "How many batches may be under way and not acknowledged.",
     ),
     Option(
+        "allowNullRecords",
+        parse_flag,
+        "false",
+        Scope.WRITE,
+        "Send rows without value, key and timestamp to a plain server, too. The LANCE "
+        "server misreads such a record when it recovers from a crash, and loses "
+        "everything behind it.",
+    ),
+    Option(
         "delivery",
         choice("auto", "exactly-once", "at-least-once"),
         "auto",

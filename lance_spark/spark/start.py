@@ -120,5 +120,5 @@ def _resolve_place(client: LanceClient, bound: Bound, info: TopicInfo) -> TopicP
     if offset > log.end:
         # It is told as a loss when the first batch is planned.
         return place
-    mark = take_offset_mark(client, info.name, place)
+    mark = take_offset_mark(client, info.name, place, log.end)
     return replace(place, marks=((0, mark),))

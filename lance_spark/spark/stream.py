@@ -276,11 +276,11 @@ def _is_behind_end(loss: DataLoss) -> bool:
 
 
 def _has_shrunk(heads: Mapping[str, Head], start: StreamOffset) -> bool:
-    """Tell whether a log ends before what was read of it."""
+    """Tell whether a log ends before what was seen of it."""
     for topic, place in start.topics:
         head = heads.get(topic)
         if head is None or not place.same_topic(head.topic_id, head.created_s):
             continue
-        if head.end < place.offset:
+        if head.end < place.seen_end:
             return True
     return False

@@ -17,6 +17,7 @@ from lance_spark.errors import (
     TopicNotFound,
     Unsupported,
 )
+from lance_spark.offset import MARK_BYTES_MAX
 from lance_spark.spark.bound import AtOffsets, AtTime, Bound
 from lance_spark.spark.boundary import fetch_exactly
 from lance_spark.spark.options import ReadOptions
@@ -29,10 +30,6 @@ from lance_spark.spark.planning import (
 )
 
 logger = logging.getLogger(__name__)
-
-# Several records, which may all start alike. A fetch of so much takes no longer than
-# one of a few bytes.
-_MARK_BYTES = 4096
 
 _REMEDY = "set failOnDataLoss=false to go on with what is left"
 
@@ -159,7 +156,7 @@ def _resolve_range(
         ends_log=planned.end == log.end,
     )
     if bounds.start is None:
-        whole = replace(whole, mark=take_mark(client, whole))
+        whole = replace(whole, mark=take_mark(client, whole, log.end))
     return whole
 
 
@@ -178,16 +175,25 @@ def locate_time(client: LanceClient, topic_id: int, bound: AtTime, option: str) 
     return client.locate_time(topic_id, bound.time_ns).offset
 
 
-def take_mark(client: LanceClient, whole: TopicRange) -> Mark:
-    """Look at both ends: what a server deletes, it deletes at the start.
+def take_mark(client: LanceClient, whole: TopicRange, log_end: int) -> Mark:
+    """Look at the log's head and at both ends of a range.
+
+    What a server deletes, it deletes at the head of the log. Records there and at the
+    ends of the range may be alike by chance, but hardly in all three places.
 
     Raises:
         DataLoss: they are not there.
     """
-    size = min(_MARK_BYTES, whole.size)
-    head = fetch_exactly(client, whole, whole.start, size)
-    tail = fetch_exactly(client, whole, whole.end - size, size)
-    return Mark(size, crc32c(tail, crc32c(head)))
+    size = min(MARK_BYTES_MAX, whole.size)
+    crc = 0
+    # In this order: where a piece is empty, or the range is one piece, less is asked.
+    for start, end in (
+        (0, min(MARK_BYTES_MAX, whole.start)),
+        (whole.start, whole.start + size),
+        (max(whole.start + size, whole.end - size), whole.end),
+    ):
+        crc = crc32c(fetch_exactly(client, whole, start, end - start), crc)
+    return Mark(size, crc, log_end)
 
 
 def check_mark(client: LanceClient, whole: TopicRange) -> None:
@@ -196,18 +202,27 @@ def check_mark(client: LanceClient, whole: TopicRange) -> None:
     Raises:
         DataLoss: they do not, so that nothing can be read by them.
     """
-    if whole.mark is None:
+    mark = whole.mark
+    if mark is None:
         return
     try:
-        is_same = take_mark(client, whole) == whole.mark
+        is_same = take_mark(client, whole, mark.log_end) == mark
     except DataLoss:
         is_same = False
+    # A range that ends with its log has shown that the log is as long as it was.
+    if is_same and whole.end < mark.log_end:
+        is_same = client.bounds(whole.topic_id).end >= mark.log_end
     if not is_same:
-        reason = (
-            "the server has deleted data and its offsets have shifted since the query "
-            "was planned: run it again"
-        )
-        raise DataLoss(whole.topic, whole.start, None, None, reason)
+        raise make_moved(whole)
+
+
+def make_moved(whole: TopicRange) -> DataLoss:
+    """Make the error for a range whose offsets mean something else by now."""
+    reason = (
+        "the server has deleted data and its offsets have shifted since the query was "
+        "planned: run it again"
+    )
+    return DataLoss(whole.topic, whole.start, None, None, reason)
 
 
 def make_gone(topic: str, topic_id: int, asked: int = 0) -> DataLoss:

@@ -260,6 +260,10 @@ class FakeLog:
     def append(self, data: bytes) -> None:
         self.data += data
 
+    def shift(self, size: int) -> None:
+        """Delete the first bytes as a plain server does: what is left starts at 0."""
+        del self.data[:size]
+
     def topic_id(self, topic: int | str) -> int:
         if isinstance(topic, int):
             return topic

@@ -23,10 +23,12 @@ from lance_spark.errors import (
     ConnectionLost,
     DataLoss,
     LanceError,
+    OffsetsShifted,
     OptionError,
     TopicNotFound,
     Unsupported,
 )
+from lance_spark.model import Retention
 from tests.client.kit_flow import PATIENCE_S, FakeLog, record
 
 DATA = b"".join(record(f"{number:05}") for number in range(20))
@@ -565,3 +567,70 @@ def test_an_overwritten_topic_is_lost_data(
             strict.poll()
         assert caught.value.missing_bytes == 80
         assert _values(iter(easy))[-1] == 77777
+
+
+# A plain server that deletes: its offsets shift.
+
+# More than one fetch of the last bytes covers, all of it padding but for the number.
+PADDING = 200
+
+
+@pytest.fixture
+def plain() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(dialect="plain", segment_bytes=10_000) as broker:
+        yield broker
+
+
+def _first(consumer: Consumer) -> int:
+    """Give the number of the next record."""
+    result = consumer.poll()
+    assert result is not None
+    return int(bytes(result.data[5:10]))
+
+
+def _shift(broker: EmbeddedBroker, client: LanceClient, topic: str) -> int:
+    """Have the server delete, then append; give the first number that is left."""
+    client.set_retention(topic, Retention(0, 30_000))
+    broker.service.maintain()
+    with Consumer(client, topic) as consumer:
+        first = _first(consumer)
+    assert first > 0
+    _fill(client, topic, 1000, PADDING)
+    return first
+
+
+@pytest.mark.parametrize("left", ["whole", "early", "first", "polled", "paged"])
+def test_a_shift_is_never_passed_over_in_silence(
+    plain: EmbeddedBroker, left: str
+) -> None:
+    """Whatever was done with the records before."""
+    with LanceClient(plain.address, checksum="auto") as client:
+        _fill(client, "events", 300, PADDING)
+        size = 7 if left == "paged" else None
+        with Consumer(client, "events", max_poll_records=size) as consumer:
+            if left in ("whole", "paged"):
+                assert consumer.poll()
+            else:
+                records = consumer.records()
+                for _ in range(1 if left == "first" else 50):
+                    next(records)
+                if left != "polled":
+                    records.close()
+            first = _shift(plain, client, "events")
+            with pytest.raises(OffsetsShifted, match="its offsets have shifted"):
+                for _ in range(100):
+                    consumer.poll()
+            consumer.rewind()
+            assert _first(consumer) == first
+
+
+def test_a_shift_that_is_no_error(
+    plain: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LanceClient(plain.address, checksum="auto") as client:
+        _fill(client, "events", 300, PADDING)
+        with Consumer(client, "events", fail_on_data_loss=False) as consumer:
+            assert consumer.poll()
+            first = _shift(plain, client, "events")
+            assert _first(consumer) == first
+    assert sum("have shifted" in r.getMessage() for r in caplog.records) == 1

@@ -80,8 +80,9 @@ def test_a_plain_server_can_not_tell_what_is_inside_a_record() -> None:
 def test_going_back_asks_nobody() -> None:
     log = FakeLog(DATA, whole=True)
     cursor = _cursor(log)
-    cursor.poll()
-    cursor.go_back(30)
+    result = cursor.poll()
+    assert result is not None
+    cursor.go_back(result, 30)
     assert _values(cursor)[0] == "00003"
     assert log.located == []
 

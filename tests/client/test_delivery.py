@@ -249,6 +249,31 @@ def test_a_plain_server_after_a_reconnect_gets_nothing_compressed(make: Make) ->
     assert second.sent == []
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_plain_server_after_a_reconnect_gets_no_null_record(
+    make: Make, allowed: bool
+) -> None:
+    """They were taken while another kind of server was there."""
+    first, second = FakeConnection(ignore), FakeConnection(capabilities=())
+    client = FakeClient(first, second)
+    delivery = make(client, max_in_flight=2, allow_null_records=allowed)
+    _add(delivery, "a")
+    first.await_sent(1)
+    assert delivery.find_null_fault() is None
+    null = bytes((0xFF, 0, 0, 0, 0))
+    delivery.ledger.add(null, 1, Deadline.after(PATIENCE_S), has_nulls=True)
+    first.await_sent(2)
+    first.fail()
+    if allowed:
+        _flush(delivery)
+        assert second.sent == first.sent
+        return
+    with pytest.raises(Undelivered, match="is a plain server: no value, no key"):
+        _flush(delivery)
+    assert null not in [sent.data for sent in second.sent]
+    assert delivery.find_null_fault() is not None
+
+
 # A lost connection.
 
 

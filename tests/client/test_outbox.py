@@ -40,6 +40,15 @@ def test_a_batch_that_is_full_is_sealed() -> None:
     assert _describe(outbox.take(0.0, 1)) == (1, b"aaaabbbb", 3)
 
 
+def test_which_batches_have_null_records() -> None:
+    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    for size, has_nulls in ((3, False), (3, True), (3, False), (3, False), (8, True)):
+        outbox.add(bytes(size), 1, 0.0, has_nulls=has_nulls)
+    outbox.seal()
+    found = [(batch.size, batch.has_nulls) for batch in outbox.pending()]
+    assert found == [(9, True), (3, False), (8, True)]
+
+
 def test_a_large_payload_is_not_copied() -> None:
     outbox = Outbox(batch_bytes=10, linger_s=1.0)
     payload = pa.py_buffer(b"123456")

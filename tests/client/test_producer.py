@@ -17,6 +17,7 @@ from lance_spark.client.producer import Producer
 from lance_spark.errors import (
     LocalProtocolError,
     OptionError,
+    RowError,
     TopicDeleted,
     TopicNotFound,
     Undelivered,
@@ -159,14 +160,55 @@ def test_large_and_empty_records(client: LanceClient) -> None:
     with Producer(client, "sizes", create_topic=True) as producer:
         producer.send(b"")
         producer.send(largest)
-        producer.send(None)
         with pytest.raises(LocalProtocolError):
             producer.send(largest + b"x")
     found = _read(client, "sizes")
     assert found[0] == b""
     assert found[1] == largest
-    assert found[2] is None
-    assert len(found) == 3
+    assert len(found) == 2
+
+
+NULLS = pa.table({"value": [b"a", b"", None, b"b"]})
+
+
+def test_null_records(client: LanceClient, broker: EmbeddedBroker) -> None:
+    """A plain server gets one only from those who say that they know better."""
+    with Producer(client, "nulls", create_topic=True) as producer:
+        if broker.config.dialect == "plain":
+            said = "a Null record, and a plain server must not get.*allow_null_records"
+            for _ in range(2):
+                with pytest.raises(LocalProtocolError, match=said):
+                    producer.send(None)
+                with pytest.raises(RowError, match=said) as told:
+                    producer.write(NULLS)
+                assert told.value.row == 2
+            producer.flush()
+            assert producer.acked_records == 0, "nothing of the columns was taken"
+            # It can be used on, and no other record is meant.
+            producer.send(b"")
+            producer.write(pa.table({"value": [b"v"], "key": [None]}))
+        else:
+            producer.send(None)
+            producer.write(NULLS)
+    is_plain = broker.config.dialect == "plain"
+    expected = [b"", b"v"] if is_plain else [None, b"a", b"", None, b"b"]
+    assert _read(client, "nulls") == expected
+    with Producer(client, "nulls", allow_null_records=True) as producer:
+        producer.send(None)
+        producer.write(NULLS)
+    assert _read(client, "nulls") == [*expected, None, b"a", b"", None, b"b"]
+
+
+def test_a_producer_that_has_not_sent_yet_asks_what_the_server_is(
+    client: LanceClient, broker: EmbeddedBroker
+) -> None:
+    topic_id = client.ensure_topic("asked").id
+    with Producer(client.dedicated(), topic_id, linger_s=60.0) as producer:
+        if broker.config.dialect == "plain":
+            with pytest.raises(LocalProtocolError, match="a Null record"):
+                producer.send(None)
+        else:
+            producer.send(None)
 
 
 def test_compressed(client: LanceClient, broker: EmbeddedBroker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from lance_spark.client.reader import (
     FETCH_BYTES_MAX,
+    OVERLAP_BYTES,
     Chunk,
     RecordReader,
     count_lacking_bytes,
@@ -21,6 +23,7 @@ from lance_spark.columnar.decode import decode
 from lance_spark.errors import (
     ConnectionLost,
     DataLoss,
+    OffsetsShifted,
     OptionError,
     RecordError,
     RemoteProtocolError,
@@ -118,10 +121,11 @@ def test_a_record_larger_than_the_fetch_grows_it() -> None:
     log = FakeLog(data)
     chunks = _read_all(_reader(log, fetch_bytes=64, prefetch=False))
     assert b"".join(chunk.data for chunk in chunks) == data
-    # One fetch brings the header, the next one the whole rest.
+    # One fetch brings the header, the next one the whole rest, and again what came.
     sizes = [size for _, size, _ in log.asked]
-    assert sizes[:2] == [64, 100_005 + 6 - 64]
-    assert len(log.asked) <= 4
+    assert sizes[:2] == [64, 64 + 100_005 + 6 - 64]
+    # The last one sees that nothing follows what a plain server was asked for again.
+    assert len(log.asked) <= 5
 
 
 def test_the_largest_record_is_more_than_one_answer() -> None:
@@ -235,7 +239,12 @@ def test_the_next_fetch_is_sent_before_it_is_asked_for(whole: bool) -> None:
     log = FakeLog(DATA, whole=whole)
     reader = _reader(log, fetch_bytes=BOUNDS[5])
     reader.next_chunk()
-    assert log.asked == [(0, BOUNDS[5], "fetch"), (BOUNDS[5], BOUNDS[5], "ahead")]
+    # A plain server is asked again for what was read last.
+    again = 0 if whole else BOUNDS[5]
+    assert log.asked == [
+        (0, BOUNDS[5], "fetch"),
+        (BOUNDS[5] - again, BOUNDS[5] + again, "ahead"),
+    ]
     reader.next_chunk()
     assert [how for _, _, how in log.asked] == ["fetch", "ahead", "ahead"]
 
@@ -248,7 +257,10 @@ def test_small_at_first(whole: bool, prefetch: bool) -> None:
     chunks = _read_all(_reader(log, **options))
     assert b"".join(chunk.data for chunk in chunks) == DATA * 20
     sizes = [size for _, size, _ in log.asked]
-    assert sizes[:5] == [100, 400, 1600, 5000, 5000]
+    again = [0, 0, 0, 0, 0] if whole else [0, 100, 500, 2100, 7100]
+    assert sizes[:5] == list(
+        map(sum, zip([100, 400, 1600, 5000, 5000], again, strict=True))
+    )
     if prefetch:
         # Also where only a full answer tells that there is more.
         assert {how for _, _, how in log.asked[1:4]} == {"ahead"}
@@ -257,7 +269,8 @@ def test_small_at_first(whole: bool, prefetch: bool) -> None:
 def test_small_at_first_but_never_more_than_at_last() -> None:
     log = FakeLog(DATA)
     _read_all(_reader(log, fetch_bytes=64, first_fetch_bytes=1000))
-    assert {size for _, size, _ in log.asked} == {64}
+    ends = sorted({0, *(start + size for start, size, _ in log.asked)})
+    assert max(after - before for before, after in pairwise(ends)) == 64
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -278,7 +291,7 @@ def test_an_empty_answer_from_before_is_not_believed() -> None:
     log = FakeLog(DATA)
     reader = _reader(log, fetch_bytes=len(DATA))
     assert reader.next_chunk() is not None
-    assert log.asked[-1] == (len(DATA), len(DATA), "ahead")
+    assert log.asked[-1] == (0, 2 * len(DATA), "ahead")
     log.append(record("new"))
     chunk = reader.next_chunk()
     assert chunk is not None
@@ -487,7 +500,209 @@ def test_bytes_from_elsewhere() -> None:
             return super()._read(max(0, start - 10), max_bytes)
 
     with pytest.raises(RemoteProtocolError, match=r"from 90 came .* from 100"):
-        _reader(Log(DATA), 100).next_chunk()
+        _reader(Log(DATA, whole=True), 100).next_chunk()
+    start, asked = 20 * len(DATA), 20 * len(DATA) - OVERLAP_BYTES
+    with pytest.raises(RemoteProtocolError, match=f"{asked - 10} came .* {asked}"):
+        _reader(Log(DATA * 30), start).next_chunk()
+
+
+# Offsets that shift.
+
+# All of a size, so that a shift by whole records leads to the start of another one, and
+# with more padding than any mark of a few bytes covers.
+PADDED_BYTES = 5 + 8 + 187
+
+
+def _padded(first: int, count: int) -> bytes:
+    numbers = range(first, first + count)
+    return b"".join(record(b"%08d" % number + bytes(187)) for number in numbers)
+
+
+def _numbers(chunk: Chunk | None) -> list[int]:
+    assert chunk is not None
+    data = bytes(chunk.data)
+    return [int(data[at + 5 : at + 13]) for at in chunk.starts.tolist()]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("size", [64, 1000, 100_000])
+def test_a_shift_is_met_at_the_next_fetch(size: int, ahead: bool) -> None:
+    log = FakeLog(_padded(0, 500))
+    reader = _reader(log, fetch_bytes=size, prefetch=ahead)
+    seen = _numbers(reader.next_chunk())
+    seen += _numbers(reader.next_chunk()) if reader.position < 200 else []
+    log.shift(300 * PADDED_BYTES)
+    log.append(_padded(500, 400))
+    # What was fetched ahead before is right; what comes next is not there any more.
+    for _ in range(2):
+        with pytest.raises(OffsetsShifted) as told:
+            for _ in range(100):
+                seen += _numbers(reader.next_chunk())
+        assert f"data at offset {reader.position} is lost" in str(told.value)
+        assert "deleted data and its offsets have shifted" in str(told.value)
+    assert seen == list(range(len(seen)))
+    reader.seek(0)
+    assert _numbers(reader.next_chunk())[0] == 300
+
+
+def test_a_shift_is_told_until_there_is_a_seek() -> None:
+    log = FakeLog(_padded(0, 10))
+    reader = _reader(log, fetch_bytes=PADDED_BYTES + 40)
+    reader.next_chunk()
+    log.shift(5 * PADDED_BYTES)
+    for _ in range(3):
+        with pytest.raises(OffsetsShifted):
+            while reader.next_chunk() is not None:
+                pass
+        # Not even where nothing is left to compare with.
+        reader._before = b""
+    reader.seek(PADDED_BYTES)
+    assert _numbers(reader.next_chunk())[0] == 6
+
+
+def test_a_shift_while_there_is_nothing_to_read() -> None:
+    """As much is appended as was deleted: where the log ends shows nothing."""
+    log = FakeLog(_padded(0, 100))
+    reader = _reader(log)
+    assert len(_numbers(reader.next_chunk())) == 100
+    for _ in range(3):
+        assert reader.next_chunk() is None
+    log.shift(40 * PADDED_BYTES)
+    log.append(_padded(100, 50))
+    with pytest.raises(OffsetsShifted):
+        reader.next_chunk()
+
+
+def test_a_shift_between_two_requests_of_one_look() -> None:
+    """Nothing new came with what was read last; what comes then is compared too."""
+    log = FakeLog(_padded(0, 100))
+    reader = _reader(log)
+    reader.next_chunk()
+    requests = 0
+
+    def shift_at_the_second() -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            log.shift(40 * PADDED_BYTES)
+            log.append(_padded(100, 50))
+
+    log.before = shift_at_the_second
+    with pytest.raises(OffsetsShifted):
+        reader.next_chunk()
+
+
+def test_a_shift_before_the_first_record_comes() -> None:
+    """A reader that waits at the end has looked at what stands before it."""
+    log = FakeLog(_padded(0, 100))
+    reader = _reader(log, 100 * PADDED_BYTES)
+    assert reader.next_chunk() is None
+    log.shift(40 * PADDED_BYTES)
+    log.append(_padded(100, 50))
+    with pytest.raises(OffsetsShifted):
+        reader.next_chunk()
+
+
+def test_a_shift_that_cuts_what_was_read_last() -> None:
+    log = FakeLog(_padded(0, 100))
+    reader = _reader(log)
+    reader.next_chunk()
+    log.shift(PADDED_BYTES)
+    with pytest.raises(DataLoss):
+        reader.next_chunk()
+    # Also where the bytes that are left are the same.
+    log = FakeLog(record("x" * 95) * 100)
+    reader = _reader(log)
+    reader.next_chunk()
+    log.shift(100)
+    with pytest.raises(DataLoss, match="the log ends before it"):
+        reader.next_chunk()
+
+
+def test_what_stood_before_the_start_can_be_given() -> None:
+    data = _padded(0, 100)
+    start = 50 * PADDED_BYTES
+    reader = _reader(FakeLog(data), start, before=data[:start][-OVERLAP_BYTES:])
+    assert _numbers(reader.next_chunk())[0] == 50
+    assert reader.before == data[-OVERLAP_BYTES:]
+    reader = _reader(FakeLog(data), start, before=data[: start - PADDED_BYTES])
+    with pytest.raises(OffsetsShifted):
+        reader.next_chunk()
+
+
+def test_our_own_server_is_asked_for_nothing_twice() -> None:
+    log = FakeLog(DATA, whole=True)
+    _check(_read_all(_reader(log, fetch_bytes=100)), 0, len(DATA))
+    fetched = [start for start, _, _ in log.asked]
+    assert fetched == sorted(fetched)
+    assert set(fetched) <= set(BOUNDS)
+
+
+def test_a_plain_server_that_cuts_behind_whole_records() -> None:
+    """It may answer with what was read last, although there is more."""
+
+    records = [record(b"x" * size) for size in (1, 50_000, 1, 99_999, 20_000, 1)]
+    data = b"".join(records)
+    bounds = np.cumsum([len(r) for r in records]).tolist()
+
+    class Log(FakeLog):
+        def _read(self, start: int, max_bytes: int) -> Any:
+            ends = [end for end in bounds if end > start]
+            fitting = [end for end in ends if end <= start + max_bytes] or ends[:1]
+            return super()._read(start, fitting[-1] - start if fitting else 0)
+
+    for prefetch in (True, False):
+        reader = _reader(Log(data), fetch_bytes=50, prefetch=prefetch)
+        chunks = _read_all(reader)
+        assert b"".join(chunk.data for chunk in chunks) == data
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_of_a_plain_log(seed: int) -> None:
+    """Every record comes, in order, or it is told that one does not."""
+    chance = random.Random(seed)
+    for _ in range(20):
+        _run_history(chance)
+
+
+def _run_history(chance: random.Random) -> None:
+    log, first, count = FakeLog(), 0, 0
+    reader = _reader(
+        log,
+        fetch_bytes=chance.choice([30, 250, 5000, 100_000]),
+        prefetch=chance.random() < 0.5,
+    )
+    due, is_shifted = 0, False
+    for _ in range(60):
+        step = chance.random()
+        if step < 0.4:
+            more = chance.choice([1, 7, 60])
+            log.append(_padded(count, more))
+            count += more
+        elif step < 0.5 and count > first:
+            gone = chance.randint(1, count - first)
+            log.shift(gone * PADDED_BYTES)
+            first, is_shifted = first + gone, True
+        elif step < 0.55:
+            log.errors.append(ConnectionLost("gone"))
+        else:
+            is_new = reader.position == 0
+            try:
+                chunk = reader.next_chunk()
+            except ConnectionLost:
+                continue
+            except DataLoss:
+                assert is_shifted
+                reader.seek(0)
+                due, is_shifted = first, False
+                continue
+            if chunk is None:
+                continue
+            numbers = _numbers(chunk)
+            # Where nothing was read yet, the log starts wherever it starts.
+            due = numbers[0] if is_new else due
+            assert numbers == list(range(due, due + len(numbers)))
+            due += len(numbers)
 
 
 # Bad records.

@@ -52,6 +52,7 @@ GOOD = {
     "maxRecordsPerTrigger": "1000",
     "consumerGroup": "readers",
     "createTopic": "false",
+    "allowNullRecords": "true",
     "recordType": "json",
     "compression": "lz4",
     "batchBytes": "2m",

@@ -140,7 +140,9 @@ def fill(
     """Append records to a topic, made if need be; give the rows of what it holds."""
     with connect(broker) as client:
         start = client.bounds(client.ensure_topic(topic).id).end
-        with Producer(client, topic, batch_bytes=batch_bytes) as producer:
+        with Producer(
+            client, topic, batch_bytes=batch_bytes, allow_null_records=True
+        ) as producer:
             for record in records:
                 is_null = record.type == RecordType.NULL
                 plain = record.key is None and record.timestamp_ns is None

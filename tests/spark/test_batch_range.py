@@ -160,10 +160,10 @@ def test_a_plain_server_that_deletes_just_now(
     lost = DataLoss("a", 50, None, 20, "as the test wants it")
     take_mark = batch_range.take_mark
 
-    def take(client: LanceClient, whole: TopicRange) -> Mark:
+    def take(client: LanceClient, whole: TopicRange, log_end: int) -> Mark:
         if whole.topic == "a":
             raise lost
-        return take_mark(client, whole)
+        return take_mark(client, whole, log_end)
 
     monkeypatch.setattr(batch_range, "take_mark", take)
     start, end = at(client, a=50, b=0), at(client, a=100, b=50)

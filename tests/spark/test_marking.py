@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +12,13 @@ from crc32c import crc32c
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import DataLoss
-from lance_spark.offset import OffsetMark, TopicPlace
+from lance_spark.offset import MARK_BYTES_MAX, OffsetMark, TopicPlace
 from lance_spark.spark import batch_end
 from lance_spark.spark.batch_end import BatchEnd
 from lance_spark.spark.marking import is_marked_right, make_shifted, take_offset_mark
 from lance_spark.spark.planning import Limits
 from lance_spark.spark.pool import clear_pool
+from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
     connect,
@@ -44,24 +47,50 @@ def plain() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+def fill_padded(broker: EmbeddedBroker, first: int, count: int) -> Sequence[Record]:
+    """Append numbered records of 200 bytes that share all but their number."""
+    numbers = range(first, first + count)
+    records = [Record(1, b"%08d" % number + bytes(187)) for number in numbers]
+    fill(broker, "a", records, batch_bytes=1000)
+    return records
+
+
 # Marks.
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("offset", [0, 1, 25, 63, 64, 65, 100])
+@pytest.mark.parametrize("offset", [0, 1, 25, 16384, 16385, 20_000, 25_000])
 def test_a_mark_covers_the_bytes_before_an_offset(dialect: str, offset: int) -> None:
-    records = make_records(4)
+    records = make_records(1000)
     data = make_payload(records)
     with run_broker(dialect) as broker, connect(broker) as client:
         fill(broker, "a", records)
         place = TopicPlace.at(client.topic("a").id, 0, offset)
-        before = data[max(0, offset - 64) : offset]
-        mark = take_offset_mark(client, "a", place)
-        assert mark == OffsetMark(len(before), crc32c(before))
-        marked = TopicPlace.at(place.topic_id, 0, offset, mark)
-        assert is_marked_right(client, "a", marked)
-        wrong = TopicPlace.at(place.topic_id, 0, offset, OffsetMark(mark.size, 77))
-        assert not is_marked_right(client, "a", wrong)
+        before = data[max(0, offset - MARK_BYTES_MAX) : offset]
+        mark = take_offset_mark(client, "a", place, 25_000)
+        assert (mark.size, mark.crc) == (len(before), crc32c(before))
+        assert mark.end == 25_000
+        # What is before the offset may be all there is.
+        head = data[:MARK_BYTES_MAX] if offset > MARK_BYTES_MAX else None
+        assert mark.head_size == (head and len(head))
+        assert mark.head_crc == (head and crc32c(head))
+        for good in (mark, OffsetMark(mark.size, mark.crc)):
+            place = TopicPlace.at(place.topic_id, 0, offset, good)
+            assert is_marked_right(client, "a", place)
+        for bad in (replace(mark, crc=77), replace(mark, head_size=1, head_crc=77)):
+            place = TopicPlace.at(place.topic_id, 0, offset, bad)
+            assert not is_marked_right(client, "a", place)
+
+
+def test_a_mark_of_an_earlier_release(plain: EmbeddedBroker) -> None:
+    """It covers 64 bytes, and is compared with what it covers."""
+    data = make_payload(fill_padded(plain, 0, 100))
+    with connect(plain) as client:
+        old = OffsetMark(64, crc32c(data[9936:10_000]))
+        place = TopicPlace.at(client.topic("a").id, 0, 10_000, old)
+        assert is_marked_right(client, "a", place)
+        place = replace(place, marks=((0, replace(old, crc=1)),))
+        assert not is_marked_right(client, "a", place)
 
 
 def test_a_mark_behind_the_log(plain: EmbeddedBroker) -> None:
@@ -69,7 +98,7 @@ def test_a_mark_behind_the_log(plain: EmbeddedBroker) -> None:
     with connect(plain) as client:
         place = TopicPlace.at(client.topic("a").id, 0, 101, OffsetMark(64, 5))
         with pytest.raises(DataLoss):
-            take_offset_mark(client, "a", place)
+            take_offset_mark(client, "a", place, 100)
         assert not is_marked_right(client, "a", place)
 
 
@@ -208,6 +237,131 @@ def test_a_shift_between_the_mark_and_the_walk(
     assert engine.drain() == expect(more)
 
 
+# Records that look alike.
+
+
+def read_some(broker: EmbeddedBroker, count: int, **given: Any) -> Engine:
+    """Start a query and let it read so many records of those that are there."""
+    engine = Engine(
+        broker,
+        topic="a",
+        startingOffsets="earliest",
+        maxRecordsPerTrigger=count,
+        **given,
+    )
+    assert engine.step()
+    assert len(engine.rows) == count
+    return engine
+
+
+def test_records_that_share_their_last_bytes(plain: EmbeddedBroker) -> None:
+    """A shift by whole records leads to a record whose padding is the same."""
+    fill_padded(plain, 0, 300)
+    engine = read_some(plain, 100)
+    left = shift(plain, 45_000)
+    assert left % 200 == 0 and left > 100 * 200, "what is next could still be read"
+    for _ in range(2):
+        with pytest.raises(DataLoss, match=f"offset 20000 is lost.*shifted.*{REMEDY}"):
+            engine.step()
+        engine.restart()
+
+
+def test_records_that_are_alike_but_for_the_head_of_the_log(
+    plain: EmbeddedBroker,
+) -> None:
+    fill_padded(plain, 0, 10)
+    fill(plain, "a", [Record(1, bytes(95))] * 1000, batch_bytes=1000)
+    engine = read_some(plain, 500)
+    end = log_of(plain, "a")[1]
+    shift(plain, end - 2500)
+    # The end shows nothing either.
+    fill(plain, "a", [Record(1, bytes(95))] * 100, batch_bytes=1000)
+    with pytest.raises(DataLoss, match="its offsets have shifted"):
+        engine.step()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_records_that_are_all_alike(
+    plain: EmbeddedBroker, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """No byte shows the shift, but the log is shorter than it was."""
+    fill(plain, "a", [Record(1, bytes(95))] * 1000, batch_bytes=1000)
+    engine = read_some(plain, 500, failOnDataLoss=str(fails))
+    end = shift(plain, 90_000)
+    assert 500 * 100 < end < 1000 * 100
+    caplog.clear()
+    engine.restart()
+    if fails:
+        with pytest.raises(DataLoss, match=f"longer when.*{REMEDY}.*log end {end}"):
+            engine.step()
+        return
+    # It is the same place as far as anybody can tell, and nothing more is left out.
+    assert len(engine.drain()) == (end - 500 * 100) // 100
+    assert sum("failOnDataLoss" in r.message for r in caplog.records) == 1
+
+
+def test_what_no_comparison_shows(plain: EmbeddedBroker) -> None:
+    """Records that are all alike, and as many came as were deleted.
+
+    The rows that are left out are the same as those that are read instead.
+    """
+    fill(plain, "a", [Record(1, bytes(95))] * 1000, batch_bytes=1000)
+    engine = read_some(plain, 500)
+    end = shift(plain, 90_000)
+    fill(plain, "a", [Record(1, bytes(95))] * ((100_000 - end) // 100))
+    assert len(engine.drain()) == 500
+
+
+def test_nothing_unread_is_compared_too(plain: EmbeddedBroker) -> None:
+    """As much came as was deleted, so that the end is where it was."""
+    fill_padded(plain, 0, 300)
+    engine = Engine(plain, topic="a", startingOffsets="earliest")
+    engine.drain()
+    end = shift(plain, 45_000)
+    fill_padded(plain, 300, (60_000 - end) // 200)
+    engine.restart(available_now=True)
+    with pytest.raises(DataLoss, match="its offsets have shifted"):
+        engine.step()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_histories(seed: int) -> None:
+    """Every record is read once and in order, or it is told that one is not."""
+    chance = random.Random(seed)
+    with run_broker("plain", segment_bytes=2000) as broker:
+        fill_padded(broker, 0, 20)
+        count, is_shifted = 20, False
+        engine = Engine(
+            broker, topic="a", startingOffsets="earliest", maxRecordsPerTrigger=15
+        )
+        for _ in range(40):
+            step = chance.random()
+            if step < 0.35:
+                more = chance.choice([1, 30, 90])
+                fill_padded(broker, count, more)
+                count += more
+            elif step < 0.45:
+                start, end = log_of(broker, "a")
+                drop_old(broker, "a", max(1, end - start - chance.choice([2000, 9000])))
+                is_shifted |= log_of(broker, "a")[0] > start
+            elif step < 0.55:
+                engine.restart()
+            else:
+                try:
+                    if chance.random() < 0.2:
+                        engine.step(crash=True)
+                        engine.restart()
+                    else:
+                        engine.step()
+                except DataLoss:
+                    assert is_shifted
+                    break
+        numbers = [int(row["value"][:8]) for row in engine.rows]
+        first = numbers[0] if numbers else 0
+        assert numbers == list(range(first, first + len(numbers)))
+        assert first == 0 or is_shifted
+
+
 # Where a server deletes while a batch is planned: (what is called then, of whom).
 MOMENTS = [
     (BatchEnd, "_make_ruler"),
@@ -259,7 +413,7 @@ def test_every_end_on_a_plain_server_has_its_mark(plain: EmbeddedBroker) -> None
     data = make_payload(make_records(10))
     place = engine.offset.get("a")
     assert place is not None
-    assert place.mark == OffsetMark(64, crc32c(data[-64:]))
+    assert place.mark == OffsetMark(250, crc32c(data), end=250)
 
 
 def test_our_own_server_needs_no_marks(broker: EmbeddedBroker) -> None:

@@ -37,7 +37,10 @@ BAD = {
     **dict.fromkeys(("connectTimeout", "requestTimeout", "retryTimeout"), "30"),
     **dict.fromkeys(("startingOffsets", "endingOffsets"), "soon"),
     **dict.fromkeys(("startingTimestamp", "endingTimestamp"), "soon"),
-    **dict.fromkeys(("failOnDataLoss", "pushFilters", "createTopic", "tls"), "maybe"),
+    **dict.fromkeys(
+        ("failOnDataLoss", "pushFilters", "createTopic", "allowNullRecords", "tls"),
+        "maybe",
+    ),
     **dict.fromkeys(("fetchBytes", "batchBytes", "maxPartitionBytes"), "0"),
     **dict.fromkeys(("splitting", "onBadRecord", "metadata", "delivery"), "x"),
     **dict.fromkeys(("recordType", "compression", "checksum"), "x"),
@@ -86,6 +89,7 @@ def test_write_defaults() -> None:
         client=ClientConfig(),
         topic=None,
         create_topic=True,
+        allow_null_records=False,
         record_type=1,
         compression="none",
         batch_bytes=1024**2,
@@ -123,6 +127,7 @@ def test_read_value(name: str, field: str, value: Any) -> None:
     [
         ("topic", "topic", "a"),
         ("createTopic", "create_topic", False),
+        ("allowNullRecords", "allow_null_records", True),
         ("recordType", "record_type", 2),
         ("compression", "compression", "lz4"),
         ("batchBytes", "batch_bytes", 2 * 1024**2),
@@ -279,7 +284,7 @@ def test_bad_value(option: Option) -> None:
         ("minOffsetsPerTrigger", "it is one of Kafka's, and there is nothing like it"),
         ("kafka.isolation.level", "it is one of Kafka's, and there is nothing like it"),
         ("maxBytesPerTriger", "did you mean maxBytesPerTrigger?"),
-        ("zzz", "there are authToken, batchBytes, checksum, "),
+        ("zzz", "there are allowNullRecords, authToken, batchBytes, checksum, "),
     ],
 )
 @pytest.mark.parametrize("parse", PARSERS)

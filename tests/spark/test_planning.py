@@ -142,7 +142,7 @@ def test_what_travels_is_the_same_on_the_other_side() -> None:
         *("a", 3, 99, 5, 50),
         is_located=False,
         ends_log=True,
-        mark=Mark(64, 12345),
+        mark=Mark(64, 12345, 70),
     )
     split = Split(whole, 1, 3)
     copy = pickle.loads(pickle.dumps(split))

@@ -362,9 +362,14 @@ def test_a_walk_ends_at_the_end_it_is_given() -> None:
 
 
 def test_a_small_quota_of_bytes_is_a_small_fetch() -> None:
-    log = FakeLog(record("x" * 95) * 10_000)
+    log = FakeLog(record("x" * 95) * 10_000, whole=True)
     assert fit(walked(log), 0, 1_000_000, size=1050) == 1000
     assert asked_bytes(log) <= 1050 + 100
+    # A plain server is asked for the same bytes, and again for those it gave last.
+    log = FakeLog(record("x" * 95) * 10_000)
+    assert fit(walked(log), 0, 1_000_000, size=1050) == 1000
+    assert max(start + size for start, size, _ in log.asked) <= 1050 + 100
+    assert len(log.asked) <= 3
 
 
 def test_a_small_quota_of_records_is_a_small_fetch() -> None:
@@ -480,7 +485,7 @@ def test_a_fetch_under_way_is_given_up() -> None:
     log = FakeLog(record("x" * 95) * 20)
     # The last three bytes are on their way when it shows that nothing ends in them.
     assert fit(walked(log, 100), 0, 2000, size=1003) == 1000
-    assert log.asked[-1] == (1000, 5, "ahead")
+    assert log.asked[-1] == (0, 1000 + 5, "ahead")
     assert log.given_up == 1
 
 

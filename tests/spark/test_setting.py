@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "maxRecordsPerTrigger": None,
     "consumerGroup": None,
     "createTopic": True,
+    "allowNullRecords": False,
     "recordType": 1,
     "compression": "none",
     "batchBytes": 1024**2,

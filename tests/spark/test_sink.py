@@ -106,7 +106,8 @@ def test_every_kind_of_row(server: EmbeddedBroker) -> None:
         offset=range(7),
         next_offset=range(7),
     )
-    run_job(make_job(server, topic="a", record_type=0x80), [batch])
+    job = make_job(server, topic="a", record_type=0x80, allow_null_records=True)
+    run_job(job, [batch])
     assert read_records(server, "a") == [
         Record(0x80, b"v"),
         Record(0x80, b""),
@@ -904,5 +905,22 @@ def test_rows_of_nothing_are_rows(server: EmbeddedBroker, columns: str) -> None:
     # Columns of this type take no memory at all.
     names = columns.split(" and ")
     batch = pa.RecordBatch.from_pydict({name: pa.nulls(3) for name in names})
-    run_job(make_job(server, topic="a"), [batch])
+    run_job(make_job(server, topic="a", allow_null_records=True), [batch])
     assert read_records(server, "a") == [Record(0xFF, b"")] * 3
+
+
+def test_null_records(server: EmbeddedBroker) -> None:
+    """A plain server loses what is behind them when it recovers from a crash."""
+    batches = [values(b"1", b"2"), rows(value=[b"3", None, b"4"])]
+    job = make_job(server, topic="a")
+    if server.config.dialect == "lwp":
+        run_job(job, batches)
+        assert len(read_records(server, "a")) == 5
+        return
+    with pytest.raises(RowError) as told:
+        write_task(job, iter(batches))
+    assert told.value.row == 3
+    for said in ("no value, no key", "a plain server", "allowNullRecords=true"):
+        assert said in told.value.reason
+    assert "(in partition" in told.value.reason
+    assert read_records(server, "a") == [], "few rows wait for more, and none was sent"

@@ -26,7 +26,9 @@ from tests.integration.kit import PATIENCE_S, wait_for
 from tests.spark.reading import fill, make_options
 from tests.spark.writing import make_config, read_values
 
-FROZEN = Path(__file__).parent.parent / "vectors" / "checkpoint-v1"
+VECTORS = Path(__file__).parent.parent / "vectors"
+# What release 0.1.0 has written, and 0.6, whose marks cover more.
+FROZEN = ["checkpoint-v1/lwp", "checkpoint-v1/plain", "checkpoint-v1-marks/plain"]
 # Where the frozen queries go on: what their last finished batch did not have.
 RESUMED = {"events": 9, "orders": 9}
 
@@ -198,19 +200,19 @@ def _has_rows(query: StreamingQuery) -> bool:
     return any(progress.numInputRows for progress in query.recentProgress)
 
 
-# Checkpoints of release 0.1.0, which `make.py` beside them has written.
+# Checkpoints of earlier releases, which `make.py` beside them has written.
 
 
-def _read_offsets(dialect: str) -> list[str]:
-    log = FROZEN / dialect / "checkpoint" / "offsets"
+def _read_offsets(frozen: str) -> list[str]:
+    log = VECTORS / frozen / "checkpoint" / "offsets"
     paths = sorted((p for p in log.iterdir() if p.name.isdigit()), key=lambda p: p.name)
     return [path.read_text(encoding="utf-8").splitlines()[2] for path in paths]
 
 
-@pytest.mark.parametrize("dialect", ["lwp", "plain"])
-def test_offsets_of_format_1(dialect: str) -> None:
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_offsets_of_format_1(frozen: str) -> None:
     """They are read, and written again as the same text, which Spark compares."""
-    texts = _read_offsets(dialect)
+    texts = _read_offsets(frozen)
     assert len(texts) == 4
     before = {"events": 0, "orders": 0}
     for text in texts:
@@ -219,18 +221,22 @@ def test_offsets_of_format_1(dialect: str) -> None:
         places = dict(offset.topics)
         assert set(places) == set(before)
         assert all(place.offset >= before[t] for t, place in places.items())
-        assert all(
-            (place.mark is None) == (dialect == "lwp") for place in places.values()
-        )
+        marks = [place.mark for place in places.values()]
+        assert all((mark is None) == frozen.endswith("lwp") for mark in marks)
         before = {topic: place.offset for topic, place in places.items()}
+    has_more = frozen == "checkpoint-v1-marks/plain"
+    for mark in marks:
+        assert has_more == (mark is not None and mark.end is not None)
+        assert has_more == (mark is not None and mark.head_size is not None)
 
 
-@pytest.mark.parametrize("dialect", ["lwp", "plain"])
+@pytest.mark.parametrize("frozen", FROZEN)
 def test_a_query_goes_on_from_format_1(
-    spark: SparkSession, tmp_path: Path, dialect: str
+    spark: SparkSession, tmp_path: Path, frozen: str
 ) -> None:
     """Its last batch was planned and is not done; records have come since."""
-    shutil.copytree(FROZEN / dialect, tmp_path / dialect)
+    dialect = Path(frozen).name
+    shutil.copytree(VECTORS / frozen, tmp_path / dialect)
     data = str(tmp_path / dialect / "broker")
     with EmbeddedBroker(data_dir=data, dialect=dialect, fsync="none") as broker:
         checkpoint = tmp_path / dialect / "checkpoint"
@@ -242,4 +248,4 @@ def test_a_query_goes_on_from_format_1(
             for topic, first in RESUMED.items()
             for number in range(first, 15)
         ]
-        assert sorted(copy.values) == sorted(rest)
+        assert sorted(value.rstrip() for value in copy.values) == sorted(rest)

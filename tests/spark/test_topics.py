@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -374,6 +375,33 @@ def test_a_shift_that_shows_at_the_start_alone() -> None:
             check_mark(client, whole)
 
 
+def test_a_mark_is_also_of_the_head_of_the_log() -> None:
+    """The records of the range are all alike, and the log is no shorter."""
+    alike = [Record(1, bytes(95))] * 500
+    with run_broker("plain", segment_bytes=1000) as broker, connect(broker) as client:
+        fill(broker, "a", [Record(1, b"%095d" % n) for n in range(100)])
+        fill(broker, "a", alike, batch_bytes=1000)
+        start = '{"a": 30000}'
+        [whole] = resolve(client, broker, topic="a", startingOffsets=start)
+        drop_old(broker, "a", log_of(broker, "a")[1] - 11_000)
+        assert log_of(broker, "a")[0] > 0
+        fill(broker, "a", alike)
+        with pytest.raises(DataLoss, match="its offsets have shifted"):
+            check_mark(client, whole)
+
+
+def test_a_mark_is_also_of_the_end_of_the_log() -> None:
+    """All records are alike, and none came."""
+    with run_broker("plain", segment_bytes=1000) as broker, connect(broker) as client:
+        fill(broker, "a", [Record(1, bytes(95))] * 500, batch_bytes=1000)
+        end = '{"a": 20000}'
+        [whole] = resolve(client, broker, topic="a", endingOffsets=end)
+        check_mark(client, whole)
+        drop_old(broker, "a", 40_000)
+        with pytest.raises(DataLoss, match="its offsets have shifted"):
+            check_mark(client, whole)
+
+
 def test_a_mark_is_of_the_range_alone(plain_broker: EmbeddedBroker) -> None:
     rows = fill(plain_broker, "a", make_records(10))
     first, last = rows[3]["offset"], rows[4]["offset"]
@@ -387,7 +415,8 @@ def test_a_mark_is_of_the_range_alone(plain_broker: EmbeddedBroker) -> None:
         assert whole.mark is not None
         assert whole.mark.size == last - first
         check_mark(client, whole)
-        wrong = Mark(whole.mark.size, whole.mark.crc ^ 1)
+        assert whole.mark.log_end == rows[-1]["next_offset"]
+        wrong = replace(whole.mark, crc=whole.mark.crc ^ 1)
         with pytest.raises(DataLoss):
             check_mark(
                 client, TopicRange("a", whole.topic_id, 0, first, last, mark=wrong)
@@ -398,7 +427,7 @@ def test_an_empty_range_has_nothing_to_check(plain_broker: EmbeddedBroker) -> No
     fill(plain_broker, "a")
     with connect(plain_broker) as client:
         [whole] = resolve(client, plain_broker, topic="a")
-        assert whole.mark == Mark(0, 0)
+        assert whole.mark == Mark(0, 0, 0)
         fill(plain_broker, "a", make_records(1))
         check_mark(client, whole)
 

@@ -24,14 +24,15 @@ from tests.spark.engine.session import run_session
 TOPICS = ("events", "orders")
 
 
-def append(broker: EmbeddedBroker, start: int, end: int) -> None:
-    """Append records to all topics; each says what it is."""
+def append(broker: EmbeddedBroker, start: int, end: int, size: int) -> None:
+    """Append records to all topics; each says what it is, with spaces up to a size."""
     checksum = "crc32" if broker.config.dialect == "plain" else "crc32c"
     with LanceClient(broker.address, checksum=checksum) as client:
         for topic in TOPICS:
             with Producer(client, topic, create_topic=True) as producer:
                 for number in range(start, end):
-                    producer.send(f"{topic} {number}".encode(), key=b"%d" % number)
+                    value = f"{topic} {number}".encode().ljust(size)
+                    producer.send(value, key=b"%d" % number)
 
 
 def run_query(spark: SparkSession, broker: EmbeddedBroker, checkpoint: Path) -> None:
@@ -58,14 +59,14 @@ def forget_last_commit(checkpoint: Path) -> None:
     (commits / f".{last}.crc").unlink()
 
 
-def make(spark: SparkSession, directory: Path, dialect: str) -> None:
+def make(spark: SparkSession, directory: Path, dialect: str, size: int = 0) -> None:
     """Write what one dialect has."""
     data, checkpoint = directory / "broker", directory / "checkpoint"
     with EmbeddedBroker(data_dir=str(data), dialect=dialect) as broker:
-        append(broker, 0, 10)
+        append(broker, 0, 10, size)
         run_query(spark, broker, checkpoint)
         forget_last_commit(checkpoint)
-        append(broker, 10, 15)
+        append(broker, 10, 15, size)
 
 
 if __name__ == "__main__":
