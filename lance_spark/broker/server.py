@@ -34,6 +34,8 @@ _REFUSAL_S = 2.0
 _STOP_TIMEOUT_S = 10.0
 # Descriptors of a connection: its socket, and a waker when it has waited for data.
 _CONNECTION_FILES = 3
+# Requests that wait for data hold their memory for long: they get this part of it.
+_WAITING_SHARE = 4
 # What is open besides connections and segments: journal, listener, logs, spare ones.
 _OTHER_FILES = 64
 
@@ -62,6 +64,7 @@ class Server:
             config,
             Budget(config.memory_bytes_max),
             Budget(config.write_queue_bytes_max),
+            Budget(config.memory_bytes_max // _WAITING_SHARE),
         )
         self._make_session = _session_factory(self._shared)
         _make_room(config)

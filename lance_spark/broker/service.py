@@ -334,10 +334,10 @@ class Service(Gate):
 
     @contextmanager
     def watching(
-        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+        self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
     ) -> Iterator[None]:
-        """Call a function whenever one of some topics grows or goes."""
-        with self.store.watching(topics, wake, catalog=catalog):
+        """Call a function whenever one of some topics grows past an offset, or goes."""
+        with self.store.watching(offsets, wake, catalog=catalog):
             yield
 
     # Consumers.

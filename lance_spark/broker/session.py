@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_spark.broker.access import Principal
@@ -67,6 +67,9 @@ logger = logging.getLogger(__name__)
 # Acknowledgements that are owed at once, in number and in bytes of batches.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
+# What one position of a request that waits costs: itself, its place in the list that
+# is looked up, and the one among the watchers of its topic.
+WAIT_POSITION_BYTES = 512
 # While others wait for memory, a client that sends nothing of a payload it has begun
 # for so long has to go.
 _STALL_S = 2.0
@@ -90,6 +93,8 @@ class Shared:
     memory: Budget
     # Batches that are written and not yet durable.
     queue: Budget
+    # What requests hold that wait for data; a part of the memory.
+    waiting: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ class Session(ABC):
         self._metrics = shared.service.metrics
         self._memory = shared.memory
         self._queue = shared.queue
+        self._waiting = shared.waiting
         self._idle_timeout_s = idle_timeout_s
         self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
         self._parser = FrameParser(
@@ -483,29 +489,58 @@ class Session(ABC):
 
     def _wait(
         self,
-        topics: Iterable[int],
+        offsets: Mapping[int, int],
         ready: Callable[[], bool],
         wait_s: float,
         *,
         catalog: bool = False,
-    ) -> None:
-        """Wait until something is ready, a topic having grown or the list changed.
+    ) -> bool:
+        """Wait until a topic has grown past its offset or gone, or the list changed.
 
         A further request of the client ends the wait early, and so does its going
-        away: this is the only place where a session does not read for long.
+        away: this is the only place where a session does not read for long. While too
+        many wait for too much already, there is no wait at all: no client is kept
+        from the memory for its batches by others that wait.
+
+        Args:
+            offsets: by topic.
+            ready: tells whether that is so. It is asked at the start and after a change
+                that counts, never for other appends.
+            wait_s: the longest wait.
+            catalog: the list of topics counts, too.
+
+        Returns:
+            What `ready` has said; False if it was not asked.
         """
-        if self._has_more():
-            return
+        size = len(offsets) * WAIT_POSITION_BYTES
+        if wait_s <= 0 or self._has_more() or not self._hold_waiting(size):
+            return False
         deadline = Deadline.after(min(wait_s, self._config.wait_s_max))
-        if self._waker is None:
-            self._waker = Waker()
-        waker = self._waker
-        with self._service.watching(topics, waker.set, catalog=catalog):
-            while not deadline.expired:
-                # Cleared before the question: a change behind it sets it again.
-                waker.clear()
-                if ready() or self._stream.wait_readable(deadline, waker):
-                    return
+        try:
+            if self._waker is None:
+                self._waker = Waker()
+            waker = self._waker
+            with self._service.watching(offsets, waker.set, catalog=catalog):
+                while not deadline.expired:
+                    # Cleared before the question: a change behind it sets it again.
+                    waker.clear()
+                    if ready():
+                        return True
+                    if self._stream.wait_readable(deadline, waker):
+                        break
+            return False
+        finally:
+            self._waiting.give_back(size)
+
+    def _hold_waiting(self, size: int) -> bool:
+        """Charge what a wait holds, to the waits and to the memory of all."""
+        if not self._waiting.try_take(size):
+            return False
+        if self._memory.try_take(size):
+            self._reserved += size
+            return True
+        self._waiting.give_back(size)
+        return False
 
     def _has_more(self) -> bool:
         """Tell whether a further request, or its remains, were received already."""

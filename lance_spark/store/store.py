@@ -8,7 +8,7 @@ finds their starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -44,7 +44,7 @@ from lance_spark.store.stage import FIRST_STAGE_ID, Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
 from lance_spark.store.topic import DEFAULT_TOPIC, Topic
-from lance_spark.store.watch import Wake
+from lance_spark.store.watch import Wake, Watchers
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
@@ -298,23 +298,27 @@ class Store:
 
     @contextmanager
     def watching(
-        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+        self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
     ) -> Iterator[None]:
-        """Call a function whenever one of some topics grows or goes.
+        """Call a function whenever one of some topics grows past an offset, or goes.
 
         Args:
-            topics: their ids; those that do not exist are left out.
+            offsets: by the topics' ids; those that do not exist are left out.
             wake: called from any thread; it must be quick and never raise.
             catalog: call it also when topics come or go.
         """
         self._check_open()
         known = self._catalog.by_id()
-        watched = [known[topic].log.watchers for topic in set(topics) & known.keys()]
-        if catalog:
-            watched.append(self._catalog.watchers)
-        for watchers in watched:
-            watchers.add(wake)
+        watched: list[Watchers] = []
         try:
+            if catalog:
+                self._catalog.watchers.add(wake)
+                watched.append(self._catalog.watchers)
+            for topic, offset in offsets.items():
+                if topic in known:
+                    watchers = known[topic].log.watchers
+                    watchers.add(wake, offset)
+                    watched.append(watchers)
             yield
         finally:
             for watchers in watched:

@@ -497,7 +497,7 @@ def test_ends_of_topics_that_there_are(service: Service) -> None:
 def test_being_told_of_growth(service: Service) -> None:
     topic = fill(service)
     told = threading.Event()
-    with service.watching([topic], told.set, catalog=True):
+    with service.watching({topic: -1}, told.set, catalog=True):
         service.append(ANYBODY, topic, 1, record(b"x"), starts=START)
         assert told.is_set()
         told.clear()
