@@ -77,7 +77,6 @@ class LwpSession(Session):
     def _ingest(self, frame: wire.Frame) -> None:
         began_s = time.perf_counter()
         try:
-            self._service.check_client(self._client)
             check_ingest(frame)
             # Stages know their own batches, over any connection.
             staged = frame.topic_id >= STAGE_ID_MIN

@@ -30,6 +30,7 @@ from lance_spark.broker.outlet import PIECE_BYTES, Outlet
 from lance_spark.broker.refusal import to_broker_error
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
+    AuthenticationRequired,
     Backpressure,
     BrokerError,
     ConnectionLost,
@@ -46,7 +47,6 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.waker import Waker
 from lance_spark.store import Appended, Slice
 from lance_spark.wire.lwp import (
-    Authenticate,
     Checksum,
     Command,
     ErrorResponse,
@@ -64,6 +64,9 @@ from lance_spark.wire.lwp import (
 
 logger = logging.getLogger(__name__)
 
+# The largest payload of a client that has yet to present its token: Authenticate has
+# to fit, and nothing else is looked into.
+STRANGER_BYTES_MAX = 64 * 1024
 # Acknowledgements that are owed at once, in number and in bytes of batches.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
@@ -123,7 +126,10 @@ class Session(ABC):
         self._idle_timeout_s = idle_timeout_s
         self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
         self._parser = FrameParser(
-            checksum=config.frame_checksum, payload_bytes_max=config.payload_bytes_max
+            checksum=config.frame_checksum,
+            payload_bytes_max=min(config.payload_bytes_max, STRANGER_BYTES_MAX)
+            if shared.service.policy.token_required
+            else config.payload_bytes_max,
         )
         self._keepalives = TokenBucket(config.keepalive_rate, config.keepalive_burst)
         self._owed: list[Owed] = []
@@ -187,6 +193,9 @@ class Session(ABC):
 
     def _dispatch(self, frame: Frame) -> None:
         kind = frame.type
+        if not self.is_let_in:
+            self._dispatch_stranger(frame, kind)
+            return
         if kind is FrameType.INGEST:
             self._ingest(frame)
             if len(self._owed) >= _OWED_MAX or self._owed_bytes >= _OWED_BYTES_MAX:
@@ -197,11 +206,26 @@ class Session(ABC):
             self._control(frame)
         elif kind is FrameType.KEEPALIVE:
             self._keepalive()
-            # Keepalives alone do not keep a place that others with a token could have.
-            self._ending = self._admission.expired and not self._is_let_in()
         elif kind is FrameType.EMPTY:
             self._empty(frame)
         # Ack and Backpressure are a server's to send: from a client they mean nothing.
+
+    def _dispatch_stranger(self, frame: Frame, kind: FrameType) -> None:
+        """Look at a frame of a client without its token: its type and no further."""
+        if kind is FrameType.CONTROL and frame.command == Command.AUTHENTICATE:
+            self._control(frame)
+            if self.is_let_in:
+                self._parser.allow(self._config.payload_bytes_max)
+                return
+        elif kind is FrameType.KEEPALIVE:
+            self._keepalive()
+        elif kind in (FrameType.INGEST, FrameType.CONTROL, FrameType.EMPTY):
+            error: BrokerError = AuthenticationRequired("Authentication required")
+            if kind is FrameType.INGEST:
+                error = self._batch_error(error, frame.batch_id, frame.topic_id)
+            self._send_error(self._say(error))
+        # Whatever it sends, it does not keep a place that others could have.
+        self._ending = self._ending or self._admission.expired
 
     @abstractmethod
     def _ingest(self, frame: Frame) -> None:
@@ -235,8 +259,6 @@ class Session(ABC):
         try:
             message = self._decode(frame)
             name = type(message).__name__
-            if not isinstance(message, Authenticate):
-                self._service.check_client(self._client)
             answer = self._handle(message)
             if answer is not None:
                 self._send(encode_message(answer, checksum=self.checksum))
@@ -297,7 +319,7 @@ class Session(ABC):
 
     def _receive(self, room: memoryview) -> int:
         idle = Deadline.after(self._idle_timeout_s)
-        if not self._is_let_in():
+        if not self.is_let_in:
             idle = idle.sooner(self._admission.remaining())
         self._check_pace()
         while True:
@@ -310,7 +332,9 @@ class Session(ABC):
                 if idle.expired or self._memory.is_short:
                     raise
 
-    def _is_let_in(self) -> bool:
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the client has presented its token, or needs none."""
         return self._client.authenticated or not self._service.policy.token_required
 
     def _check_pace(self) -> None:
