@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from lance_spark.errors import (
     StoreClosed,
     StoreError,
-    StoreReadOnly,
     StoreWriteFailed,
 )
 from lance_spark.model import Buffer, Framing, Location, Retention
@@ -266,7 +265,10 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = log.append(data, framed, now_ns=now_ns, data_crc=data_crc)
-        return self._appended(log, appended, wait=wait)
+        self._request_sync(log)
+        if wait:
+            self._wait(log, appended.end)
+        return appended
 
     def wait_durable(
         self, topic: int, appended: Appended, *, timeout_s: float | None = None
@@ -281,8 +283,15 @@ class Store:
         Raises:
             Timeout: it took longer, and may still become durable.
             StoreReadOnly: the disk failed.
+            StageExpired, StageUnknown: the stage was dropped meanwhile.
         """
-        self._wait(self._log(topic), appended.end, timeout_s)
+        try:
+            self._wait(self._log(topic), appended.end, timeout_s)
+        except StoreError:
+            if topic >= FIRST_STAGE_ID:
+                # Was it dropped while this waited?
+                self._staging.get(topic).check_open()
+            raise
 
     def read(self, topic: int, offset: int, max_bytes: int) -> Slice:
         """Give whole records of a topic; see `View.read`."""
@@ -372,11 +381,10 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = found.append(batch, data, framed, now_ns=now_ns, data_crc=data_crc)
-        try:
-            return self._appended(found.log, appended, wait=wait)
-        except StoreReadOnly:
-            self._staging.get(stage)  # Was it dropped while this waited?
-            raise
+        self._request_sync(found.log)
+        if wait:
+            self.wait_durable(stage, appended)
+        return appended
 
     def commit_stages(
         self,
@@ -529,12 +537,9 @@ class Store:
             raise copy(scan.fault)  # With a traceback it would be part of a cycle.
         return scan.starts
 
-    def _appended(self, log: Log, appended: Appended, *, wait: bool) -> Appended:
+    def _request_sync(self, log: Log) -> None:
         if self._syncer is not None:
             self._syncer.request(log)
-        if wait:
-            self._wait(log, appended.end)
-        return appended
 
     def _wait(self, log: Log, end: int, timeout_s: float | None = None) -> None:
         if self._syncer is None and log.visible.offset < end:
