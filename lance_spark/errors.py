@@ -165,20 +165,22 @@ class Unsupported(LanceError):
 
     Args:
         what: what was asked for.
-        capability: what the server would have to list in its status.
+        capability: what the server would have to list in its status; None if it would
+            have to list anything at all, because a plain one can't do it.
         server: its address.
     """
 
-    def __init__(self, what: str, capability: str, server: str) -> None:
+    def __init__(self, what: str, capability: str | None, server: str) -> None:
         super().__init__(what, capability, server)
         self.what = what
         self.capability = capability
         self.server = server
 
     def __str__(self) -> str:
+        missing = "" if self.capability is None else f" {self.capability!r}"
         return (
             f"{self.what}: the server {self.server} does not offer it "
-            f"(it lists no capability {self.capability!r})"
+            f"(it lists no capability{missing})"
         )
 
 

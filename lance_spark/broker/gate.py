@@ -76,9 +76,14 @@ class Gate:
         return self._decide(client, topic) is None
 
     def hides(self, client: Principal, name: str) -> bool:
-        """Tell whether a topic of that name exists that a client may not see."""
+        """Tell whether a client may not know of a topic of that name.
+
+        A rule of the configuration counts also while the topic does not exist.
+        """
         found = self.store.find_topic(name)
-        return found is not None and not self.may_see(client, found.metadata.id)
+        if found is None:
+            return not self._is_ruled_in(client, name)
+        return not self.may_see(client, found.metadata.id)
 
     def may_use(self, client: Principal, name: str) -> bool:
         """Tell whether a client may touch a topic of that name, or make it."""
@@ -128,6 +133,10 @@ class Gate:
     def _may_make(self, client: Principal, name: str) -> bool:
         if self.policy.tie(client.common_name) is not None:
             return False  # It is tied to topics that there are.
+        return self._is_ruled_in(client, name)
+
+    def _is_ruled_in(self, client: Principal, name: str) -> bool:
+        """Tell whether the configuration's rule for a name lets a client in."""
         rule = self._named.get(name)
         if rule is None:
             return True

@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 from lance_spark.broker.assignment import assign
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
-from lance_spark.wire.lwp.extension import AssignmentStrategy
+from lance_spark.wire.lwp import LIST_LIMITS, AssignmentStrategy
 
 # Memory is bounded by these; a broker with more groups than the first is misused.
 GROUPS_MAX = 1000
 MEMBERS_MAX = 1000
-TOPICS_MAX = 10_000
+TOPICS_MAX = LIST_LIMITS["JoinGroup.topics"]
 # Pairs of member and topic over all groups. The three above alone would allow for
 # terabytes; this one comes to less than 100 MB with the longest of names.
 SUBSCRIPTIONS_MAX = 200_000

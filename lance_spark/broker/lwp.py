@@ -36,6 +36,8 @@ from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
 
 CAPABILITIES = tuple(capability.value for capability in wire.Capability)
+# What a client has to know before it asks.
+_LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
 # A few mistakes are human; more are somebody who tries tokens.
 _TOKEN_ATTEMPTS_MAX = 3
 # What can't be read is a bad offset for these, and a bad payload for all others.
@@ -75,7 +77,6 @@ class LwpSession(Session):
     def _ingest(self, frame: wire.Frame) -> None:
         began_s = time.perf_counter()
         try:
-            self._service.check_client(self._client)
             check_ingest(frame)
             # Stages know their own batches, over any connection.
             staged = frame.topic_id >= STAGE_ID_MIN
@@ -154,6 +155,7 @@ class LwpSession(Session):
         groups, is_cut = self._describe_groups()
         details = {
             "server": f"lance_spark/{__version__}",
+            "limits": _LIMITS,
             "topics_version": self._service.topics_version,
             "groups": groups,
             "groups_truncated": is_cut,
@@ -238,7 +240,7 @@ class LwpSession(Session):
             end = self._service.ends(self._client, [topic]).get(topic)
             return end is None or end > offset
 
-        self._wait([topic], ready, wait_s)
+        self._wait({topic: offset}, ready, wait_s)
 
     def _locate(self, message: wire.Locate) -> Message:
         kind = message.kind.name.lower()
@@ -247,19 +249,21 @@ class LwpSession(Session):
 
     def _wait_topics(self, message: wire.Wait) -> Message:
         offsets = {p.topic_id: p.offset for p in message.positions}
+        # What was looked at last is the answer.
+        version, ends = 0, dict[int, int]()
 
-        def ready() -> bool:
+        def look() -> bool:
+            nonlocal version, ends
+            # The version first: a topic that comes between the two is seen again.
+            version = self._service.topics_version
             ends = self._service.ends(self._client, offsets)
-            return self._service.topics_version != message.version or any(
+            return version != message.version or any(
                 end > offsets[topic] for topic, end in ends.items()
             )
 
-        if not ready():
-            wait_s = message.max_wait_ms / 1000
-            self._wait(offsets, ready, wait_s, catalog=True)
-        # The version first: a topic that comes between the two is then seen again.
-        version = self._service.topics_version
-        ends = self._service.ends(self._client, offsets)
+        wait_s = message.max_wait_ms / 1000
+        if not self._wait(offsets, look, wait_s, catalog=True):
+            look()
         return wire.WaitResponse(
             version, tuple(wire.TopicPosition(t, end) for t, end in ends.items())
         )

@@ -34,6 +34,8 @@ _REFUSAL_S = 2.0
 _STOP_TIMEOUT_S = 10.0
 # Descriptors of a connection: its socket, and a waker when it has waited for data.
 _CONNECTION_FILES = 3
+# Requests that wait for data hold their memory for long: they get this part of it.
+_WAITING_SHARE = 4
 # What is open besides connections and segments: journal, listener, logs, spare ones.
 _OTHER_FILES = 64
 
@@ -62,12 +64,15 @@ class Server:
             config,
             Budget(config.memory_bytes_max),
             Budget(config.write_queue_bytes_max),
+            Budget(config.memory_bytes_max // _WAITING_SHARE),
         )
         self._make_session = _session_factory(self._shared)
         _make_room(config)
         self._listener = Listener(address)
         self._lock = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
+        # Those that may not have presented their token yet, the oldest one first.
+        self._strangers: dict[threading.Thread, Session | None] = {}
         self._refusals: set[threading.Thread] = set()
         self._stopping = threading.Event()
         self._threads = [
@@ -140,11 +145,30 @@ class Server:
             self._streams[thread] = stream
             if refused:
                 self._refusals.add(thread)
+            elif self._service.policy.token_required:
+                self._strangers[thread] = None
+                self._drop_stranger()
             try:
                 thread.start()
             except RuntimeError:
                 self._forget(thread)
                 raise
+
+    def _drop_stranger(self) -> None:
+        """End the oldest connection without a token, if there are too many of them.
+
+        An honest client presents its token with its first frame, so that the one that
+        has been without for longest is the least likely to be one. The newest is never
+        dropped: clients that come and say nothing can't lock it out.
+        """
+        for thread, session in list(self._strangers.items()):
+            if session is not None and session.is_let_in:
+                del self._strangers[thread]
+        if len(self._strangers) > max(1, self._config.connections_max // 2):
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            self._service.metrics.connection_refused()
+            self._streams[oldest].abort()
 
     def _serve(self, stream: Stream) -> None:
         self._service.metrics.connection_opened()
@@ -162,7 +186,11 @@ class Server:
         thread = threading.current_thread()
         try:
             stream = self._shake_hands(stream)
-            serve(self._make_session(stream))
+            session = self._make_session(stream)
+            with self._lock:
+                if thread in self._strangers:
+                    self._strangers[thread] = session
+            serve(session)
         except LanceError as error:
             logger.info("%s: %s", stream.peer, error)
         except Exception:
@@ -186,6 +214,7 @@ class Server:
 
     def _forget(self, thread: threading.Thread) -> None:
         self._streams.pop(thread, None)
+        self._strangers.pop(thread, None)
         self._refusals.discard(thread)
 
     # Housekeeping.

@@ -21,7 +21,13 @@ from lance_spark.broker.access import Policy, Principal, TopicRule
 from lance_spark.broker.gate import Gate
 from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
 from lance_spark.broker.metrics import Metrics, TopicGauge
-from lance_spark.errors import InvalidName, OutOfRange, TopicExists, UnknownTopic
+from lance_spark.errors import (
+    InvalidName,
+    OutOfRange,
+    StageUnknown,
+    TopicExists,
+    UnknownTopic,
+)
 from lance_spark.model import Buffer, Location, Retention
 from lance_spark.store import (
     DEFAULT_TOPIC,
@@ -176,8 +182,11 @@ class Service(Gate):
     ) -> Appended:
         """Write a batch to a topic or stage; `wait_durable` says when it is safe."""
         if target >= FIRST_STAGE_ID:
+            self._admit(client, None)
             stage = self.store.stage(target)
-            self._admit_name(client, stage.metadata.topic)
+            if not self.may_use(client, stage.metadata.topic):
+                # As if it were not there: a denial would tell what it is for.
+                raise StageUnknown(f"stage {target} is not open")
             appended = self.store.append_stage(
                 target, batch, data, starts, data_crc=data_crc, wait=False
             )
@@ -227,7 +236,8 @@ class Service(Gate):
         if result.status is not CommitStatus.COMMITTED:
             # It named no stage that is still there, and it learns of topics.
             for committed in result.ranges:
-                self._admit(client, committed.topic)
+                if not self.may_see(client, committed.topic):
+                    raise self._deny_writer(client, writer)
         return result
 
     def abort_stages(self, client: Principal, writer: str, sequence: int) -> int:
@@ -251,11 +261,22 @@ class Service(Gate):
 
     def _admit_writer(self, client: Principal, writer: str) -> None:
         """Admit to everything that a writer has written last or is writing."""
-        for name in self.store.writer_topics(writer) or ():
-            self._admit_name(client, name)
-        for stage in self.store.stages():
-            if stage.metadata.job.writer == writer:
-                self._admit_name(client, stage.metadata.topic)
+        names = set(self.store.writer_topics(writer) or ())
+        names.update(
+            stage.metadata.topic
+            for stage in self.store.stages()
+            if stage.metadata.job.writer == writer
+        )
+        if not all(self.may_use(client, name) for name in names):
+            raise self._deny_writer(client, writer)
+
+    @staticmethod
+    def _deny_writer(client: Principal, writer: str) -> errors.AccessDenied:
+        # The topics stay out of the text: the client has named none of them.
+        return errors.AccessDenied(
+            f"Access denied: client '{client.name}' not authorized for writer "
+            f"'{writer}'"
+        )
 
     def _check_room(self, names: Iterable[str]) -> None:
         """Refuse topics that do not exist when there are too many already."""
@@ -334,10 +355,10 @@ class Service(Gate):
 
     @contextmanager
     def watching(
-        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+        self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
     ) -> Iterator[None]:
-        """Call a function whenever one of some topics grows or goes."""
-        with self.store.watching(topics, wake, catalog=catalog):
+        """Call a function whenever one of some topics grows past an offset, or goes."""
+        with self.store.watching(offsets, wake, catalog=catalog):
             yield
 
     # Consumers.
@@ -435,7 +456,8 @@ class Service(Gate):
     ) -> Joined:
         """Join a group, or change what a member subscribes to."""
         self._admit_member(client, group, member)
-        self.resolve(client, topics)
+        for name in topics:
+            self._admit_name(client, name)
         return self.groups.join(
             group, member, topics, strategy, session_timeout_s=session_timeout_s
         )
@@ -476,7 +498,17 @@ class Service(Gate):
         return sorted(name for name in names if not self.hides(client, name))
 
     def _admit_member(self, client: Principal, group: str, member: str) -> None:
-        self.resolve(client, self.groups.subscription(group, member))
+        """Admit to a member: the client has to know of all that it subscribes to.
+
+        Its topics stay out of the text: the client has named none of them.
+        """
+        self._admit(client, None)
+        names = self.groups.subscription(group, member)
+        if any(self.hides(client, name) for name in names):
+            raise errors.AccessDenied(
+                f"Access denied: client '{client.name}' not authorized for member "
+                f"'{member}' of group '{group}'"
+            )
 
     # Housekeeping.
 

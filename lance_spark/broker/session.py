@@ -16,9 +16,10 @@ owed, which keeps the order.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_spark.broker.access import Principal
@@ -30,6 +31,7 @@ from lance_spark.broker.outlet import PIECE_BYTES, Outlet
 from lance_spark.broker.refusal import to_broker_error
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
+    AuthenticationRequired,
     Backpressure,
     BrokerError,
     ConnectionLost,
@@ -46,7 +48,6 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.waker import Waker
 from lance_spark.store import Appended, Slice
 from lance_spark.wire.lwp import (
-    Authenticate,
     Checksum,
     Command,
     ErrorResponse,
@@ -64,9 +65,15 @@ from lance_spark.wire.lwp import (
 
 logger = logging.getLogger(__name__)
 
+# The largest payload of a client that has yet to present its token: Authenticate has
+# to fit, and nothing else is looked into.
+STRANGER_BYTES_MAX = 64 * 1024
 # Acknowledgements that are owed at once, in number and in bytes of batches.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
+# What one position of a request that waits costs: itself, its place in the list that
+# is looked up, and the one among the watchers of its topic.
+WAIT_POSITION_BYTES = 512
 # While others wait for memory, a client that sends nothing of a payload it has begun
 # for so long has to go.
 _STALL_S = 2.0
@@ -90,6 +97,8 @@ class Shared:
     memory: Budget
     # Batches that are written and not yet durable.
     queue: Budget
+    # What requests hold that wait for data; a part of the memory.
+    waiting: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +123,14 @@ class Session(ABC):
         self._metrics = shared.service.metrics
         self._memory = shared.memory
         self._queue = shared.queue
+        self._waiting = shared.waiting
         self._idle_timeout_s = idle_timeout_s
         self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
         self._parser = FrameParser(
-            checksum=config.frame_checksum, payload_bytes_max=config.payload_bytes_max
+            checksum=config.frame_checksum,
+            payload_bytes_max=min(config.payload_bytes_max, STRANGER_BYTES_MAX)
+            if shared.service.policy.token_required
+            else config.payload_bytes_max,
         )
         self._keepalives = TokenBucket(config.keepalive_rate, config.keepalive_burst)
         self._owed: list[Owed] = []
@@ -126,7 +139,8 @@ class Session(ABC):
         self._reserved = 0
         # A request that came while the one before it was still waiting for data.
         self._ahead: Frame | None = None
-        self._slowed_s = 0.0
+        # Long ago: the clock of a machine that has just started is near 0.
+        self._slowed_s = -math.inf
         # When the pace of the payload under way was last looked at, and what was
         # missing of it then.
         self._pace: tuple[float, int] | None = None
@@ -181,6 +195,9 @@ class Session(ABC):
 
     def _dispatch(self, frame: Frame) -> None:
         kind = frame.type
+        if not self.is_let_in:
+            self._dispatch_stranger(frame, kind)
+            return
         if kind is FrameType.INGEST:
             self._ingest(frame)
             if len(self._owed) >= _OWED_MAX or self._owed_bytes >= _OWED_BYTES_MAX:
@@ -191,11 +208,26 @@ class Session(ABC):
             self._control(frame)
         elif kind is FrameType.KEEPALIVE:
             self._keepalive()
-            # Keepalives alone do not keep a place that others with a token could have.
-            self._ending = self._admission.expired and not self._is_let_in()
         elif kind is FrameType.EMPTY:
             self._empty(frame)
         # Ack and Backpressure are a server's to send: from a client they mean nothing.
+
+    def _dispatch_stranger(self, frame: Frame, kind: FrameType) -> None:
+        """Look at a frame of a client without its token: its type and no further."""
+        if kind is FrameType.CONTROL and frame.command == Command.AUTHENTICATE:
+            self._control(frame)
+            if self.is_let_in:
+                self._parser.allow(self._config.payload_bytes_max)
+                return
+        elif kind is FrameType.KEEPALIVE:
+            self._keepalive()
+        elif kind in (FrameType.INGEST, FrameType.CONTROL, FrameType.EMPTY):
+            error: BrokerError = AuthenticationRequired("Authentication required")
+            if kind is FrameType.INGEST:
+                error = self._batch_error(error, frame.batch_id, frame.topic_id)
+            self._send_error(self._say(error))
+        # Whatever it sends, it does not keep a place that others could have.
+        self._ending = self._ending or self._admission.expired
 
     @abstractmethod
     def _ingest(self, frame: Frame) -> None:
@@ -229,8 +261,6 @@ class Session(ABC):
         try:
             message = self._decode(frame)
             name = type(message).__name__
-            if not isinstance(message, Authenticate):
-                self._service.check_client(self._client)
             answer = self._handle(message)
             if answer is not None:
                 self._send(encode_message(answer, checksum=self.checksum))
@@ -291,7 +321,7 @@ class Session(ABC):
 
     def _receive(self, room: memoryview) -> int:
         idle = Deadline.after(self._idle_timeout_s)
-        if not self._is_let_in():
+        if not self.is_let_in:
             idle = idle.sooner(self._admission.remaining())
         self._check_pace()
         while True:
@@ -304,7 +334,9 @@ class Session(ABC):
                 if idle.expired or self._memory.is_short:
                     raise
 
-    def _is_let_in(self) -> bool:
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the client has presented its token, or needs none."""
         return self._client.authenticated or not self._service.policy.token_required
 
     def _check_pace(self) -> None:
@@ -483,29 +515,58 @@ class Session(ABC):
 
     def _wait(
         self,
-        topics: Iterable[int],
+        offsets: Mapping[int, int],
         ready: Callable[[], bool],
         wait_s: float,
         *,
         catalog: bool = False,
-    ) -> None:
-        """Wait until something is ready, a topic having grown or the list changed.
+    ) -> bool:
+        """Wait until a topic has grown past its offset or gone, or the list changed.
 
         A further request of the client ends the wait early, and so does its going
-        away: this is the only place where a session does not read for long.
+        away: this is the only place where a session does not read for long. While too
+        many wait for too much already, there is no wait at all: no client is kept
+        from the memory for its batches by others that wait.
+
+        Args:
+            offsets: by topic.
+            ready: tells whether that is so. It is asked at the start and after a change
+                that counts, never for other appends.
+            wait_s: the longest wait.
+            catalog: the list of topics counts, too.
+
+        Returns:
+            What `ready` has said; False if it was not asked.
         """
-        if self._has_more():
-            return
+        size = len(offsets) * WAIT_POSITION_BYTES
+        if wait_s <= 0 or self._has_more() or not self._hold_waiting(size):
+            return False
         deadline = Deadline.after(min(wait_s, self._config.wait_s_max))
-        if self._waker is None:
-            self._waker = Waker()
-        waker = self._waker
-        with self._service.watching(topics, waker.set, catalog=catalog):
-            while not deadline.expired:
-                # Cleared before the question: a change behind it sets it again.
-                waker.clear()
-                if ready() or self._stream.wait_readable(deadline, waker):
-                    return
+        try:
+            if self._waker is None:
+                self._waker = Waker()
+            waker = self._waker
+            with self._service.watching(offsets, waker.set, catalog=catalog):
+                while not deadline.expired:
+                    # Cleared before the question: a change behind it sets it again.
+                    waker.clear()
+                    if ready():
+                        return True
+                    if self._stream.wait_readable(deadline, waker):
+                        break
+            return False
+        finally:
+            self._waiting.give_back(size)
+
+    def _hold_waiting(self, size: int) -> bool:
+        """Charge what a wait holds, to the waits and to the memory of all."""
+        if not self._waiting.try_take(size):
+            return False
+        if self._memory.try_take(size):
+            self._reserved += size
+            return True
+        self._waiting.give_back(size)
+        return False
 
     def _has_more(self) -> bool:
         """Tell whether a further request, or its remains, were received already."""

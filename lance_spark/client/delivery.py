@@ -285,7 +285,7 @@ class Delivery:
             connection = self._client.connection()
             if self._options.compresses and not connection.capabilities:
                 # It would store the compressed bytes as if they were records.
-                raise Unsupported("compression", "lz4", str(connection.address))
+                raise Unsupported("compression", None, str(connection.address))
             if self._check is not None:
                 self._check(connection)
             self._connection = connection

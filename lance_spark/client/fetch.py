@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lance_spark.client.caller import Caller, check_capability
@@ -17,7 +17,9 @@ from lance_spark.errors import ConnectionLost, OptionError, RemoteProtocolError
 from lance_spark.model import Location
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
+    LIST_LIMITS,
     OFFSET_MAX,
+    WAIT_POSITIONS_MAX,
     Capability,
     CatchingUp,
     ExtendedFetchResponse,
@@ -213,10 +215,31 @@ class FetchCalls(Caller):
             positions: offsets by topic id.
             wait_s: the longest wait; other calls on the same client wait as well.
 
+        More positions than one Wait may have are asked for in parts, one behind the
+        other. Data of a part that is not waited for at that moment is then noticed
+        later, but within the longest wait.
+
         Raises:
             Unsupported: the server is a plain one.
         """
-        ends = tuple(TopicPosition(t, offset) for t, offset in positions.items())
+        most = _positions_max(self._link.connection())
+        listed = list(positions.items())
+        if len(listed) <= most:
+            return self._wait(version, listed, wait_s)
+        parts = [listed[n : n + most] for n in range(0, len(listed), most)]
+        answers = [self._wait(version, part, 0.0) for part in parts]
+        for number, part in enumerate(parts):
+            if any(_is_news(a, version, positions) for a in answers):
+                break
+            answers[number] = self._wait(version, part, wait_s / len(parts))
+        # The oldest version: a list that changed between two parts is news next time.
+        oldest = min(answer.version for answer in answers)
+        return WaitResponse(oldest, tuple(e for a in answers for e in a.ends))
+
+    def _wait(
+        self, version: int, positions: Sequence[tuple[int, int]], wait_s: float
+    ) -> WaitResponse:
+        ends = tuple(TopicPosition(t, offset) for t, offset in positions)
 
         def build(connection: Connection) -> Request:
             check_capability(connection, Capability.WAIT, "waiting for new data")
@@ -288,3 +311,17 @@ def _to_fetched(answer: Message) -> Fetched:
             f"{len(data)} bytes were fetched that end at {answer.next_offset}"
         )
     return Fetched(start, answer.next_offset, data)
+
+
+def _positions_max(connection: Connection) -> int:
+    """Tell how many positions a Wait may have; servers of 0.5 do not say."""
+    limits = connection.status.details.get("limits")
+    told = limits.get(WAIT_POSITIONS_MAX) if isinstance(limits, dict) else None
+    most = LIST_LIMITS["Wait.positions"]
+    return min(told, most) if type(told) is int and told > 0 else most
+
+
+def _is_news(answer: WaitResponse, version: int, known: Mapping[int, int]) -> bool:
+    return answer.version != version or any(
+        end.offset > known.get(end.topic_id, 0) for end in answer.ends
+    )

@@ -159,7 +159,8 @@ class GroupedConsumer:
             clock=clock,
         )
         try:
-            self._client.require(Capability.WAIT, "consuming in a group")
+            for capability in (Capability.GROUPS, Capability.WAIT):
+                self._client.require(capability, "consuming in a group")
             self.subscribe(topics)
         except BaseException:
             self._close_connections()

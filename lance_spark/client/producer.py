@@ -101,4 +101,4 @@ def check_compression(client: LanceClient, options: WriterOptions) -> None:
         Unsupported: the server is a plain one.
     """
     if options.compresses and client.is_plain:
-        raise Unsupported("compression", "lz4", client.config.servers)
+        raise Unsupported("compression", None, client.config.servers)

@@ -307,7 +307,7 @@ def _decide(asked: _Asked, client: LanceClient) -> Delivery:
     if options.compression == "lz4" and client.is_plain:
         # It would store the compressed bytes as if they were records.
         what = "compression=lz4 (use compression=none here)"
-        raise Unsupported(what, "lz4", _address(client))
+        raise Unsupported(what, None, _address(client))
     return delivery
 
 

@@ -485,7 +485,7 @@ class Log:
                 return
             self._visible = end
             self._state.notify_all()
-        self.watchers.notify()
+        self.watchers.notify(end.offset)
 
     # Failure.
 

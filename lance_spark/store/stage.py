@@ -145,8 +145,7 @@ class Stage:
         if data_crc is None:
             data_crc = crc32c(data)
         with self._lock:
-            if self._dropped:
-                raise StageUnknown(f"stage {self.metadata.id} was dropped")
+            self.check_open()
             self.active_ns = now_ns
             if batch == len(self._crcs) + 1:
                 size = self.size
@@ -170,6 +169,11 @@ class Stage:
                 )
             end = self.log.end()
             return Appended(end.offset, end.offset, end.record, 0)
+
+    def check_open(self) -> None:
+        """Raise StageUnknown if the stage was dropped."""
+        if self._dropped:
+            raise StageUnknown(f"stage {self.metadata.id} was dropped")
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -341,7 +341,8 @@ class Staging:
     def _check_named(self, job: Job, named: NamedStage) -> Stage:
         stage = self.get(named.id)
         if stage.metadata.job != job:
-            raise StageMismatch(f"stage {named.id} belongs to {stage.metadata.job}")
+            # To which one stays out of the text: another client may have opened it.
+            raise StageMismatch(f"stage {named.id} belongs to another job")
         if (stage.batches, stage.size) != (named.batches, named.bytes):
             raise StageMismatch(
                 f"stage {named.id} holds {stage.batches} batches of {stage.size} "

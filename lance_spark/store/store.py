@@ -8,7 +8,7 @@ finds their starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from lance_spark.errors import (
     StoreClosed,
     StoreError,
-    StoreReadOnly,
     StoreWriteFailed,
 )
 from lance_spark.model import Buffer, Framing, Location, Retention
@@ -44,7 +43,7 @@ from lance_spark.store.stage import FIRST_STAGE_ID, Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
 from lance_spark.store.topic import DEFAULT_TOPIC, Topic
-from lance_spark.store.watch import Wake
+from lance_spark.store.watch import Wake, Watchers
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
@@ -266,7 +265,10 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = log.append(data, framed, now_ns=now_ns, data_crc=data_crc)
-        return self._appended(log, appended, wait=wait)
+        self._request_sync(log)
+        if wait:
+            self._wait(log, appended.end)
+        return appended
 
     def wait_durable(
         self, topic: int, appended: Appended, *, timeout_s: float | None = None
@@ -281,8 +283,15 @@ class Store:
         Raises:
             Timeout: it took longer, and may still become durable.
             StoreReadOnly: the disk failed.
+            StageExpired, StageUnknown: the stage was dropped meanwhile.
         """
-        self._wait(self._log(topic), appended.end, timeout_s)
+        try:
+            self._wait(self._log(topic), appended.end, timeout_s)
+        except StoreError:
+            if topic >= FIRST_STAGE_ID:
+                # Was it dropped while this waited?
+                self._staging.get(topic).check_open()
+            raise
 
     def read(self, topic: int, offset: int, max_bytes: int) -> Slice:
         """Give whole records of a topic; see `View.read`."""
@@ -298,23 +307,27 @@ class Store:
 
     @contextmanager
     def watching(
-        self, topics: Iterable[int], wake: Wake, *, catalog: bool = False
+        self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
     ) -> Iterator[None]:
-        """Call a function whenever one of some topics grows or goes.
+        """Call a function whenever one of some topics grows past an offset, or goes.
 
         Args:
-            topics: their ids; those that do not exist are left out.
+            offsets: by the topics' ids; those that do not exist are left out.
             wake: called from any thread; it must be quick and never raise.
             catalog: call it also when topics come or go.
         """
         self._check_open()
         known = self._catalog.by_id()
-        watched = [known[topic].log.watchers for topic in set(topics) & known.keys()]
-        if catalog:
-            watched.append(self._catalog.watchers)
-        for watchers in watched:
-            watchers.add(wake)
+        watched: list[Watchers] = []
         try:
+            if catalog:
+                self._catalog.watchers.add(wake)
+                watched.append(self._catalog.watchers)
+            for topic, offset in offsets.items():
+                if topic in known:
+                    watchers = known[topic].log.watchers
+                    watchers.add(wake, offset)
+                    watched.append(watchers)
             yield
         finally:
             for watchers in watched:
@@ -368,11 +381,10 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = found.append(batch, data, framed, now_ns=now_ns, data_crc=data_crc)
-        try:
-            return self._appended(found.log, appended, wait=wait)
-        except StoreReadOnly:
-            self._staging.get(stage)  # Was it dropped while this waited?
-            raise
+        self._request_sync(found.log)
+        if wait:
+            self.wait_durable(stage, appended)
+        return appended
 
     def commit_stages(
         self,
@@ -525,12 +537,9 @@ class Store:
             raise copy(scan.fault)  # With a traceback it would be part of a cycle.
         return scan.starts
 
-    def _appended(self, log: Log, appended: Appended, *, wait: bool) -> Appended:
+    def _request_sync(self, log: Log) -> None:
         if self._syncer is not None:
             self._syncer.request(log)
-        if wait:
-            self._wait(log, appended.end)
-        return appended
 
     def _wait(self, log: Log, end: int, timeout_s: float | None = None) -> None:
         if self._syncer is None and log.visible.offset < end:

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lz4.block
 import lz4.frame
@@ -13,6 +14,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.lwp import CAPABILITIES
+from lance_spark.broker.session import WAIT_POSITION_BYTES
 from lance_spark.model import Retention
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
@@ -736,6 +738,76 @@ def test_waiting_for_a_topic_that_goes(
     answer = client.answer()
     assert ends_of(answer) == {}
     assert isinstance(answer, wire.WaitResponse) and answer.version > version
+
+
+def test_appends_that_no_wait_is_for_are_not_looked_at(
+    broker: EmbeddedBroker,
+    client: Client,
+    topic: int,
+    writer: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All positions are looked at when a wait begins and when it ends: counted."""
+    looks: list[int] = []
+    ends = broker.service.ends
+
+    def count(who: Any, topics: Any) -> dict[int, int]:
+        looks.append(len(topics))
+        return ends(who, topics)
+
+    monkeypatch.setattr(broker.service, "ends", count)
+    other = writer.create("other")
+    most = wire.LIST_LIMITS["Wait.positions"]
+    absent = ((n, 0) for n in range(10**6, 10**6 + most - 1))
+    client.send(client.message(wait_for(version_of(client), (topic, 1000), *absent)))
+    assert eventually(lambda: waits(broker, topic) and bool(looks))
+    for batch in range(1, 31):
+        writer.write(other, records("a", 1), batch, count=1)
+        writer.write(topic, records("a", 1), 100 + batch, count=1)
+    assert looks == [most]
+    writer.write(topic, records("b", 20), 200, count=20)
+    assert ends_of(client.answer()) == {topic: 30 * 25 + 500}
+    assert looks == [most, most]
+
+
+def test_a_wait_for_too_many_topics(client: Client, topic: int) -> None:
+    status = client.ask(wire.GetClusterStatus())
+    most = status.details["limits"][wire.WAIT_POSITIONS_MAX]
+    assert most == wire.LIST_LIMITS["Wait.positions"]
+    positions = struct.pack("<IQ", topic, 0) * (most + 1)
+    payload = struct.pack("<QI", 0, most + 1) + positions + struct.pack("<I", 0)
+    client.send(client.frame(FrameFlags.CONTROL, payload, batch_id=wire.Command.WAIT))
+    error = client.error()
+    assert error.code == 0x04
+    assert f"list of {most + 1} items is too long: at most {most}" in error.message
+    client.alive()
+
+
+def test_waits_are_charged_and_leave_memory_to_others(
+    start: StartBroker, dial: Dial
+) -> None:
+    """A quarter of the memory is for waits; a further one is answered at once."""
+    broker = start(memory_bytes_max=1024 * 1024)
+    shared = broker._server._shared  # type: ignore[union-attr]
+    most, free = wire.LIST_LIMITS["Wait.positions"], shared.memory._limit // 4
+    clients = [dial(broker) for _ in range(free // (most * WAIT_POSITION_BYTES) or 1)]
+    version = version_of(clients[0])
+    many = wait_for(version, *((n, 2**60) for n in range(most)))
+    for number, client in enumerate(clients, 1):
+        client.send(client.message(many))
+        size = number * most * WAIT_POSITION_BYTES
+        assert eventually(lambda size=size: shared.waiting.taken == size)
+        assert shared.memory.taken >= size
+    late = dial(broker)
+    assert late.ask(many) == wire.WaitResponse(version, (wire.TopicPosition(0, 0),))
+    late.write(0, records("a", 1), count=1)
+    for client in clients:
+        client.send(client.keepalive())
+        assert isinstance(client.answer(), wire.WaitResponse)
+    assert eventually(lambda: not shared.waiting.taken and not shared.memory.taken)
+    # There is room again.
+    late.send(late.message(many))
+    assert eventually(lambda: shared.waiting.taken > 0)
 
 
 # Consumers.

@@ -56,6 +56,26 @@ def test_more_clients_than_are_served(start: StartBroker, dial: Dial) -> None:
     assert broker.metrics.snapshot().connections_refused == 1
 
 
+def test_clients_without_a_token_make_room(start: StartBroker, dial: Dial) -> None:
+    """Half of the places are for them; the one that waits for longest goes."""
+    broker = start(connections_max=8, tokens=("good",), handshake_timeout_s=600)
+    known = [dial(broker) for _ in range(3)]
+    for client in known:
+        assert client.ask(wire.Authenticate("good")).ok
+    strangers = []
+    for _ in range(4):
+        strangers.append(dial(broker))
+        strangers[-1].alive()
+    late = dial(broker)
+    assert late.ask(wire.Authenticate("good")).ok
+    # The oldest is gone, and the last one is not a stranger any more.
+    assert strangers[0].ended()
+    strangers.append(dial(broker))
+    for client in (*known, *strangers[1:], late):
+        client.alive()
+    assert connections(broker) == 8
+
+
 @pytest.mark.parametrize(("allowed", "lines"), [(3 * 100 + 2 * 8 + 64, 0), (379, 1)])
 def test_more_clients_than_there_can_be_descriptors(
     start: StartBroker,

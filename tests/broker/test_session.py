@@ -6,13 +6,13 @@ import contextlib
 import logging
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from lance_spark.broker import EmbeddedBroker, session
+from lance_spark.broker import EmbeddedBroker, lwp, session
 from lance_spark.broker.budget import Budget
 from lance_spark.broker.session import Shared
 from lance_spark.errors import (
@@ -812,6 +812,113 @@ def test_keepalives_do_not_take_the_place_of_a_token(
     # One that says nothing is closed just the same.
     silent = dial(broker)
     assert silent.ended()
+
+
+# Before the token.
+
+TOKEN: dict[str, Any] = {"tokens": ("good",)}
+
+
+def test_nothing_is_looked_into_before_the_token(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request, batches plain and compressed: refused by the type of its frame."""
+    looked: list[str] = []
+
+    def note(name: str) -> Callable[..., Any]:
+        def look(*_: Any, **__: Any) -> Any:
+            looked.append(name)
+            raise AssertionError(name)
+
+        return look
+
+    monkeypatch.setattr(lwp, "read_batch", note("read_batch"))
+    monkeypatch.setattr(lwp, "unpacked_bytes_max", note("unpacked_bytes_max"))
+    for kind in set(wire.REQUESTS.values()) - {wire.Authenticate}:
+        monkeypatch.setattr(kind, "decode_payload", note(kind.__name__))
+    client = dial(start(**TOKEN, keepalive_burst=1000))
+    payload = b"?" * 100
+    frames = [
+        client.frame(FrameFlags.CONTROL, payload, batch_id=command)
+        for command in [*wire.REQUESTS, 0x99, 2**64 - 1]
+        if command != wire.Command.AUTHENTICATE
+    ]
+    frames.append(client.frame(0))
+    for frame in frames:
+        client.send(frame)
+        error = client.error()
+        assert (error.code, error.message) == (0x40, "Authentication required")
+    compressed = FrameFlags.BATCH_MODE | FrameFlags.COMPRESSED
+    for batch, flags in ((5, FrameFlags.BATCH_MODE), (6, compressed)):
+        client.send(client.ingest(payload, batch, topic=9, flags=flags))
+        error = client.error()
+        assert error.code == 0x40
+        assert error.details == {"batch_id": batch, "topic_id": 9}
+    client.alive()
+    assert looked == []
+
+
+@pytest.mark.parametrize("dialect", ["lwp", "plain"])
+def test_large_frames_are_refused_before_the_token(
+    start: StartBroker, dial: Dial, dialect: str
+) -> None:
+    """By the header alone: the payload is not received, nor memory made for it."""
+    checksum = wire.Checksum.CRC32 if dialect == "plain" else wire.Checksum.CRC32C
+    broker = start(**TOKEN, dialect=dialect)
+    for size, flags in (
+        (session.STRANGER_BYTES_MAX + 1, FrameFlags.BATCH_MODE),
+        (16 * MIB, FrameFlags.CONTROL),
+    ):
+        client = dial(broker, checksum=checksum)
+        client.send(
+            wire.encode_header(
+                flags, batch_id=8, payload_length=size, checksum=checksum
+            )
+        )
+        if dialect == "lwp":
+            assert client.error().code == 0x03
+        assert client.ended()
+    # A token that is as large as a frame may be is read, and refused as a token.
+    client = dial(broker, checksum=checksum)
+    long = "x" * (session.STRANGER_BYTES_MAX - 1)
+    assert not client.ask(wire.Authenticate(long)).ok
+    assert client.ask(wire.Authenticate("good")).ok
+    client.write(0, records("a", 5000), count=5000)
+
+
+def test_a_large_batch_right_behind_the_token(start: StartBroker, dial: Dial) -> None:
+    """Both arrive at once, when larger frames are not allowed yet."""
+    client = dial(start(**TOKEN))
+    token = client.message(wire.Authenticate("good"))
+    client.send(token + client.ingest(records("a", 9000), 1, count=9000))
+    assert client.answer() == wire.AuthenticateResponse(True)
+    client.acked(1)
+    # Behind a wrong one it is refused.
+    client = dial(start(**TOKEN))
+    token = client.message(wire.Authenticate("bad"))
+    client.send(token + client.ingest(records("a", 9000), 1, count=9000))
+    assert client.answer() == wire.AuthenticateResponse(False, "Authentication failed")
+    assert client.error().code == 0x03
+
+
+@pytest.mark.parametrize("what", ["request", "ack", "batch"])
+def test_nothing_that_is_sent_takes_the_place_of_a_token(
+    start: StartBroker, dial: Dial, what: str
+) -> None:
+    broker = start(**TOKEN, handshake_timeout_s=0.1)
+    stranger = dial(broker)
+    frame = {
+        "request": stranger.message(wire.ListTopics()),
+        "ack": wire.encode_ack(1),
+        "batch": stranger.ingest(record(b"x")),
+    }[what]
+
+    def keep_on() -> bool:
+        with contextlib.suppress(ConnectionLost):
+            stranger.send(frame)
+        return broker.metrics.snapshot().connections_closed == 1
+
+    assert eventually(keep_on)
 
 
 def test_nothing_is_read_behind_a_keepalive_that_came_too_late(

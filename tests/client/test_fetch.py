@@ -20,13 +20,17 @@ from lance_spark.errors import (
 from lance_spark.model import Location
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
+    LIST_LIMITS,
     OFFSET_MAX,
+    WAIT_POSITIONS_MAX,
     CatchingUp,
+    ClusterStatus,
     ErrorResponse,
     ExtendedFetchResponse,
     Fetch,
     FetchFlags,
     FetchResponse,
+    GetClusterStatus,
     ListTopics,
     Locate,
     LocateKind,
@@ -315,6 +319,43 @@ def test_wait(network: Network) -> None:
     assert answer == WaitResponse(8, (TopicPosition(3, 11),))
     positions = (TopicPosition(3, 10), TopicPosition(4, 0))
     assert asked == [Wait(7, positions, 500)]
+
+
+@pytest.mark.parametrize("told", [{}, {WAIT_POSITIONS_MAX: 2}], ids=["old", "told"])
+def test_wait_for_more_topics_than_one_wait_may_have(
+    network: Network, told: dict[str, int]
+) -> None:
+    """A server of 0.5 tells no limit: the one of this version holds then."""
+    most = told.get(WAIT_POSITIONS_MAX, LIST_LIMITS["Wait.positions"])
+    positions = {topic: 100 + topic for topic in range(2 * most + 1)}
+    asked: list[tuple[int, int]] = []
+    # How far topics have grown, and the version, once a wait is really held.
+    grown = {most: 10**9}
+
+    def wait(request: Wait) -> Message:
+        asked.append((len(request.positions), request.max_wait_ms))
+        held = any(ms for _, ms in asked)
+        ends = {p.topic_id: p.offset for p in request.positions}
+        if held:
+            ends.update({t: end for t, end in grown.items() if t in ends})
+        return WaitResponse(7, tuple(TopicPosition(*end) for end in ends.items()))
+
+    status = ClusterStatus(capabilities=EVERYTHING, details={"limits": told})
+    network.serve(lambda server: server.serve({GetClusterStatus: status, Wait: wait}))
+    client = network.client()
+    answer = client.wait(7, positions, 3.0)
+    ends = {end.topic_id: end.offset for end in answer.ends}
+    assert ends == positions | grown
+    assert answer.version == 7
+    # All parts are looked at, then each is waited for until there is something.
+    looked = [(most, 0), (most, 0), (1, 0)]
+    assert asked == [*looked, (most, 1000), (most, 1000)]
+    # What is there already is not waited for.
+    asked.clear()
+    grown[0] = 10**9
+    asked.append((0, 1))
+    assert client.wait(7, positions, 3.0).ends
+    assert asked[1:] == looked
 
 
 def test_what_a_plain_server_can_not_do(plain_client: LanceClient, log: Log) -> None:

@@ -60,7 +60,7 @@ class FakeGroupClient(FakeLog):
         self.on_commit: Callable[[float | None], None] | None = None
 
     def require(self, capability: Capability, what: str) -> None:
-        assert capability is Capability.WAIT
+        assert capability in (Capability.GROUPS, Capability.WAIT)
 
     def assigned(self) -> tuple[AssignedTopic, ...]:
         return tuple(AssignedTopic(IDS[name], name) for name in self.topics)

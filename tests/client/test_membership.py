@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lance_spark.client.group import GroupedConsumer
 from lance_spark.errors import ConnectionLost, ConsumerNotFound, Unsupported
 from lance_spark.wire.lwp import (
     AssignedTopic,
@@ -87,3 +88,12 @@ def test_a_plain_server_has_no_groups(network: Network) -> None:
         with pytest.raises(Unsupported, match="in a group") as caught:
             call()
         assert caught.value.capability == "groups"
+
+
+def test_a_group_names_the_capability_that_is_missing(network: Network) -> None:
+    """A plain server lacks `groups`; one without `wait` alone lacks that."""
+    everything_else = (name for name in EVERYTHING if name != "wait")
+    for offered, missing in (((), "groups"), (everything_else, "wait")):
+        network.serve(serving({}, *offered))
+        with pytest.raises(Unsupported, match=f"lists no capability '{missing}'"):
+            GroupedConsumer(network.client(), "readers", ["events"])

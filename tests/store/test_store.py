@@ -365,7 +365,7 @@ def test_many_writers_and_readers(tmp_path: Path) -> None:
     def read(topic: int) -> None:
         offset, finished = 0, False
         grown = threading.Event()
-        with store.watching([topic], grown.set):
+        with store.watching({topic: -1}, grown.set):
             while not finished:
                 grown.clear()
                 finished = done.is_set()

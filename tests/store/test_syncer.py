@@ -194,7 +194,7 @@ def test_a_disk_that_hangs_is_a_timeout(files: DiskFiles) -> None:
             store.append(1, batch("a"))
         assert store.read(1, 0, 100).read() == b""
         grown = threading.Event()
-        with store.watching([1], grown.set):
+        with store.watching({1: -1}, grown.set):
             mended.set()
             assert grown.wait(10)
         assert store.view(1).end.offset == 135

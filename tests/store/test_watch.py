@@ -44,16 +44,63 @@ def test_everybody_is_told() -> None:
     assert (first.rings, second.rings) == (1, 2)
 
 
-def test_who_comes_twice_goes_twice() -> None:
-    watchers, bell = Watchers(), Bell()
-    watchers.add(bell.ring)
-    watchers.add(bell.ring)
-    watchers.remove(bell.ring)
+def test_only_growth_past_its_offset_wakes_a_reader() -> None:
+    watchers = Watchers()
+    bells = {beyond: Bell() for beyond in (10, 20, 30)}
+    for beyond, bell in bells.items():
+        watchers.add(bell.ring, beyond)
+
+    def rung(end: int) -> list[int]:
+        watchers.notify(end)
+        return [beyond for beyond, bell in bells.items() if bell.taken()]
+
+    assert rung(10) == []
+    assert rung(11) == [10]
+    assert rung(21) == [10, 20]
+    watchers.remove(bells[10].ring)
+    assert rung(20) == []
+    assert rung(21) == [20]
+    watchers.remove(bells[20].ring)
+    # Without an end it is the log itself that goes.
     watchers.notify()
+    assert bells[30].taken() == 1
+    watchers.remove(bells[30].ring)
+    assert rung(1000) == []
+
+
+def test_who_comes_twice_waits_for_what_it_said_last() -> None:
+    watchers, bell = Watchers(), Bell()
+    watchers.add(bell.ring, 10)
+    watchers.add(bell.ring, 20)
+    assert len(watchers) == 1
+    watchers.notify(20)
+    assert bell.taken() == 0
+    watchers.notify(21)
     assert bell.taken() == 1
     watchers.remove(bell.ring)
     watchers.notify()
     assert bell.taken() == 0
+
+
+def test_an_append_looks_at_no_reader_that_waits_for_more() -> None:
+    """A thousand readers that wait for what never comes cost an append nothing."""
+
+    class Counted(int):
+        looks = 0
+
+        def __lt__(self, other: int) -> bool:
+            Counted.looks += 1
+            return int(self) < int(other)
+
+    watchers = Watchers()
+    for number in range(1000):
+        watchers.add(lambda number=number: None, Counted(2**60 + number))
+    Counted.looks = 0
+    for end in range(100):
+        watchers.notify(end)
+    assert Counted.looks == 0
+    watchers.notify(2**61)
+    assert Counted.looks == 1000
 
 
 def test_who_goes_while_being_told() -> None:
@@ -73,7 +120,7 @@ def test_who_goes_while_being_told() -> None:
 def test_a_topic_that_grows(store: Store, bell: Bell) -> None:
     store.create_topic("one")
     store.create_topic("two")
-    with store.watching([1], bell.ring):
+    with store.watching({1: -1}, bell.ring):
         store.append(1, batch("a"))
         assert bell.taken() == 1
         store.append(2, batch("a"))
@@ -85,7 +132,7 @@ def test_a_topic_that_grows(store: Store, bell: Bell) -> None:
 def test_only_what_can_be_read_is_growth(files: DiskFiles, bell: Bell) -> None:
     with open_store(files=files) as store:
         store.create_topic("one")
-        with store.watching([1], bell.ring):
+        with store.watching({1: -1}, bell.ring):
             appended = store.append(1, batch("a"), wait=False)
             assert bell.taken() == 0
             store.wait_durable(1, appended)
@@ -96,7 +143,7 @@ def test_only_what_can_be_read_is_growth(files: DiskFiles, bell: Bell) -> None:
 def test_a_commit_is_growth(store: Store, bell: Bell) -> None:
     store.create_topic("one")
     named = stage(store, "one", "w", 1, batch("a"), batch("b"))
-    with store.watching([1], bell.ring):
+    with store.watching({1: -1}, bell.ring):
         store.commit_stages("w", 1, [named])
         # At once, and not batch by batch.
         assert bell.taken() == 1
@@ -105,7 +152,7 @@ def test_a_commit_is_growth(store: Store, bell: Bell) -> None:
 
 def test_a_topic_that_goes(store: Store, bell: Bell) -> None:
     store.create_topic("one")
-    with store.watching([1], bell.ring):
+    with store.watching({1: -1}, bell.ring):
         store.delete_topic(1)
         assert bell.taken() >= 1
 
@@ -114,7 +161,7 @@ def test_a_disk_that_fails(files: DiskFiles, bell: Bell) -> None:
     store = open_store(files=files)
     store.create_topic("one")
     store.append(1, batch("a"))
-    with store.watching([1], bell.ring), refusing(files, "sync", ".lnc"):
+    with store.watching({1: -1}, bell.ring), refusing(files, "sync", ".lnc"):
         with pytest.raises(Exception, match="a sync failed"):
             store.append(1, batch("b"))
         assert bell.taken() >= 1
@@ -122,16 +169,16 @@ def test_a_disk_that_fails(files: DiskFiles, bell: Bell) -> None:
 
 def test_the_end_of_the_store(files: DiskFiles, bell: Bell) -> None:
     store = open_store(files=files)
-    with store.watching([0], bell.ring):
+    with store.watching({0: -1}, bell.ring):
         store.close()
         assert bell.taken() >= 1
-    with pytest.raises(StoreClosed), store.watching([0], bell.ring):
+    with pytest.raises(StoreClosed), store.watching({0: -1}, bell.ring):
         pass
 
 
 def test_the_list_of_topics(store: Store, bell: Bell) -> None:
     before = store.topics_version
-    with store.watching([], bell.ring, catalog=True):
+    with store.watching({}, bell.ring, catalog=True):
         store.create_topic("one")
         assert (bell.taken(), store.topics_version) == (1, before + 1)
         store.append(1, batch("a"))
@@ -146,13 +193,16 @@ def test_the_list_of_topics(store: Store, bell: Bell) -> None:
 
 def test_topics_that_there_are_not(store: Store, bell: Bell) -> None:
     store.create_topic("one")
-    with store.watching([1, 1, 77], bell.ring):
+    with store.watching({1: -1, 77: -1}, bell.ring):
         store.append(1, batch("a"))
         assert bell.taken() == 1
 
 
 def test_nobody_is_left_behind(store: Store, bell: Bell) -> None:
-    with pytest.raises(ZeroDivisionError), store.watching([0], bell.ring, catalog=True):
+    with (
+        pytest.raises(ZeroDivisionError),
+        store.watching({0: -1}, bell.ring, catalog=True),
+    ):
         raise ZeroDivisionError
     store.append(0, batch("a"))
     store.create_topic("one")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire import lwp
+from lance_spark.wire.lwp.field import Field, Items, PayloadReader
+from lance_spark.wire.lwp.message import LayoutMessage
 from tests.wire.vectors import load
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -58,3 +62,43 @@ def test_every_extension_command_and_capability_has_its_place() -> None:
             assert f"### 0x{command:02X} {table[command].__name__}\n" in page
     for capability in lwp.Capability:
         assert f"## `{capability.value}`\n" in page
+
+
+def test_every_list_of_a_request_has_a_limit_that_the_page_shows() -> None:
+    page = (DOCS / "wire-extensions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| (\d+) \|$", page, re.MULTILINE)
+    assert {name: int(limit) for name, limit in rows} == lwp.LIST_LIMITS
+    found = {}
+    for message in set(lwp.REQUESTS.values()):
+        for name, field in layout_of(message):
+            if isinstance(field, Items):
+                found[f"{message.__name__}.{name}"] = field.items_max
+    assert found == lwp.LIST_LIMITS
+
+
+def layout_of(message: type[lwp.Message]) -> list[tuple[str, Field]]:
+    if not issubclass(message, LayoutMessage):
+        assert message is lwp.Fetch, "a request whose lists this test can't see"
+        return []
+    names = [field.name for field in fields(message)]  # type: ignore[arg-type]
+    return list(zip(names, message.LAYOUT, strict=True))
+
+
+@pytest.mark.parametrize("name", lwp.LIST_LIMITS)
+def test_a_list_over_its_limit_builds_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a count that the bytes can't hold, nor one that they can."""
+    kind, field_name = name.split(".")
+    message = next(m for m in lwp.REQUESTS.values() if m.__name__ == kind)
+    (items,) = [field for n, field in layout_of(message) if n == field_name]
+    assert isinstance(items, Items)
+
+    def build(_: object) -> None:
+        raise AssertionError("something was built")
+
+    monkeypatch.setattr(items._item, "read", build)
+    for count, room in ((items.items_max + 1, 300), (items.items_max, 0)):
+        payload = count.to_bytes(4, "little") + bytes(count * room)
+        with pytest.raises(RemoteProtocolError, match="items"):
+            items.read(PayloadReader(payload, "test"))

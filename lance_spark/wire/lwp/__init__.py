@@ -34,7 +34,9 @@ from lance_spark.wire.lwp.control import (
 )
 from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse
 from lance_spark.wire.lwp.extension import (
+    LIST_LIMITS,
     STAGE_ID_MIN,
+    WAIT_POSITIONS_MAX,
     AbortStages,
     AssignedTopic,
     AssignmentStrategy,
@@ -107,11 +109,13 @@ from lance_spark.wire.lwp.topic import (
 __all__ = [
     "ERROR_CODES",
     "HEADER_BYTES",
+    "LIST_LIMITS",
     "OFFSET_MAX",
     "PAYLOAD_BYTES_MAX",
     "REQUESTS",
     "RESPONSES",
     "STAGE_ID_MIN",
+    "WAIT_POSITIONS_MAX",
     "AbortStages",
     "AssignedTopic",
     "AssignmentStrategy",

@@ -7,16 +7,40 @@ sends none of these unless the server lists the capability in its cluster status
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from lance_spark.model import Location
 from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import TEXT, U32, U64, Choice, Group, Items
+from lance_spark.wire.lwp.field import (
+    TEXT,
+    TOPIC_NAME,
+    U32,
+    U64,
+    Choice,
+    Group,
+    Items,
+)
 from lance_spark.wire.lwp.message import LayoutMessage
 
 # Stage ids share the frame's topic id field with topics; the top bit tells them apart.
 STAGE_ID_MIN = 0x8000_0000
+
+# The most items of every list that a request has, by message and field. A longer list
+# is refused before any of it is built; docs/wire-extensions.md shows this table.
+LIST_LIMITS: Mapping[str, int] = {
+    # Each name costs the broker some operations on its disk, all in one commit.
+    "CommitStages.overwrite": 1024,
+    # More than the stages that a broker keeps by default (stages_max).
+    "CommitStages.stages": 16_384,
+    "JoinGroup.topics": 10_000,
+    # A Wait is held for long, so that this is what a silent client may cost. A client
+    # of more topics sends several; the cluster status tells it the number.
+    "Wait.positions": 1024,
+}
+# The name of that number in the `limits` of the cluster status.
+WAIT_POSITIONS_MAX = "wait_positions_max"
 
 
 class Capability(str, Enum):
@@ -112,7 +136,12 @@ class CommitStages(LayoutMessage):
 
     COMMAND = Command.COMMIT_STAGES
     NAME = "commit stages"
-    LAYOUT = (TEXT, U64, Items(TEXT), Items(Group(StageContent, U32, U64, U64)))
+    LAYOUT = (
+        TEXT,
+        U64,
+        Items(TOPIC_NAME, LIST_LIMITS["CommitStages.overwrite"]),
+        Items(Group(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]),
+    )
 
     writer_id: str
     sequence: int
@@ -183,7 +212,7 @@ class TopicPosition:
     offset: int
 
 
-_POSITIONS = Items(Group(TopicPosition, U32, U64))
+_POSITIONS = Items(Group(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +254,13 @@ class JoinGroup(LayoutMessage):
 
     COMMAND = Command.JOIN_GROUP
     NAME = "join group"
-    LAYOUT = (TEXT, TEXT, Items(TEXT), Choice(AssignmentStrategy), U32)
+    LAYOUT = (
+        TEXT,
+        TEXT,
+        Items(TOPIC_NAME, LIST_LIMITS["JoinGroup.topics"]),
+        Choice(AssignmentStrategy),
+        U32,
+    )
 
     group: str
     member: str

@@ -19,8 +19,12 @@ from lance_spark.model import Buffer
 
 # A text without a length in front is held to what one with a length can be.
 TEXT_BYTES_MAX = 0xFFFF
-# An item of a few bytes on the wire is an object of a hundred in memory; this bounds
-# a list to some 16 MB, and is far more than a job has stages or a server topics.
+# The longest name of a topic (DESIGN section 5); names in lists are held to it, or a
+# list of them could be as large as a payload.
+NAME_BYTES_MAX = 255
+# The longest list of an answer. An item of a few bytes on the wire is an object of a
+# hundred in memory; this bounds a list to some 16 MB, and is far more than a server
+# has topics. The lists of requests are shorter: see `extension.LIST_LIMITS`.
 ITEMS_MAX = 1 << 17
 
 
@@ -171,18 +175,26 @@ class Choice(Field):
 
 
 class Text(Field):
-    """A text with its length in front."""
+    """A text with its length in front, of so many bytes at most."""
 
     bytes_min = U16.bytes_min
 
+    def __init__(self, bytes_max: int = TEXT_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+
     def encode(self, value: Any) -> bytes:
-        """Write a text of up to 65 535 bytes."""
+        """Write a text."""
         data = encode_utf8(value)
+        if len(data) > self.bytes_max:
+            raise LocalProtocolError(f"text of {len(data)} bytes is too long")
         return U16.encode(len(data)) + data
 
     def read(self, reader: PayloadReader) -> str:
         """Read a text."""
-        return reader.text(U16.read(reader))
+        size = U16.read(reader)
+        if size > self.bytes_max:
+            raise reader.error(f"text of {size} bytes is too long")
+        return reader.text(size)
 
 
 class RestText(Field):
@@ -223,19 +235,22 @@ class Group(Field):
 
 
 class Items(Field):
-    """A list, read as a tuple."""
+    """A list, read as a tuple, of so many items at most."""
 
     bytes_min = U32.bytes_min
 
-    def __init__(self, item: Field) -> None:
+    def __init__(self, item: Field, items_max: int = ITEMS_MAX) -> None:
         # Without a size a count of four billion would cost no bytes at all.
         assert item.bytes_min > 0
         self._item = item
+        self.items_max = items_max
 
     def encode(self, value: Any) -> bytes:
         """Write a sequence."""
-        if len(value) > ITEMS_MAX:
-            raise LocalProtocolError(f"list of {len(value)} items is too long")
+        if len(value) > self.items_max:
+            raise LocalProtocolError(
+                f"list of {len(value)} items is too long: at most {self.items_max}"
+            )
         return U32.encode(len(value)) + b"".join(map(self._item.encode, value))
 
     def read(self, reader: PayloadReader) -> tuple[Any, ...]:
@@ -245,11 +260,14 @@ class Items(Field):
             raise reader.error(
                 f"{count} items announced, {reader.remaining} bytes left"
             )
-        if count > ITEMS_MAX:
-            raise reader.error(f"list of {count} items is too long")
+        if count > self.items_max:
+            raise reader.error(
+                f"list of {count} items is too long: at most {self.items_max}"
+            )
         return tuple(self._item.read(reader) for _ in range(count))
 
 
 TRUTH = Truth()
 TEXT = Text()
+TOPIC_NAME = Text(NAME_BYTES_MAX)
 REST_TEXT = RestText()

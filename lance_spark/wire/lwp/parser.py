@@ -72,7 +72,7 @@ class FrameParser:
     Args:
         checksum: the peer's algorithm, or None to learn it from the first header and
             hold the peer to it.
-        payload_bytes_max: the largest payload to accept.
+        payload_bytes_max: the largest payload to accept; `allow` changes it.
         payload_bytes_first: how much of a payload's buffer is made at once, before
             any of it has come.
     """
@@ -90,6 +90,8 @@ class FrameParser:
         self._frames: deque[Frame] = deque()
         self._error: RemoteProtocolError | None = None
         self._refused: Header | None = None
+        # A header over the limit behind frames that were not handed out yet.
+        self._put_off: Header | None = None
         # Position in the stream of the first byte that belongs to no finished frame.
         self._position = 0
         # The block; [_start, _end) is received and not yet parsed.
@@ -139,6 +141,10 @@ class FrameParser:
             size = min(self._header.payload_length, size * _PAYLOAD_GROWTH)
         return size
 
+    def allow(self, payload_bytes_max: int) -> None:
+        """Change the largest payload, from the next frame on that is handed out."""
+        self._payload_bytes_max = payload_bytes_max
+
     # Bytes in.
 
     def receive_data(self, data: Buffer) -> None:
@@ -147,7 +153,10 @@ class FrameParser:
         Bytes behind an error are dropped.
         """
         view = memoryview(data).cast("B")
-        while view and self._error is None:
+        while view:
+            self._decide()
+            if self._error is not None:
+                return
             room = self.buffer_for_read()
             size = min(len(room), len(view))
             room[:size] = view[:size]
@@ -165,6 +174,7 @@ class FrameParser:
         Raises:
             RemoteProtocolError: the error that ended the stream.
         """
+        self._decide()
         self._check()
         if self._header is not None:
             view = self._payload_room(self._header)
@@ -197,6 +207,9 @@ class FrameParser:
         Raises:
             RemoteProtocolError: once the frames before the error are handed out.
         """
+        if self._put_off is not None and not self._frames:
+            self._put_off = None
+            self._parse_block()
         if self._frames:
             return self._frames.popleft()
         self._check()
@@ -215,6 +228,7 @@ class FrameParser:
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._error = error
+        self._put_off = None
         # A broken connection may linger while its answer drains; hold nothing for it.
         self._header = None
         self._payload = self._block = EMPTY
@@ -265,14 +279,23 @@ class FrameParser:
             self._fail(RemoteProtocolError(error.reason, self._position))
             return None
         if header.payload_length > self._payload_bytes_max:
-            self._refused = header
-            self._fail(
-                PayloadOverLimit(
-                    "payload", header.payload_length, self._payload_bytes_max
-                )
-            )
+            if self._frames:
+                # What these lead to may be that larger payloads are allowed.
+                self._put_off = header
+            else:
+                self._refuse(header)
             return None
         return header
+
+    def _decide(self) -> None:
+        """Refuse what was put off: behind it there is no place for more bytes."""
+        if self._put_off is not None:
+            self._refuse(self._put_off)
+
+    def _refuse(self, header: Header) -> None:
+        self._refused = header
+        size, limit = header.payload_length, self._payload_bytes_max
+        self._fail(PayloadOverLimit("payload", size, limit))
 
     def _start_payload(self, header: Header, part: memoryview) -> None:
         self._header = header
