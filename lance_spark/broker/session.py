@@ -16,6 +16,7 @@ owed, which keeps the order.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -126,7 +127,7 @@ class Session(ABC):
         self._reserved = 0
         # A request that came while the one before it was still waiting for data.
         self._ahead: Frame | None = None
-        self._slowed_s = 0.0
+        self._slowed_s = -math.inf
         # When the pace of the payload under way was last looked at, and what was
         # missing of it then.
         self._pace: tuple[float, int] | None = None
