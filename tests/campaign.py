@@ -42,7 +42,12 @@ class Tally:
     def goes_on(self, rounds_min: int = 1) -> bool:
         """Tell whether there is another round; call it once for each."""
         self.rounds += 1
-        return self.rounds <= rounds_min or self.elapsed_s < self.seconds
+        return self.rounds <= rounds_min or not self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is up; a small run has none, and its rounds instead."""
+        return self.elapsed_s >= self.seconds
 
     @property
     def elapsed_s(self) -> float:
@@ -50,7 +55,9 @@ class Tally:
         return time.monotonic() - self._began_s
 
     def __str__(self) -> str:
-        counts = (f"{n:,} {what}".replace(",", " ") for what, n in self.counts.items())
+        counts = (
+            f"{n:_}".replace("_", " ") + f" {what}" for what, n in self.counts.items()
+        )
         told = ", ".join([f"{self.elapsed_s:.0f} s", *counts])
         return f"campaign {self.name}: {told} (seed {self.seed!r})"
 
