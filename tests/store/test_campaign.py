@@ -107,6 +107,10 @@ FAULTS = [
 ]
 
 
+# By default so many with each kind of file.
+FAULTS_OF_EACH = 12
+
+
 class Trial:
     """One history with one fault."""
 
@@ -215,28 +219,27 @@ def test_a_fault_at_every_operation(tally: Tally) -> None:
         quiet = Trial(seed, 0, "EIO", Tally("", 0, ""))
         quiet.run()
         tally.counts["histories"] += 1
-        for number in pick_operations(quiet.fault.paths, tally):
-            for how in FAULTS if tally.seconds else tally.rng.sample(FAULTS, 2):
-                trial = Trial(seed, number, how, tally)
-                trial.run()
-                tally.counts["faults"] += 1
-                met.add(kind_of(trial.fault.paths[number - 1]))
-            if tally.rounds > 1 and tally.is_over:
+        for number, how in plan_faults(quiet.fault.paths, tally):
+            trial = Trial(seed, number, how, tally)
+            trial.run()
+            tally.counts["faults"] += 1
+            met.add(kind_of(trial.fault.paths[number - 1]))
+            if tally.seconds and tally.is_over:
                 break
     assert met >= FILES | ENDINGS
     tally.counts["lost"] = tally.counts["doubled"] = 0
 
 
-def pick_operations(paths: list[str], tally: Tally) -> list[int]:
-    """Number all operations; by default, some with each kind of file."""
-    numbers = list(range(1, len(paths) + 1))
+def plan_faults(paths: list[str], tally: Tally) -> list[tuple[int, str]]:
+    """Pair all operations with all faults; by default, some with each kind of file."""
+    pairs = [(n, how) for n in range(1, len(paths) + 1) for how in FAULTS]
+    tally.rng.shuffle(pairs)
     if tally.seconds:
-        return numbers
-    tally.rng.shuffle(numbers)
-    picked: dict[str, list[int]] = {}
-    for number in numbers:
-        picked.setdefault(kind_of(paths[number - 1]), []).append(number)
-    return [number for each in picked.values() for number in each[:6]]
+        return pairs
+    picked: dict[str, list[tuple[int, str]]] = {}
+    for number, how in pairs:
+        picked.setdefault(kind_of(paths[number - 1]), []).append((number, how))
+    return [pair for each in picked.values() for pair in each[:FAULTS_OF_EACH]]
 
 
 # A flip of every bit.
