@@ -2,7 +2,8 @@
 
 A campaign is one test with the marker `campaign` that works round by round. It has a
 few rounds by default; `make campaign` sets LANCE_CAMPAIGN_SECONDS, which is how long
-each goes on. Its line then says what was counted.
+each goes on. Its line then says what was counted. `make fuzz` and `make soak` do the
+same for those that have their markers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-SECONDS = float(os.environ.get("LANCE_CAMPAIGN_SECONDS", "0"))
+_VARIABLES = {"fuzz": "LANCE_FUZZ_SECONDS", "soak": "LANCE_SOAK_SECONDS"}
 # Repeats a run, whose line has it.
 SEED = os.environ.get("LANCE_CAMPAIGN_SEED")
 
@@ -62,17 +63,42 @@ class Tally:
         return f"campaign {self.name}: {told} (seed {self.seed!r})"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let campaigns be chosen by name."""
+    parser.addoption("--campaign", default="", help="names of campaigns, and no others")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave out the campaigns that nobody asked for, where somebody asked."""
+    names = config.getoption("--campaign").split()
+    if not names:
+        return
+    left_out = [item for item in items if _name(item) not in names]
+    items[:] = [item for item in items if _name(item) in names]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _name(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("campaign")
+    return "" if marker is None else str(marker.args[0])
+
+
 @pytest.fixture
 def tally(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Tally]:
     """Give a campaign its tally, and print it at the end."""
-    (name,) = request.node.get_closest_marker("campaign").args
+    name = _name(request.node)
+    given = ["LANCE_CAMPAIGN_SECONDS"]
+    given += [v for m, v in _VARIABLES.items() if request.node.get_closest_marker(m)]
+    seconds = max(float(os.environ.get(variable, "0")) for variable in given)
     # The small run is always the same; a long one should find what others did not.
-    seed = SEED or (f"{name} {time.time_ns()}" if SECONDS else name)
-    counted = Tally(name, SECONDS, seed)
+    seed = SEED or (f"{name} {time.time_ns()}" if seconds else name)
+    counted = Tally(name, seconds, seed)
     yield counted
-    if SECONDS:
+    if seconds:
         with capsys.disabled():
             sys.stdout.write(f"\n{counted}\n")
     else:
