@@ -12,10 +12,13 @@ FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
 # How long `make soak` runs, and how many rows `make long` sends through Spark.
 SOAK_SECONDS ?= 3600
+# How long each campaign of `make campaign` runs, and which: CAMPAIGN="kill flips"; all by default.
+CAMPAIGN_SECONDS ?= 1800
+CAMPAIGN ?=
 LONG_ROWS ?= 20000000
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check docs notebooks screenshots bench fuzz crash soak long coverage format dist clean
+.PHONY: help env demo test check docs notebooks screenshots bench fuzz crash soak campaign long coverage format dist clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +71,9 @@ crash: $(READY) ## Kill and recover store and broker CRASH_ROUNDS (2000) times.
 
 soak: $(READY) ## Load a broker, and kill streaming queries, SOAK_SECONDS (3600) each.
 	@LANCE_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak
+
+campaign: $(READY) ## Run each campaign CAMPAIGN_SECONDS (1800), or those of CAMPAIGN.
+	@LANCE_CAMPAIGN_SECONDS=$(CAMPAIGN_SECONDS) $(BIN)/python -m pytest -m campaign --campaign "$(CAMPAIGN)"
 
 long: $(READY) ## Send LONG_ROWS (20 000 000) rows through Spark and back.
 	@LANCE_LONG_ROWS=$(LONG_ROWS) $(BIN)/python -m pytest -m long

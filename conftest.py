@@ -1,8 +1,11 @@
-"""Order of the test run: quick tests first, so that a mistake shows early."""
+"""Order and deadlines of the test run: quick tests first, and none for ever."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -12,8 +15,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# For tests of the plugin, which run pytest inside of pytest.
-pytest_plugins = ["pytester"]
+# For tests of the plugin, which run pytest inside of pytest; and what campaigns count.
+pytest_plugins = ["pytester", "tests.campaign"]
 # An environment that was made before the plugin was there does not know it.
 if "lance_spark" not in entry_points(group="pytest11").names:
     pytest_plugins.append("lance_spark.testing.plugin")
@@ -22,7 +25,7 @@ if "lance_spark" not in entry_points(group="pytest11").names:
 settings.register_profile("lance", deadline=None)
 settings.load_profile("lance")
 
-_LATE = ("slow", "fuzz", "crash", "soak")
+_LATE = ("slow", "fuzz", "crash", "soak", "long", "campaign")
 # Tests of the whole system, with processes and sockets.
 _SYSTEM = "integration"
 # Whoever has one of these waits for a JVM.
@@ -30,6 +33,55 @@ _SESSION = "lance_spark_session"
 _ENGINES = {_SESSION, "cluster", "connect"}
 # And of these one that is not everybody's: they come last, one behind the other.
 _OWN_ENGINES = _ENGINES - {_SESSION}
+
+# A test that takes longer hangs: some ten times what the slowest needs by itself, as
+# other processes may have the machine. Setup counts, that of the whole session too.
+_DEADLINE_S = 300.0
+_LONG_DEADLINE_S = 900.0
+# Long forms have a deadline that grows with what their variable asks for: the seconds
+# that each unit of it may take.
+_LONG_FORMS = {
+    "LANCE_CAMPAIGN_SECONDS": 1.5,
+    "LANCE_CRASH_ROUNDS": 10.0,
+    "LANCE_FUZZ_SECONDS": 1.5,
+    "LANCE_LONG_ROWS": 0.001,
+    "LANCE_SOAK_SECONDS": 1.5,
+}
+# An alarm does not end everything: not a wait in compiled code, nor a teardown that
+# hangs after it. So much later the process ends, and shows where its threads are.
+_LAST_S = 120.0
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have SIGINT mean what it usually does, and keep an outlet for a hung process."""
+    # Under nohup, and in the background of a script, SIGINT is ignored. Each process
+    # would inherit that, and tests that send it to one would wait in vain.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Nothing is captured yet.
+    config.stash[_STDERR] = os.dup(2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process also where a thread would keep it after the last test."""
+    file = config.stash[_STDERR]
+    faulthandler.dump_traceback_later(_LAST_S, exit=True, file=file)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the process where the deadline of a test did not end the test."""
+    marker = item.get_closest_marker("timeout")
+    # Nobody is hurried in a debugger.
+    if marker is None or item.config.getoption("usepdb"):
+        return (yield)
+    file = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(marker.args[0] + _LAST_S, exit=True, file=file)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +122,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = _find_group(item)
         if group is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_find_deadline(item)))
     items.sort(key=_lateness)
+
+
+def _find_deadline(item: pytest.Item) -> float:
+    """Say when a test hangs, in seconds."""
+    is_long = any(item.get_closest_marker(m) for m in ("slow", "spark", *_LATE))
+    asked = sum(
+        float(os.environ.get(name, "0")) * seconds
+        for name, seconds in _LONG_FORMS.items()
+    )
+    return _LONG_DEADLINE_S + asked if is_long else _DEADLINE_S
 
 
 def _find_group(item: pytest.Item) -> str | None:

@@ -87,7 +87,7 @@ def sign(directory: Path, name: str, purpose: str) -> None:
 def openssl(directory: Path, command: str, *arguments: str) -> None:
     """Run openssl in a directory."""
     line = ["openssl", *command.split(), *arguments]
-    subprocess.run(line, cwd=directory, check=True, capture_output=True)
+    subprocess.run(line, cwd=directory, check=True, capture_output=True, timeout=60)
 
 
 def start_broker(directory: Path) -> EmbeddedBroker:

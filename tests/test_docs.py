@@ -36,6 +36,7 @@ from lance_spark.client import ClientConfig, GroupedConsumer, LanceClient
 from lance_spark.columnar.layout import validate
 from lance_spark.store import StoreConfig, check_store
 from lance_spark.wire.lwp import ERROR_CODES
+from tests.child import Child
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,7 +82,9 @@ def run_snippets(page: str) -> None:
     for _, source in blocks(page, "sh"):
         if "openssl" in source and shutil.which("openssl") is None:
             pytest.skip("openssl is not installed")
-        subprocess.run(["bash", "-euc", source], check=True, capture_output=True)
+        subprocess.run(
+            ["bash", "-euc", source], check=True, capture_output=True, timeout=300
+        )
     for number, (_, source) in enumerate(blocks(page, "python"), 1):
         exec(compile(source, f"{page} snippet {number}", "exec"), names)
 
@@ -353,7 +356,7 @@ class Terminal:
     """Runs the blocks of a page as somebody would who types them."""
 
     def __init__(self) -> None:
-        self._broker: subprocess.Popen[str] | None = None
+        self._broker: Child | None = None
         self._address = ""
 
     def run(self, line: str) -> str:
@@ -362,7 +365,9 @@ class Terminal:
             return self.interrupt()
         feed, found, command = line.rpartition("lance-spark ")
         if not found:
-            done = subprocess.run(line, shell=True, capture_output=True, text=True)
+            done = subprocess.run(
+                line, shell=True, capture_output=True, text=True, timeout=300
+            )
             return done.stdout + done.stderr
         arguments = [name for word in shlex.split(command) for name in expand(word)]
         if arguments[0] == "broker":
@@ -370,12 +375,14 @@ class Terminal:
         data = b""
         if feed:
             shell = feed.removesuffix("| ")
-            data = subprocess.run(shell, shell=True, capture_output=True).stdout
+            data = subprocess.run(
+                shell, shell=True, capture_output=True, timeout=300
+            ).stdout
         return self._run_here(arguments, data)
 
     def _start_broker(self, arguments: list[str]) -> str:
         program = [sys.executable, "-m", "lance_spark", *arguments]
-        self._broker = subprocess.Popen(
+        self._broker = Child(
             [*program, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
         )
         assert self._broker.stdout is not None

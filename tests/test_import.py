@@ -126,6 +126,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*pip, "--no-deps", "-w", str(target), str(source)],
         capture_output=True,
         text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     (path,) = target.glob("*.whl")
@@ -150,13 +151,20 @@ def test_wheel_content(wheel: Path) -> None:
 def test_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    subprocess.run([*pip, "--no-deps", "--target", str(site), str(wheel)], check=True)
+    subprocess.run(
+        [*pip, "--no-deps", "--target", str(site), str(wheel)], check=True, timeout=300
+    )
     # Found before the checkout that this interpreter has installed.
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+            command,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

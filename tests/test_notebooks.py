@@ -225,7 +225,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_from_clean(name: str, runs: dict[str, Future[Path]]) -> None:
-    notebook = read(runs[name].result())
+    notebook = read(runs[name].result(len(NAMES) * DEADLINE_S))
     assert find_faults(name, notebook) == []
     before, after = code_cells(read(NOTEBOOKS[name])), code_cells(notebook)
     assert [cell.source for cell in before] == [cell.source for cell in after]

@@ -41,6 +41,7 @@ def _make(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
+        timeout=300,
     )
     return done.stdout
 
@@ -77,7 +78,9 @@ def _run_ci(tmp_path: Path, make: str) -> tuple[int, list[str]]:
     fake.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
-    done = subprocess.run([ROOT / ".ci" / "run"], env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"], env=environment, cwd=tmp_path, timeout=300
+    )
     return done.returncode, log.read_text().splitlines()
 
 
@@ -121,6 +124,7 @@ def _preflight(tmp_path: Path, programs: dict[str, str], **env: str) -> tuple[in
         env={"PATH": str(place), **env},
         capture_output=True,
         text=True,
+        timeout=300,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
@@ -188,7 +192,7 @@ _MACHINE_PATHS = re.compile(rb"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]/\w+|User[s]/\w
 def _files() -> list[Path]:
     command = [_tool("git"), "ls-files", "-z", "--cached", "--others"]
     done = subprocess.run(
-        [*command, "--exclude-standard"], cwd=ROOT, capture_output=True
+        [*command, "--exclude-standard"], cwd=ROOT, capture_output=True, timeout=300
     )
     if done.returncode:
         pytest.skip("not a git checkout")

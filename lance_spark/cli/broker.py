@@ -131,7 +131,13 @@ def _stop_signals() -> Iterator[_Stop]:
     os.set_blocking(writing, False)
     stop = _Stop(reading)
     usual_wakeup = signal.set_wakeup_fd(writing)
-    usual = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    # A shell ignores SIGINT for what runs in the background of a script, so that Ctrl-C
+    # ends only the foreground. The broker keeps to that.
+    usual = {
+        number: signal.signal(number, stop.handle)
+        for number in _SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield stop
     finally:

@@ -106,7 +106,7 @@ class BrokerProcess:
             found = _READY.match(child.stdout.readline())
         finally:
             watchdog.cancel()
-            watchdog.join()
+            watchdog.join(_STOP_S)
         if found is None:
             self.kill()
             raise LanceError(f"the broker's process did not start: {self.said}")
@@ -133,7 +133,7 @@ class BrokerProcess:
             return child.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
+            child.wait(_STOP_S)
             raise LanceError(
                 f"the broker's process does not stop in {_STOP_S:.0f} s: {self.said}"
             ) from None

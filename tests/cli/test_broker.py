@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from lance_spark.cli.broker import DEFAULTS, command, make_config
 from lance_spark.client import LanceClient, Producer
 from lance_spark.errors import OptionError
 from lance_spark.store import Fsync
+from tests.child import Child
 from tests.cli.conftest import Run
 
 PYTHON = [sys.executable, "-m", "lance_spark", "broker"]
@@ -30,21 +29,15 @@ READY = re.compile(
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
 
 
-@contextmanager
-def _start(*arguments: object, python: list[str] = PYTHON) -> Iterator[Any]:
-    """Start a broker, and end it however the test ends."""
-    process = subprocess.Popen(
+def _start(*arguments: object, python: list[str] = PYTHON) -> Child:
+    """Start a broker."""
+    return Child(
         [*python, "--listen", "127.0.0.1:0", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
     )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _read_address(process: Any, data_dir: Path) -> str:
@@ -89,6 +82,19 @@ def test_interrupt_is_a_normal_end(tmp_path: Path, store_path: Path) -> None:
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (0, "stopped\n")
         assert err.startswith("lance-spark: warning: ") and "segments/1" in err
+
+
+def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
+    """Ctrl-C is for what is in the foreground; a script's `broker &` goes on."""
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PYTHON]
+    with _start("--data-dir", tmp_path, python=background) as process:
+        address = _read_address(process, tmp_path)
+        process.send_signal(signal.SIGINT)
+        with LanceClient(address) as client:
+            client.create_topic("events")
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=30) == ("stopped\n", "")
+        assert process.returncode == 0
 
 
 _SLOW_STOP = """

@@ -17,6 +17,7 @@ from lance_spark.cli import consume
 from lance_spark.cli.main import main
 from lance_spark.client import LanceClient, Producer, RecordReader, consumer_id
 from lance_spark.errors import ConnectionLost
+from tests.child import Child
 from tests.cli.conftest import ROWS, Run
 
 PYTHON = [sys.executable, "-m", "lance_spark"]
@@ -247,7 +248,7 @@ def test_follow_until_interrupted(
     server: EmbeddedBroker, client: LanceClient, topic: str
 ) -> None:
     _send(client, topic, b"before")
-    process = subprocess.Popen(
+    process = Child(
         [*PYTHON, "consume", topic, "-s", server.address, "-f", "--group", "f"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -274,11 +275,9 @@ UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 LONG = b"x" * 1024 * 1024
 
 
-def _start(
-    server: EmbeddedBroker, topic: str, unbuffered: str
-) -> subprocess.Popen[bytes]:
+def _start(server: EmbeddedBroker, topic: str, unbuffered: str) -> Child:
     """Print to a pipe that is full; who reads a byte knows that the write has begun."""
-    return subprocess.Popen(
+    return Child(
         [*PYTHON, "consume", topic, "-s", server.address, "--group", "g"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -337,6 +336,7 @@ def test_file_gets_no_longer(
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
         )
     assert done.returncode == 1
     assert "File too large" in done.stderr and done.stderr.count("\n") == 1
@@ -347,7 +347,7 @@ def test_reader_goes_away(
     server: EmbeddedBroker, client: LanceClient, topic: str
 ) -> None:
     _send(client, topic, *[b"x" * 100_000] * 80)  # More than any pipe holds.
-    process = subprocess.Popen(
+    process = Child(
         [*PYTHON, "consume", topic, "-s", server.address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

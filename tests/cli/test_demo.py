@@ -19,6 +19,7 @@ from lance_spark.columnar.layout import validate
 from lance_spark.errors import LanceError
 from lance_spark.store import Store
 from lance_spark.wire.lwp import CommitStatus
+from tests.child import Child
 from tests.cli.conftest import Run
 
 
@@ -58,7 +59,7 @@ def test_directory_must_be_empty(run: Run, tmp_path: Path) -> None:
 
 
 def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = Child(
         [sys.executable, "-m", "lance_spark", "demo", "--records", "100000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

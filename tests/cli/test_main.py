@@ -14,6 +14,7 @@ from lance_spark import __version__
 from lance_spark.cli import main as main_module
 from lance_spark.cli.group import COMMANDS
 from lance_spark.errors import LanceError
+from tests.child import Child
 from tests.cli.conftest import Run
 
 PYTHON = [sys.executable, "-m", "lance_spark"]
@@ -34,7 +35,10 @@ sys.exit(main(["check", "nowhere"]))
 
 def test_click_missing() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_CLICK], capture_output=True, text=True
+        [sys.executable, "-c", _WITHOUT_CLICK],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (
         2,
@@ -64,7 +68,9 @@ def test_warnings_are_left_to_commands() -> None:
         "main(['--version'])\n"
         "logging.getLogger('lance_spark.store').warning('found something')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -76,7 +82,11 @@ def test_help_imports_nothing_heavy() -> None:
         "print(sorted({'numpy', 'pyarrow', 'crc32c', 'lz4'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.splitlines()[-1] == "[]"
     for name, entry in COMMANDS.items():
@@ -99,7 +109,9 @@ def test_version(run: Run) -> None:
 
 
 def test_module_runs() -> None:
-    done = subprocess.run([*PYTHON, "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*PYTHON, "--version"], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, f"lance-spark {__version__}\n")
 
 
@@ -152,7 +164,7 @@ def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, store_path: Path) 
 
 def test_interrupt_of_a_process(tmp_path: Path) -> None:
     # More records than anybody waits for; the child it started must go, too.
-    process = subprocess.Popen(
+    process = Child(
         [*PYTHON, "demo", "--records", "100000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -174,7 +186,7 @@ def test_reader_goes_away(segment: Path) -> None:
         content = file.read()
         for _ in range(500):
             file.write(content)
-    process = subprocess.Popen(
+    process = Child(
         [*PYTHON, "inspect", str(segment), "--limit", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -193,7 +205,11 @@ def test_reader_was_never_there() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [*PYTHON, "--version"], stdout=writer, stderr=subprocess.PIPE, env=BUFFERED
+        [*PYTHON, "--version"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=BUFFERED,
+        timeout=60,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -209,6 +225,7 @@ def test_disk_is_full(unbuffered: str) -> None:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
         )
     assert done.returncode == 1
     assert "No space left" in done.stderr and done.stderr.count("\n") == 1
@@ -216,7 +233,9 @@ def test_disk_is_full(unbuffered: str) -> None:
 
 def test_standard_output_is_closed() -> None:
     shell = ["sh", "-c", 'exec "$@" >&-', "sh"]
-    done = subprocess.run([*shell, *PYTHON, "--version"], capture_output=True)
+    done = subprocess.run(
+        [*shell, *PYTHON, "--version"], capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == (
         b"lance-spark: standard output is closed: say >/dev/null if you want none\n"
@@ -226,7 +245,9 @@ def test_standard_output_is_closed() -> None:
 def test_standard_error_is_closed() -> None:
     # Python would print to standard output instead, where the data is.
     shell = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
-    done = subprocess.run([*shell, *PYTHON, "check", "nowhere"], capture_output=True)
+    done = subprocess.run(
+        [*shell, *PYTHON, "check", "nowhere"], capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
 
 
@@ -235,6 +256,7 @@ def test_output_that_the_terminal_cannot_show(segment: Path) -> None:
         [*PYTHON, "inspect", str(segment), "--limit", "1"],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=60,
     )
     assert done.returncode == 0
     assert b"\\u2026 more records follow" in done.stdout

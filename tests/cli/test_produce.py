@@ -18,6 +18,7 @@ from lance_spark.client import LanceClient, Producer, RecordReader
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import ConnectionLost, Undelivered
 from lance_spark.model import RecordType
+from tests.child import Child
 from tests.cli.conftest import Run
 
 TypeIn = Callable[[bytes], None]
@@ -269,7 +270,7 @@ def test_interrupt_says_what_was_acknowledged(
 def test_interrupt_of_a_process(
     server: EmbeddedBroker, client: LanceClient, topic: str
 ) -> None:
-    process = subprocess.Popen(
+    process = Child(
         [*PYTHON, "produce", topic, "-s", server.address],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

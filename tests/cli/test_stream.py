@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import Child
+
 _HEAD = """
 import os, sys
 from lance_spark.cli.stream import prepare_streams, settle_output
@@ -43,6 +45,7 @@ except OSError:
             stdout=file,
             stderr=subprocess.PIPE,
             env=_environment(unbuffered),
+            timeout=60,
         )
     assert (done.returncode, done.stderr) == (0, b"noticed")
     assert 0 < (tmp_path / "out").stat().st_size < 2**20
@@ -50,7 +53,7 @@ except OSError:
 
 def test_lines_still_come_at_once() -> None:
     # Who asks for no buffer does not want to wait for the end of the process.
-    with subprocess.Popen(
+    with Child(
         _command("print('line \\u2026')\nsys.stdin.read()"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -68,5 +71,7 @@ print("for nobody", file=sys.stderr)
 os.write(2, b"nor this")
 print(os.open(os.devnull, os.O_RDONLY) > 2, sys.stdin)
 """
-    done = subprocess.run(_command(script, "<&- 2>&-"), capture_output=True, text=True)
+    done = subprocess.run(
+        _command(script, "<&- 2>&-"), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True None\n", "")

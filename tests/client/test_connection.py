@@ -152,7 +152,7 @@ def test_answers_in_pieces_of_one_byte(
     waiting = pool.submit(pending.result, soon())
     for byte in b"".join(encode_message(TopicInfo(1, "x"))):
         peer.send(bytes([byte]))
-    assert waiting.result() == TopicInfo(1, "x")
+    assert waiting.result(60) == TopicInfo(1, "x")
 
 
 def test_a_large_answer(
@@ -162,7 +162,7 @@ def test_a_large_answer(
     request = connection.submit(Fetch(1, 0, len(data)), deadline=soon())
     sending = pool.submit(peer.answer, FetchResponse(len(data), 1, data))
     answer = request.result(soon())
-    sending.result()
+    sending.result(60)
     assert isinstance(answer, FetchResponse)
     assert answer.data == data
 
@@ -214,7 +214,7 @@ def test_many_threads_at_once(
 
     serving = pool.submit(serve)
     assert all(pool.map(ask, range(200)))
-    serving.result()
+    serving.result(60)
 
 
 def test_the_leader_reads_for_its_followers(
@@ -227,10 +227,10 @@ def test_the_leader_reads_for_its_followers(
     following = pool.submit(first.result, soon())
     wait_for_followers(connection, 1)
     peer.answer(TopicInfo(1, "one"))
-    assert following.result() == TopicInfo(1, "one")
+    assert following.result(60) == TopicInfo(1, "one")
     assert not leading.done()
     peer.answer(TopicInfo(2, "two"))
-    assert leading.result() == TopicInfo(2, "two")
+    assert leading.result(60) == TopicInfo(2, "two")
 
 
 def test_a_follower_takes_over_when_the_leader_has_its_answer(
@@ -242,10 +242,10 @@ def test_a_follower_takes_over_when_the_leader_has_its_answer(
     following = pool.submit(second.result, soon())
     wait_for_followers(connection, 1)
     peer.answer(TopicInfo(1, "one"))
-    assert leading.result() == TopicInfo(1, "one")
+    assert leading.result(60) == TopicInfo(1, "one")
     wait_for_followers(connection, 0)
     peer.answer(TopicInfo(2, "two"))
-    assert following.result() == TopicInfo(2, "two")
+    assert following.result(60) == TopicInfo(2, "two")
 
 
 def test_a_follower_takes_over_when_the_leader_has_no_time_left(
@@ -258,11 +258,11 @@ def test_a_follower_takes_over_when_the_leader_has_no_time_left(
     wait_for_followers(connection, 0)
     following = pool.submit(second.result, soon())
     with pytest.raises(Timeout):
-        leading.result()
+        leading.result(60)
     # What the first leader had read of the frame is not lost.
     peer.send(frame[20:])
     peer.answer(TopicInfo(2, "two"))
-    assert following.result() == TopicInfo(2, "two")
+    assert following.result(60) == TopicInfo(2, "two")
     assert first.result(now()) == TopicInfo(1, "one")
 
 
@@ -277,7 +277,7 @@ def test_a_follower_has_a_deadline_of_its_own(
     with pytest.raises(Timeout):
         second.result(now())
     peer.answer(TopicInfo(1, "one"))
-    assert leading.result() == TopicInfo(1, "one")
+    assert leading.result(60) == TopicInfo(1, "one")
 
 
 def test_a_wait_without_end_fits_a_lock(
@@ -290,7 +290,7 @@ def test_a_wait_without_end_fits_a_lock(
     following = pool.submit(second.result, forever)
     wait_for_followers(connection, 1)
     peer.answer(TopicInfo(1, "one"), TopicInfo(2, "two"))
-    assert (leading.result(), following.result()) == (
+    assert (leading.result(60), following.result(60)) == (
         TopicInfo(1, "one"),
         TopicInfo(2, "two"),
     )
@@ -390,7 +390,7 @@ def test_abort_wakes_everybody(
     connection.abort()
     for each in waiting:
         with pytest.raises(ConnectionLost, match="closed here"):
-            each.result()
+            each.result(60)
 
 
 def test_the_last_user_closes_the_stream(pool: ThreadPoolExecutor) -> None:
@@ -412,7 +412,7 @@ def test_the_last_user_closes_the_stream(pool: ThreadPoolExecutor) -> None:
     assert not stream.is_closed
     leave.set()
     with pytest.raises(ConnectionLost):
-        waiting.result()
+        waiting.result(60)
     assert stream.is_closed
     connection.close()
 
@@ -518,7 +518,7 @@ def test_a_sender_waits_for_another_until_its_deadline(
             connection.submit(GetTopic(1), deadline=Deadline.after(0.01))
     finally:
         leave.set()
-    sending.result()
+    sending.result(60)
     assert connection.is_open
 
 
@@ -658,7 +658,7 @@ def test_ping(connection: Connection, peer: Peer, pool: ThreadPoolExecutor) -> N
     pinging = pool.submit(connection.ping, soon())
     assert str(peer.frame()) == "keepalive"
     peer.keepalive()
-    assert pinging.result() >= 0.0
+    assert pinging.result(60) >= 0.0
 
 
 def test_ping_takes_its_own_answer(
@@ -674,7 +674,7 @@ def test_ping_takes_its_own_answer(
     wait_for_followers(connection, 0)
     assert not pinging.done()
     peer.keepalive()
-    pinging.result()
+    pinging.result(60)
 
 
 def test_ping_does_not_take_a_stale_answer(connection: Connection, peer: Peer) -> None:
@@ -696,7 +696,7 @@ def test_the_end_of_the_connection_ends_the_wait_to_ping(
         threading.Event().wait(0.001)
     connection.abort()
     with pytest.raises(ConnectionLost, match="closed here"):
-        pinging.result()
+        pinging.result(60)
 
 
 def test_keepalives_are_never_answered(connection: Connection, peer: Peer) -> None:
@@ -797,7 +797,7 @@ def test_a_waker_ends_the_wait(
     waiting = pool.submit(connection.receive, soon(), waker)
     wait_for_followers(connection, 0)
     waker.set()
-    assert waiting.result() == []
+    assert waiting.result(60) == []
     waker.close()
 
 
@@ -855,7 +855,7 @@ def test_drain_leaves_a_reader_alone(
     wait_for_followers(connection, 0)
     connection.drain()
     peer.answer(TopicInfo(1, "one"))
-    assert waiting.result() == TopicInfo(1, "one")
+    assert waiting.result(60) == TopicInfo(1, "one")
 
 
 def test_drain_ends_however_much_comes() -> None:

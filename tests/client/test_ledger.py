@@ -48,7 +48,7 @@ class Background:
         except BaseException as error:
             self.error = error
 
-    def join(self) -> None:
+    def finish(self) -> None:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         if self.error is not None:
@@ -78,7 +78,7 @@ def test_an_ack_makes_room() -> None:
     assert woken.wait(PATIENCE_S)
     assert ledger.outbox.next_id == 3
     _settle(ledger, 1)
-    waiting.join()
+    waiting.finish()
     assert ledger.outbox.pending_bytes == 11
 
 
@@ -117,7 +117,7 @@ def test_flush_waits_for_what_was_added_before_it() -> None:
     # What comes later is somebody else's.
     ledger.add(b"b", 1, _soon())
     _settle(ledger, 1)
-    flushing.join()
+    flushing.finish()
     assert ledger.outbox.pending_records == 1
 
 
@@ -170,7 +170,7 @@ def test_flush_tells_of_refusals() -> None:
     with ledger.changed:
         ledger.changed.notify_all()
     with pytest.raises(Undelivered):
-        flushing.join()
+        flushing.finish()
 
 
 def test_several_refusals_come_with_the_first_cause() -> None:
@@ -196,7 +196,7 @@ def test_a_failure_is_told_for_ever() -> None:
     with ledger.changed:
         ledger.fail(why)
     with pytest.raises(Undelivered):
-        flushing.join()
+        flushing.finish()
     for _ in range(2):
         with pytest.raises(Undelivered) as caught:
             ledger.flush()
@@ -217,7 +217,7 @@ def test_a_failure_ends_the_wait_for_room() -> None:
     with ledger.changed:
         ledger.fail(RuntimeError("broken"))
     with pytest.raises(Undelivered):
-        waiting.join()
+        waiting.finish()
 
 
 def test_closed() -> None:
@@ -246,7 +246,7 @@ def test_a_send_of_another_thread_does_not_hide_a_refusal() -> None:
     assert _refuse(ledger, 1, InvalidPayload("no"))
     other = Background(lambda: ledger.add(b"b", 1, _soon()))
     with pytest.raises(Undelivered):
-        other.join()
+        other.finish()
     with pytest.raises(Undelivered) as caught:
         ledger.flush()
     assert caught.value.batches == (1,)
@@ -266,4 +266,4 @@ def test_flushes_of_several_threads_all_tell() -> None:
         ledger.changed.notify_all()
     for each in flushing:
         with pytest.raises(Undelivered):
-            each.join()
+            each.finish()

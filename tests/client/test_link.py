@@ -483,7 +483,7 @@ def test_a_hasty_call_leaves_the_connection_to_others(
     with pytest.raises(Timeout):
         ask(client, timeout_s=0.05)
     go.set()
-    assert patient.result() == ANSWER
+    assert patient.result(60) == ANSWER
     assert ask(client) == ANSWER
     assert network.dialed == [SERVER]
 
@@ -537,7 +537,7 @@ def test_only_one_thread_dials(network: Network, pool: ThreadPoolExecutor) -> No
         ask(client, timeout_s=0.05)
     others = [pool.submit(ask, client) for _ in range(3)]
     leave.set()
-    assert [each.result() for each in (first, *others)] == [ANSWER] * 4
+    assert [each.result(60) for each in (first, *others)] == [ANSWER] * 4
     assert network.dialed == [SERVER]
 
 

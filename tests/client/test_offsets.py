@@ -22,6 +22,7 @@ from lance_spark.client.offsets import (
     TopicOffset,
 )
 from lance_spark.errors import LanceError, OptionError
+from tests.child import Child
 from tests.client.kit_flow import FakeLog
 
 
@@ -285,7 +286,7 @@ sys.stdin.read()
 
 
 def test_a_lock_of_another_process(tmp_path: Path) -> None:
-    with subprocess.Popen(
+    with Child(
         [sys.executable, "-c", _HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -299,7 +300,7 @@ def test_a_lock_of_another_process(tmp_path: Path) -> None:
                 store.load("a", "events")
             # Even one that is killed has left what it saved, and its lock is gone.
             holder.kill()
-            holder.wait()
+            holder.wait(60)
             assert store.load("a", "events") == 42
 
 

@@ -233,7 +233,7 @@ def test_many_threads_share_a_producer(client: LanceClient) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
     found = [
         tuple(map(int, (value or b"").split())) for value in _read(client, "threads")
     ]

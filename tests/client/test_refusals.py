@@ -18,7 +18,7 @@ Elsewhere = Callable[[Callable[[], list[int]]], list[int]]
 @pytest.fixture
 def elsewhere() -> Iterator[Elsewhere]:
     with ThreadPoolExecutor(1) as pool:
-        yield lambda call: pool.submit(call).result()
+        yield lambda call: pool.submit(call).result(60)
 
 
 def _refuse(refusals: Refusals, *ids: int) -> None:

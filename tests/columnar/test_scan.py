@@ -192,7 +192,7 @@ class TestKernelArguments:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
         assert found == [1_000_000] * 4
 
 

@@ -159,4 +159,4 @@ def busy(broker: EmbeddedBroker) -> Iterator[None]:
         finally:
             stop.set()
             for thread in threads:
-                thread.join()
+                thread.join(60)

@@ -58,7 +58,7 @@ def test_poll_waits_for_records(client: LanceClient, topic: str) -> None:
         try:
             result = consumer.poll_blocking(30)
         finally:
-            timer.join()
+            timer.join(60)
     assert [record.value for record in result] == [b"value 0"]
 
 
@@ -254,7 +254,7 @@ def test_wait(target: Target, client: LanceClient, topic: str) -> None:
         try:
             grown = waiting.wait(version, {topic_id: 0}, 30)
         finally:
-            timer.join()
+            timer.join(60)
         assert [end.offset for end in grown.ends] == [client.bounds(topic).end]
         client.create_topic(f"{topic}-new")
         assert waiting.wait(version, {}, 30).version != version

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import Consumer, LanceClient
-from lance_spark.errors import InvalidPayload, InvalidTopicName, PayloadTooLarge
-from lance_spark.model import Retention
+from lance_spark.client import Consumer, LanceClient, Producer
+from lance_spark.errors import (
+    ConnectionLost,
+    InvalidPayload,
+    InvalidTopicName,
+    LanceError,
+    PayloadTooLarge,
+)
+from lance_spark.model import Buffer, Retention
+from lance_spark.store import StoreConfig
 from lance_spark.wire import lwp
-from lance_spark.wire.lwp import Checksum, Command, FrameFlags, Message
+from lance_spark.wire.lwp import Checksum, Command, FrameFlags, FrameType, Message
+from tests.campaign import Tally
 from tests.integration.examples import EXAMPLES
-from tests.integration.kit import Raw, make_client, read_bytes, record
+from tests.integration.kit import (
+    Raw,
+    make_client,
+    read_bytes,
+    record,
+    wait_for,
+)
+from tests.integration.process import HAS_PROC, BrokerProcess, count_files
+from tests.store.kit import check_clean
 
 MIB = 1024 * 1024
 RECORD = record(b"hello")
@@ -290,6 +309,137 @@ def test_mutated_payloads_in_good_frames(
             frame = raw.frame()
             assert frame is not None, f"seed {seed}: no answer"
     check_nothing_broke(broker, caplog, f"seed {seed}")
+
+
+# Sessions of all kinds, for as long as one likes.
+
+TOKEN = "the token"
+SESSIONS = 40
+SESSIONS_LONG = 4000
+# What a broker may keep of topics, stages and groups that survived their mutation.
+GROWTH_BYTES_MAX = 128 * MIB
+# Two for each segment that its store keeps open.
+OPEN_FILES_MAX = 2 * StoreConfig().open_segments_max
+
+
+class Visitor:
+    """Talks to a broker as nobody should, and counts what comes back."""
+
+    def __init__(self, address: str, tally: Tally) -> None:
+        self._address = address
+        self._rng = tally.rng
+        self._counts = tally.counts
+        self._hello = join_message(lwp.Authenticate(TOKEN))
+
+    def visit(self) -> None:
+        """Have a conversation of all requests, damaged before or behind the token."""
+        rng, name = self._rng, f"mutated-{self._rng.randrange(50)}"
+        parts = [self._make(kind, name) for kind in EXAMPLES]
+        parts += [lwp.encode_keepalive(), self._ingest(), self._ingest()]
+        rng.shuffle(parts)
+        stream = b"".join(parts[: rng.randrange(1, len(parts) + 1)])
+        if rng.random() < 0.7:
+            stream = self._hello + stream
+        if rng.random() < 0.5:
+            stream = mutate(stream, rng)
+        with Raw(self._address) as raw:
+            raw.try_send(stream)
+            if rng.random() < 0.8:
+                with contextlib.suppress(ConnectionLost):
+                    raw.shutdown_write()
+                self._listen(raw)
+        self._counts["sessions"] += 1
+
+    def _make(self, kind: type[Message], name: str) -> bytes:
+        """Make a request; half of them have a damaged payload, and all else right."""
+        topic = self._rng.randrange(60)
+        message = EXAMPLES[kind](name, topic)
+        payload = b"".join(map(bytes, message.encode_payload()))
+        if payload and self._rng.random() < 0.5:
+            payload = mutate(payload, self._rng)
+        self._counts["requests"] += 1
+        return join(lwp.encode_control(message.COMMAND, [payload]))
+
+    def _ingest(self) -> bytes:
+        payload = RECORD * self._rng.randrange(1, 4)
+        if self._rng.random() < 0.5:
+            payload = mutate(payload, self._rng) or RECORD
+        # Of a topic or a stage, if there is one.
+        target = self._rng.choice([2, 3, 0x80000000, 0x80000001])
+        batch = self._rng.randrange(1, 4)
+        return join(
+            lwp.encode_ingest(
+                [payload], batch_id=batch, record_count=1, topic_id=target
+            )
+        )
+
+    def _listen(self, raw: Raw) -> None:
+        while (frame := raw.frame()) is not None:
+            self._counts["answers"] += 1
+            if frame.type is not FrameType.CONTROL:
+                continue
+            with contextlib.suppress(LanceError):  # An extended answer to a Fetch.
+                answer = lwp.decode_response(frame)
+                if isinstance(answer, lwp.ErrorResponse):
+                    assert answer.code != 0x60, f"a bug of the broker: {answer}"
+
+
+def join(buffers: Iterable[Buffer]) -> bytes:
+    return b"".join(map(bytes, buffers))
+
+
+def join_message(message: Message) -> bytes:
+    return join(lwp.encode_message(message))
+
+
+@pytest.mark.fuzz
+@pytest.mark.campaign("sessions")
+@pytest.mark.skipif(not HAS_PROC, reason="/proc says what it costs")
+def test_sessions_of_all_kinds(tmp_path: Path, tally: Tally) -> None:
+    while tally.goes_on():
+        path = tmp_path / f"{tally.rounds}" / "data"
+        path.parent.mkdir()
+        process = BrokerProcess(path, fsync="none", tokens=[TOKEN], topics_max=200)
+        with process as broker:
+            run_sessions(broker, tally)
+            assert "Traceback" not in broker.said
+        check_clean(path)
+        shutil.rmtree(path.parent)
+
+
+def run_sessions(broker: BrokerProcess, tally: Tally) -> None:
+    """Have many conversations, beside a good client, and see what is left of them."""
+    visitor = Visitor(broker.address, tally)
+    with make_client(broker.address, auth_token=TOKEN) as client:
+        for number in range(SESSIONS_LONG if tally.seconds else SESSIONS):
+            if number == SESSIONS // 2:
+                # Until then it may still load code and fill its caches.
+                before = (broker.rss_bytes, broker.threads, count_files(broker.pid))
+            visitor.visit()
+            if number % 4 == 0:
+                check_service(client, b"%d" % number)
+            if tally.seconds and tally.is_over and number > SESSIONS:
+                break
+        memory, threads, files = before
+        wait_for(lambda: broker.threads <= threads + 2, "its threads end")
+        # Topics and stages that are in use have files open.
+        limit = files + OPEN_FILES_MAX
+        wait_for(lambda: count_files(broker.pid) <= limit, "its files are closed")
+        assert broker.rss_bytes - memory <= GROWTH_BYTES_MAX
+    tally.counts["failures"] = 0
+
+
+def check_service(client: LanceClient, value: bytes) -> None:
+    """Write a record and read it back, as a client that does no harm.
+
+    A header's topic and command have no checksum, so that a flip may make one good
+    request out of another: the topic may have been deleted, or have other records.
+    """
+    with Producer(client, "good", create_topic=True) as producer:
+        producer.send(value)
+    start = client.bounds("good").start
+    records = lwp.decode_records(read_bytes(client, "good", start))
+    assert bytes(list(records)[-1].value) == value
 
 
 # Names that try to leave the directory.

@@ -124,7 +124,7 @@ def test_a_wheel_is_found(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
     # The environment has what the build needs, so that no network is.
     pip += ["--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)]
-    subprocess.run(pip, check=True, capture_output=True)
+    subprocess.run(pip, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lance_spark.cli.main import main
+from tests.child import Child
 from tests.spark.test_docs import is_shown
 from tests.test_docs import parse_session, read
 
@@ -38,7 +39,7 @@ class Newcomer:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
-        self.broker: subprocess.Popen[str] | None = None
+        self.broker: Child | None = None
 
     def type(self, kind: str, text: str) -> Iterator[tuple[str, str]]:
         """Type a block; gives what is printed, and for commands what is shown."""
@@ -65,7 +66,7 @@ class Newcomer:
 
     def _start(self, words: list[str]) -> str:
         words = ["127.0.0.1:0" if word == CONSOLE else word for word in words]
-        self.broker = subprocess.Popen(
+        self.broker = Child(
             [sys.executable, "-m", "lance_spark", *words, "--listen", "127.0.0.1:0"],
             stdout=subprocess.PIPE,
             text=True,

@@ -95,7 +95,7 @@ def test_no_session_is_needed() -> None:
         "assert SparkContext._gateway is None\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
 

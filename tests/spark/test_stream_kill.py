@@ -10,14 +10,13 @@ One campaign by default; `make soak` makes campaigns for SOAK_SECONDS.
 
 from __future__ import annotations
 
-import itertools
-import os
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.campaign import Tally
 from tests.integration.process import HAS_PROC
 from tests.spark.campaign.campaign import Campaign, Target
 
@@ -27,14 +26,12 @@ pytestmark = [
     pytest.mark.skipif(not HAS_PROC, reason="/proc says who is a worker"),
 ]
 
-SECONDS = float(os.environ.get("LANCE_SOAK_SECONDS", "0"))
 # A campaign of a soak: long enough for checkpoints that Spark has cleaned up, and short
 # enough for what is wrong to be found in what is left on the disk.
 CAMPAIGN_SECONDS = 900.0
-SEED = os.environ.get("LANCE_CAMPAIGN_SEED")
 
 
-def run_campaign(directory: Path, seed: str, *, until_s: float) -> None:
+def run_campaign(directory: Path, seed: str, *, until_s: float, tally: Tally) -> None:
     """Kill each thing in turn, once and until a time."""
     campaign = Campaign(directory, seed)
     try:
@@ -43,23 +40,26 @@ def run_campaign(directory: Path, seed: str, *, until_s: float) -> None:
             campaign.run_round()
         assert campaign.kills[Target.DRIVER] + campaign.kills[Target.JVM] >= 2
         assert campaign.kills[Target.BROKER] >= 3
-        campaign.finish()
+        records = campaign.finish()
     except BaseException:
         # pytest shows this for a failure.
         print(f"seed: {seed!r}; {campaign.describe()}")  # noqa: T201
         raise
     finally:
         campaign.close()
+    for target, kills in campaign.kills.items():
+        tally.counts[f"kills of {target.name.lower()}"] += kills
+    tally.counts["records"] += records
+    tally.counts.update(dict.fromkeys(("lost", "doubled", "silent"), 0))
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    ends_s = time.monotonic() + SECONDS
-    for number in itertools.count():
-        directory = tmp_path / str(number)
+@pytest.mark.campaign("stream")
+def test_killed_at_random_moments(tmp_path: Path, tally: Tally) -> None:
+    while tally.goes_on():
+        directory = tmp_path / str(tally.rounds)
         directory.mkdir()
-        seed = SEED or f"stream {time.time_ns()}"
-        until_s = min(ends_s, time.monotonic() + CAMPAIGN_SECONDS)
-        run_campaign(directory, seed, until_s=until_s)
+        left_s = min(tally.seconds - tally.elapsed_s, CAMPAIGN_SECONDS)
+        until_s = time.monotonic() + left_s
+        seed = f"{tally.seed} {tally.rounds}"
+        run_campaign(directory, seed, until_s=until_s, tally=tally)
         shutil.rmtree(directory)
-        if time.monotonic() >= ends_s:
-            break

@@ -42,7 +42,11 @@ def test_plugin_imports_next_to_nothing() -> None:
     # pytest itself is there wherever the plugin is loaded.
     script = f"import pytest\n{_LIST_LOADED}"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     loaded = {name for name in json.loads(done.stdout) if "lance" in name}
     assert loaded == {

@@ -161,7 +161,7 @@ def test_waiting_for_rows(topic: ScratchTopic) -> None:
     filler = threading.Timer(0.1, fill)
     filler.start()
     topic.assert_holds(["a", "b", "c"], ordered=True, within_s=60)
-    filler.join()
+    filler.join(60)
 
 
 def test_waiting_ends(topic: ScratchTopic) -> None:

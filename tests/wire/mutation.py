@@ -63,7 +63,7 @@ def seed_payloads() -> list[tuple[int, int, bytes]]:
 class Mutator:
     """Make inputs, the same ones for the same seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
         self._streams = seed_streams()
         self._payloads = seed_payloads()

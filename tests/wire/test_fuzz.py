@@ -1,12 +1,11 @@
 """Damaged input: no exception outside the tree, no hang, no runaway memory.
 
-50 000 inputs by default, always the same. `make fuzz` sets LANCE_FUZZ_SECONDS and runs
-for that long from a seed that it prints; LANCE_FUZZ_SEED repeats such a run.
+50 000 inputs by default, always the same. `make fuzz` runs for as long as it is told,
+from a seed that it prints; LANCE_CAMPAIGN_SEED repeats such a run.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import signal
@@ -37,6 +36,7 @@ from lance_spark.wire.lwp import (
     decompress,
     encode_record,
 )
+from tests.campaign import Tally
 from tests.wire.mutation import Mutator
 from tests.wire.vectors import join, load
 
@@ -59,12 +59,17 @@ def deadline(seconds: float) -> Iterator[None]:
         raise AssertionError(f"no end after {seconds} s")
 
     previous = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # The alarm may have been set already, for the test as a whole.
+    began_s = time.monotonic()
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        if left_s:
+            left_s -= time.monotonic() - began_s
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001))
 
 
 def feed(parser: FrameParser, data: bytes, chance: random.Random) -> list[Frame]:
@@ -179,25 +184,16 @@ def rss_bytes() -> int:
 
 
 @pytest.mark.fuzz
-def test_mutations(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = float(os.environ.get("LANCE_FUZZ_SECONDS", "0"))
-    seed = int(os.environ.get("LANCE_FUZZ_SEED", "0"))
-    if seconds and not seed:
-        seed = random.SystemRandom().randrange(1, 2**32)
-    mutator = Mutator(seed)
+@pytest.mark.campaign("codec")
+def test_mutations(tally: Tally) -> None:
+    mutator = Mutator(tally.seed)
     seen: Counter[str] = Counter()
     rss_before = rss_bytes()
-    end = time.monotonic() + seconds
     number = 0
-    if seconds:
-        with capsys.disabled():
-            sys.stdout.write(f"\nLANCE_FUZZ_SEED={seed} for {seconds:g} s\n")
-    while number < INPUTS or time.monotonic() < end:
+    while tally.goes_on(INPUTS):
         run(mutator, number, seen)
         number += 1
-    if seconds:
-        with capsys.disabled():
-            sys.stdout.write(f"{number} inputs, {seen['frames']} whole frames\n")
+    tally.counts.update({"inputs": number, "whole frames": seen["frames"]})
     assert rss_bytes() - rss_before < RSS_GROWTH_BYTES_MAX
     # A fuzz run that never gets past the checksums would prove nothing.
     expected = {row["message"] for row in load("messages") + load("extensions")}
@@ -216,4 +212,4 @@ def test_a_failure_names_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mutator, "next_input", lambda self: b"\xab")
     monkeypatch.setattr(f"{__name__}.examine", lambda *_: 1 / 0)
     with pytest.raises(AssertionError, match=r"input 7: ZeroDivisionError.*\nab"):
-        run(Mutator(0), 7, Counter())
+        run(Mutator(""), 7, Counter())

@@ -92,7 +92,7 @@ class Driver:
         """Kill all its processes at once; say how many."""
         self.check()
         killed = kill_session(self.session)
-        self._forget().wait()
+        self._forget().wait(60)
         return killed
 
     def kill_jvm(self, wait: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ class Driver:
         wait_for(lambda: not is_alive(child.pid), "the query drains", timeout_s)
         # Its number is not given away before it was waited for.
         kill_session(child.pid)
-        code = self._forget().wait()
+        code = self._forget().wait(60)
         assert code == 0, f"exit code {code}: {self.errors}"
         assert self.events("drained")
 
@@ -159,7 +159,7 @@ class Driver:
             child = self._orphaned.pop()
             left += len(list_session(child.pid))
             kill_session(child.pid)
-            child.wait()
+            child.wait(60)
         return left
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class Driver:
         """End all that is left, whatever has happened."""
         if self._child is not None:
             kill_session(self.session)
-            self._forget().wait()
+            self._forget().wait(60)
         if self._spare is not None:
             self._orphaned.append(self._spare)
             self._spare = None
