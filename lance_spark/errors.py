@@ -23,10 +23,12 @@ LanceError
 │   ├── StoreLocked             another process has the data directory
 │   ├── StoreClosed             used after close
 │   ├── StoreReadOnly           a write failed in a way that can't be taken back
+│   │   └── CommitUnknown       … and whether a commit counts is not known yet
 │   ├── StoreWriteFailed        a write failed and was taken back
 │   ├── Corrupt                 damaged bytes, with topic and byte range
 │   ├── OutOfRange              an offset that is not in the log
 │   ├── UnknownTopic, TopicExists, InvalidName
+│   ├── LimitReached            more than the settings allow
 │   └── StageError              StageUnknown, StageExpired, StageMismatch,
 │                               BatchGap, CommitConflict
 └── OptionError                 a setting the user has to change
@@ -523,6 +525,18 @@ class CommitConflictError(BrokerError):
     code = 0x73
 
 
+class CommitUnknownError(BrokerError):
+    """Whether a commit was carried out is not known yet (0x74, extension).
+
+    Its rows may be visible, now or once the broker is started again, or never. The same
+    commit, asked for again with its writer id and sequence, is carried out once: that
+    is how its outcome becomes known.
+    """
+
+    code = 0x74
+    retriable = True
+
+
 class StoreError(LanceError):
     """The log on disk refused or failed."""
 
@@ -537,6 +551,29 @@ class StoreClosed(StoreError):
 
 class StoreReadOnly(StoreError):
     """An earlier failure left writing unsafe; reading goes on."""
+
+
+class CommitUnknown(StoreReadOnly):
+    """A commit is begun, and only the next opening finishes or undoes it.
+
+    Args:
+        writer: who commits.
+        sequence: which of the writer's commits it is.
+        reason: what has failed.
+    """
+
+    def __init__(self, writer: str, sequence: int, reason: str) -> None:
+        super().__init__(writer, sequence, reason)
+        self.writer = writer
+        self.sequence = sequence
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the outcome of commit {self.sequence} of {self.writer!r} is not known: "
+            f"{self.reason}; reopen the store (restart the broker), which finishes or "
+            "undoes the commit, then commit again with the same writer and sequence"
+        )
 
 
 class StoreWriteFailed(StoreError):
@@ -606,6 +643,10 @@ class TopicExists(StoreError):
 
 class InvalidName(StoreError):
     """A topic name that can't be used."""
+
+
+class LimitReached(StoreError):
+    """More than the settings allow; nothing was done."""
 
 
 class StageError(StoreError):

@@ -143,9 +143,9 @@ class Service(Gate):
         self._admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
-        self._check_room([name])
+        most = self.limits.topics_max
         try:
-            return self.store.create_topic(name, retention=retention)
+            return self.store.create_topic(name, retention=retention, topics_max=most)
         except TopicExists as error:
             text = f"Topic '{name}' already exists"
             raise errors.TopicAlreadyExists(text) from error
@@ -210,7 +210,7 @@ class Service(Gate):
     ) -> int:
         """Open a stage for a topic that need not exist."""
         self._admit_name(client, topic)
-        self._check_room([topic])
+        self._check_room(topic)
         return self.store.open_stage(topic, writer, sequence)
 
     def commit_stages(
@@ -231,8 +231,9 @@ class Service(Gate):
             # Nothing to do for a writer that nobody knows. To remember it would let
             # anybody make the later commits of another one stale.
             return CommitResult(CommitStatus.COMMITTED)
-        self._check_room(overwrite)
-        result = self.store.commit_stages(writer, sequence, stages, overwrite)
+        result = self.store.commit_stages(
+            writer, sequence, stages, overwrite, topics_max=self.limits.topics_max
+        )
         if result.status is not CommitStatus.COMMITTED:
             # It named no stage that is still there, and it learns of topics.
             for committed in result.ranges:
@@ -278,16 +279,13 @@ class Service(Gate):
             f"'{writer}'"
         )
 
-    def _check_room(self, names: Iterable[str]) -> None:
-        """Refuse topics that do not exist when there are too many already."""
-        most = self.limits.topics_max
-        if len(self.store.topics()) < most:
-            return
-        new = [name for name in names if self.store.find_topic(name) is None]
-        if new:
-            raise errors.InvalidPayload(
-                f"topic {new[0]!r} can't be made: there are {most}, which is the most "
-                "(topics_max)"
+    def _check_room(self, topic: str) -> None:
+        """Refuse what the commit would refuse later, when all rows are staged."""
+        there, most = len(self.store.topics()), self.limits.topics_max
+        if there >= most and self.store.find_topic(topic) is None:
+            raise errors.LimitReached(
+                f"a stage for topic {topic!r} can't be committed: the topic is not "
+                f"there, and no more than {most} may be (topics_max)"
             )
 
     # Reading.

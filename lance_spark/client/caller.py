@@ -9,6 +9,7 @@ from typing import TypeVar
 from lance_spark.client.config import ClientConfig
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Build, Link, Request
+from lance_spark.client.retry import Retry
 from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.wire.lwp import Capability, ListTopics, Message, TopicListing
 
@@ -70,6 +71,7 @@ class Caller:
         needs: tuple[Capability, str] | None = None,
         retry: bool = True,
         timeout_s: float | None = None,
+        make_rules: Callable[..., Retry] = Retry,
     ) -> M:
         """Send a message and return its answer, which has to be of this kind.
 
@@ -79,6 +81,7 @@ class Caller:
             needs: a capability, and what it is needed for.
             retry: whether it may be sent again when it may have arrived before.
             timeout_s: for the whole call.
+            make_rules: makes the rules of when to try again.
         """
 
         def build(connection: Connection) -> Request:
@@ -86,7 +89,9 @@ class Caller:
                 check_capability(connection, *needs)
             return Request(message)
 
-        return self._ask_built(build, kind, retry=retry, timeout_s=timeout_s)
+        return self._ask_built(
+            build, kind, retry=retry, timeout_s=timeout_s, make_rules=make_rules
+        )
 
     def _ask_built(
         self,
@@ -96,8 +101,15 @@ class Caller:
         retry: bool = True,
         timeout_s: float | None = None,
         wait_s: float = 0.0,
+        make_rules: Callable[..., Retry] = Retry,
     ) -> M:
-        answer = self._link.ask(build, retry=retry, timeout_s=timeout_s, wait_s=wait_s)
+        answer = self._link.ask(
+            build,
+            retry=retry,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
+            make_rules=make_rules,
+        )
         # A pending request takes no other answers than those in its table.
         assert isinstance(answer, kind)
         return answer

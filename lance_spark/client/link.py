@@ -72,6 +72,7 @@ class Link:
         retry: bool = True,
         timeout_s: float | None = None,
         wait_s: float = 0.0,
+        make_rules: Callable[..., Retry] = Retry,
     ) -> Message:
         """Send a request to a server and return its answer, with all retries.
 
@@ -80,6 +81,7 @@ class Link:
             retry: whether it may be sent again when it may have arrived before.
             timeout_s: for the whole call; `retry_timeout_s` if not given.
             wait_s: how long the server may take on purpose, on top of the timeouts.
+            make_rules: makes the rules of when to try again, as `Retry` does.
 
         Raises:
             BrokerError: the server refused.
@@ -88,7 +90,7 @@ class Link:
             RemoteProtocolError: the answer made no sense.
             LanceError: the client is closed.
         """
-        rules = self._make_retry(timeout_s, wait_s, resend=retry)
+        rules = self._make_retry(timeout_s, wait_s, resend=retry, make=make_rules)
         patience_s = self._config.request_timeout_s + wait_s
         while True:
             connection: Connection | None = None
@@ -190,12 +192,17 @@ class Link:
     # Inside.
 
     def _make_retry(
-        self, timeout_s: float | None, wait_s: float = 0.0, *, resend: bool = True
+        self,
+        timeout_s: float | None,
+        wait_s: float = 0.0,
+        *,
+        resend: bool = True,
+        make: Callable[..., Retry] = Retry,
     ) -> Retry:
         self._check_open()
         config = self._config
         total_s = config.retry_timeout_s if timeout_s is None else timeout_s
-        return Retry(
+        return make(
             deadline=Deadline.after(total_s + wait_s, self._runtime.clock),
             backoff=Backoff(
                 config.backoff_base_s, config.backoff_max_s, self._runtime.random
@@ -253,9 +260,10 @@ class Link:
         asked: Address | None,
     ) -> None:
         """Wait for the next try, or raise the error."""
+        rules.note(error, asked=asked)
         if connection is not None and not connection.is_open:
             self.drop(connection)
-        self._check_open(error)
+        self._check_open(error, rules)
         step = rules.next_step(error, asked=asked)
         if isinstance(error, (NotLeader, LeaderUnknown)) and connection is not None:
             if step.leader is not None:
@@ -266,10 +274,13 @@ class Link:
         if step.delay_s:
             logger.warning("%s; trying again in %.1f s", error, step.delay_s)
             self._runtime.pause(self._closed, step.delay_s)
-        self._check_open(error)
+        self._check_open(error, rules)
 
-    def _check_open(self, cause: LanceError | None = None) -> None:
+    def _check_open(
+        self, cause: LanceError | None = None, rules: Retry | None = None
+    ) -> None:
         if self._closed.is_set():
-            raise LanceError(
+            error = LanceError(
                 f"the client of {self._config.servers} is closed; make a new one"
-            ) from cause
+            )
+            raise (rules.conclude(error) if rules is not None else error) from cause

@@ -66,16 +66,24 @@ class Retry:
             leader = self._follow(error, asked)
             if leader is not None:
                 return Step(0.0, leader)
-        if asked is None:
-            may_pass = may_pass_while_connecting(error)
-        else:
-            may_pass = error.retriable and self._resend
-        if not may_pass:
-            raise error
+        if not self._may_pass(error, asked):
+            raise self.conclude(error)
         delay_s = self._delay_s(error)
         if delay_s >= self.deadline.remaining():
-            raise self._give_up(error)
+            raise self.conclude(self._give_up(error))
         return Step(delay_s)
+
+    def note(self, error: LanceError, *, asked: Address | None) -> None:
+        """Take note of a failure, before anything else is done about it."""
+
+    def conclude(self, error: LanceError) -> LanceError:
+        """Give what the caller is told when a failure is final."""
+        return error
+
+    def _may_pass(self, error: LanceError, asked: Address | None) -> bool:
+        if asked is None:
+            return may_pass_while_connecting(error)
+        return error.retriable and self._resend
 
     def _follow(self, error: NotLeader, asked: Address) -> Address | None:
         """Give the leader to go to, unless that would go in circles."""

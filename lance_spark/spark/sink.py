@@ -17,19 +17,15 @@ from pyspark import TaskContext
 
 from lance_spark.client import CommitStatus, StagesCommitted
 from lance_spark.errors import (
-    AccessDenied,
     BrokerError,
     CommitConflictError,
-    InvalidPayload,
-    InvalidTopicName,
+    CommitUnknownError,
     LanceError,
-    PayloadTooLarge,
     RowError,
     StageExpiredError,
     StageMismatchError,
     StageNotFound,
     StorageError,
-    TopicNotFound,
     Undelivered,
 )
 from lance_spark.spark.job import WriteJob, check_topics
@@ -38,21 +34,6 @@ from lance_spark.spark.pool import lease
 from lance_spark.spark.routing import route_rows
 
 logger = logging.getLogger(__name__)
-
-# What a server says of a commit that it has not carried out. Whatever else comes may
-# come when it has, or while it still does.
-_REFUSALS = (
-    AccessDenied,
-    CommitConflictError,
-    InvalidPayload,
-    InvalidTopicName,
-    PayloadTooLarge,
-    StageExpiredError,
-    StageMismatchError,
-    StageNotFound,
-    StorageError,
-    TopicNotFound,
-)
 
 # Outside of Spark there are no partitions.
 NO_PARTITION = -1
@@ -142,9 +123,11 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
             task has written; nothing is visible.
         CommitConflictError: the writer has committed this sequence with other topics,
             and it is not a micro-batch.
-        LanceError: it is not known whether the commit was carried out; the text says
-            so. Or the server is of another kind than the job was made for, or a later
-            micro-batch of the query is committed.
+        CommitUnknownError: the client has asked for the commit until `retryTimeout`
+            was up, and it is still not known whether it was carried out.
+        LanceError: the server is of another kind than the job was made for, can't be
+            reached, or has committed a later micro-batch of the query. As with all
+            others but CommitUnknownError, nothing of the job is or will be visible.
     """
     if not job.is_staged:
         return
@@ -209,18 +192,18 @@ def _explaining(job: WriteJob) -> Iterator[None]:
     """Say what became of a commit that failed, and what to do about it."""
     try:
         yield
-    except _REFUSALS as error:
+    except CommitUnknownError as error:
+        raise CommitUnknownError(
+            f"it is not known whether the commit to {job.target} was carried out: its "
+            "rows may be visible, now or when the broker is started again, or not at "
+            f"all. {_find_rerun(job)}. What has failed: {error.__cause__ or error}"
+        ) from error
+    except BrokerError as error:
         remedy = _find_remedy(job, error)
         if remedy is None:
             raise
         text = f"{error.message}: {remedy}"
         raise type(error)(text, error.code, error.details) from error
-    except LanceError as error:
-        raise LanceError(
-            f"it is not known whether the commit to {job.target} was carried out: its "
-            f"rows may be visible, now or later. {_find_rerun(job)}. What has failed: "
-            f"{error}"
-        ) from error
 
 
 def _find_rerun(job: WriteJob) -> str:
@@ -230,7 +213,8 @@ def _find_rerun(job: WriteJob) -> str:
     if job.options.txn_app_id is not None:
         return "Run it again with the same txnAppId and txnVersion, which is safe"
     return (
-        "Look at the topic before you run the job again; with txnAppId and "
+        "Do not just run the job again, which may write its rows twice: when the "
+        "broker runs, compare the topic with what was to be written. With txnAppId and "
         "txnVersion it could be run again without a look"
     )
 

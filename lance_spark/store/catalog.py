@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lance_spark.errors import StoreClosed, StoreError, TopicExists, UnknownTopic
+from lance_spark.errors import (
+    LimitReached,
+    StoreClosed,
+    StoreError,
+    StoreReadOnly,
+    Timeout,
+    TopicExists,
+    UnknownTopic,
+)
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.files import make_directories, remove_tree
@@ -38,14 +47,22 @@ class Catalog:
         self._trash = root / "trash"
         self._identity = identity
         # Held while topics come and go. The two tables are replaced rather than
-        # changed, so that looking something up never waits for a commit's disk.
-        self.lock = threading.RLock()
+        # changed, so that looking something up never waits for the disk.
+        self._lock = threading.RLock()
+        # Names that a commit writes to, and who waits for them. A commit takes its
+        # time: the lock is not held meanwhile, so that other topics come and go.
+        self._claimed: set[str] = set()
+        self._released = threading.Condition(self._lock)
         self._topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
         self.version = 0
         # Told whenever the version changes.
         self.watchers = Watchers()
         self._closed = False
+        # Why no topic may come or go until the next opening, and names of topics that
+        # it may bring.
+        self._failure: str | None = None
+        self._doubtful: set[str] = set()
 
     # Opening.
 
@@ -139,53 +156,151 @@ class Catalog:
         retention: Retention,
         auth: Mapping[str, Any] | None,
         now_s: int,
+        topics_max: int | None = None,
     ) -> Topic:
         """Create a topic, durably.
 
         Raises:
             InvalidName: the name can't be used.
             TopicExists: there is one of that name.
+            LimitReached: there are `topics_max` already.
+            Timeout: a commit to that name takes too long.
+            StoreReadOnly: the topic may be there after the next opening.
         """
         check_name(name)
-        with self.lock:
-            self._check_open()
+        with self._lock:
+            self._await_names([name])
             if name in self._names:
                 raise TopicExists(f"topic {name!r} exists already")
+            self._check_room([name], topics_max)
             topic = self._identity.new_topic()
             metadata = TopicMetadata(topic, name, now_s, retention=retention, auth=auth)
             return self.make(metadata)
 
     def make(self, metadata: TopicMetadata) -> Topic:
         """Make a topic whose id was given out already."""
-        with self.lock:
-            topic = self.prepare(metadata)
-            self._add(topic)
+        with self._lock:
+            try:
+                [topic] = self.prepare([metadata])
+            except OSError as error:
+                self._take_back(metadata, error)
+                raise
+            self.add([topic])
             return topic
 
-    def prepare(self, metadata: TopicMetadata) -> Topic:
-        """Make a topic's files without letting anybody see the topic yet."""
-        directory = self.directory(metadata.id)
+    def _take_back(self, metadata: TopicMetadata, cause: OSError) -> None:
+        """Remove a topic that could not be made, so that it does not come later."""
         try:
+            self._context.spare.insist(lambda: self.discard([metadata.id]))
+        except OSError as error:
+            # Another topic of that name would be beside it after the next opening.
+            self._doubtful.add(metadata.name)
+            raise StoreReadOnly(
+                f"topic {metadata.name!r} could not be made ({cause}) and not be "
+                f"removed ({error}): it may be there, empty, once the store is reopened"
+            ) from cause
+
+    def prepare(self, topics: Sequence[TopicMetadata]) -> list[Topic]:
+        """Make topics' files without letting anybody see the topics yet.
+
+        Raises:
+            OSError: some may be there; they are to be discarded.
+        """
+        prepared = []
+        for metadata in topics:
+            directory = self.directory(metadata.id)
             self._context.files.mkdir(directory)
             write_metadata(self._context, directory, metadata)
+            log = Log(self._context, metadata.id, directory, metadata.start, ())
+            prepared.append(Topic(metadata, log))
+        if prepared:
             self._context.files.sync_dir(self._segments)
-        except OSError:
-            self.discard(metadata.id)
-            raise
-        log = Log(self._context, metadata.id, directory, metadata.start, ())
-        return Topic(metadata, log)
+        return prepared
 
-    def discard(self, topic: int) -> None:
-        """Remove the files of a topic that nobody has seen, as far as possible."""
-        self._context.segments.drop_topic(topic)
-        remove_tree(self._context.files, self.directory(topic))
-        # It must not come back once the journal says that it is gone.
-        self._context.files.sync_dir(self._segments)
+    def discard(self, topics: Collection[int]) -> None:
+        """Remove the files of topics that nobody has seen."""
+        for topic in topics:
+            self._context.segments.drop_topic(topic)
+            remove_tree(self._context.files, self.directory(topic))
+        if topics:
+            # They must not come back once the journal says that they are gone.
+            self._context.files.sync_dir(self._segments)
 
-    def add(self, topic: Topic) -> None:
-        """Let everybody see a topic that was prepared."""
-        with self.lock:
-            self._add(topic)
+    def add(self, topics: Iterable[Topic]) -> None:
+        """Let everybody see topics that were prepared, all at once."""
+        with self._lock:
+            new = {topic.metadata.id: topic for topic in topics}
+            if not new:
+                return
+            self._topics = {**self._topics, **new}
+            named = {t.metadata.name: t.metadata.id for t in new.values()}
+            self._names = {
+                **self._names,
+                **{n: t for n, t in named.items() if t != DEFAULT_TOPIC},
+            }
+            self._changed()
+
+    @contextmanager
+    def claimed(
+        self, names: Collection[str], topics_max: int | None
+    ) -> Iterator[dict[str, Topic | None]]:
+        """Keep others from making, deleting or committing to topics of these names.
+
+        All names are taken at once, so that two commits never wait for each other.
+
+        Yields:
+            The topics by name; None for those that are not there.
+
+        Raises:
+            LimitReached: those that are not there would be more than `topics_max`.
+            Timeout: another commit to one of them takes too long.
+        """
+        with self._lock:
+            self._await_names(names)
+            self._check_room(names, topics_max)
+            targets = {name: self.find(name) for name in names}
+            self._claimed |= targets.keys()
+        try:
+            yield targets
+        finally:
+            with self._lock:
+                self._claimed -= targets.keys()
+                self._released.notify_all()
+
+    def _await_names(self, names: Collection[str]) -> None:
+        """Wait until no commit writes to topics of these names."""
+        timeout_s = self._context.config.wait_timeout_s
+        if not self._released.wait_for(
+            lambda: self._claimed.isdisjoint(names), timeout_s
+        ):
+            name = min(self._claimed.intersection(names), default="")
+            raise Timeout(
+                f"a commit to topic {name!r} is still under way after {timeout_s} s"
+            )
+        # Asked behind the wait: the store may have been closed meanwhile.
+        self._check_open()
+        for name in self._doubtful.intersection(names):
+            raise StoreReadOnly(
+                f"topic {name!r} could be neither made nor removed before, and may be "
+                "there once the store is reopened: reopen it first"
+            )
+
+    def _check_room(self, names: Collection[str], topics_max: int | None) -> None:
+        """Refuse names that are new when they would be too many.
+
+        Raises:
+            LimitReached: nothing of it may be made.
+        """
+        new = [name for name in names if name not in self._names]
+        coming = sum(name not in self._names for name in self._claimed)
+        if new and topics_max is not None:
+            there = len(self._names) + coming
+            if there + len(new) > topics_max:
+                raise LimitReached(
+                    f"topic {new[0]!r} can't be made: there are {there}, with "
+                    f"{len(new)} more it would be over {topics_max}, which is the most "
+                    "(topics_max)"
+                )
 
     def remove(self, topic: int) -> None:
         """Delete a topic and its data.
@@ -193,13 +308,14 @@ class Catalog:
         Raises:
             UnknownTopic: there is none.
             StoreError: it is the default topic.
-            OSError: it may be there again after the loss of power, if it is gone.
+            StoreReadOnly: it is gone, but may be back after the loss of power.
+            Timeout: a commit to it takes too long.
         """
         if topic == DEFAULT_TOPIC:
             raise StoreError("the default topic can't be deleted")
         files = self._context.files
-        with self.lock:
-            self._check_open()
+        with self._lock:
+            self._await_names([self.get(topic).metadata.name])
             found = self.get(topic)
             with found.log.exclusive():
                 grave = self._trash / str(topic)
@@ -209,7 +325,13 @@ class Catalog:
                 # nothing more may be written to them.
                 found.log.retire("the topic was deleted")
                 self._forget(topic)
-            files.sync_dir(self._segments)
+            try:
+                files.sync_dir(self._segments)
+            except OSError as error:
+                raise StoreReadOnly(
+                    f"topic {topic} is deleted, but may be back after a loss of power, "
+                    f"as its directory could not be synced: {error}"
+                ) from error
         self._context.segments.drop_topic(topic)
         try:
             remove_tree(files, grave)
@@ -220,7 +342,7 @@ class Catalog:
     def close(self) -> None:
         """Close all topics; raise what the last one that failed has raised."""
         failure: StoreError | None = None
-        with self.lock:
+        with self._lock:
             self._closed = True
             for topic in self:
                 try:
@@ -230,22 +352,26 @@ class Catalog:
         if failure is not None:
             raise failure
 
+    def fail(self, reason: str) -> None:
+        """Let no topic come or go: the next opening decides about some of them."""
+        self._failure = self._failure or reason
+
     def _check_open(self) -> None:
         # Asked under the lock: whoever waited for it may come too late.
         if self._closed:
             raise StoreClosed("the store is closed")
+        if self._failure is not None:
+            raise StoreReadOnly(
+                f"no topic can be made or deleted since {self._failure}; mend the disk "
+                "and reopen the store"
+            )
 
     def _forget(self, topic: int) -> None:
         name = self._topics[topic].metadata.name
         self._names = {n: t for n, t in self._names.items() if n != name}
         self._topics = {t: o for t, o in self._topics.items() if t != topic}
-        self.version += 1
-        self.watchers.notify()
+        self._changed()
 
-    def _add(self, topic: Topic) -> None:
-        topic_id = topic.metadata.id
-        self._topics = {**self._topics, topic_id: topic}
-        if topic_id != DEFAULT_TOPIC:
-            self._names = {**self._names, topic.metadata.name: topic_id}
+    def _changed(self) -> None:
         self.version += 1
         self.watchers.notify()

@@ -147,7 +147,7 @@ class _Checker:
             yield _note(JOURNAL, text, parsed.end, len(data))
         writers = Writers()
         writers.replay(parsed.entries)
-        if writers.pending is not None:
+        for _ in writers.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
         for at_ns in writers.lost_ns:
             text = f"it was lost at {at_ns} ns; commits before that are forgotten"
@@ -165,7 +165,7 @@ class _Checker:
             yield _damage(CONSUMERS, f"{parsed.damaged} entries are damaged")
 
     def _pending_ends(self) -> dict[int, int]:
-        """Find the topics that a commit is at work on, and their last segments.
+        """Find the topics that commits are at work on, and their last segments.
 
         What is behind those is set back by the next opening.
         """
@@ -173,12 +173,10 @@ class _Checker:
         writers = Writers()
         try:
             writers.replay(parse_journal(data or b"").entries)
-            if writers.pending is None:
-                return {}
-            plan = decode_begin(writers.pending)
+            plans = [decode_begin(entry) for entry in writers.pending.values()]
         except StoreError:
             return {}  # Reported with the journal.
-        return {topic.id: topic.end.segment for topic in plan.topics}
+        return {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
 
     def _topic(
         self, where: str, topic: int, last_segment: int | None

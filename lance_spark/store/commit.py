@@ -10,7 +10,8 @@ The order of things is the guarantee:
 A crash between 1 and 3 is answered by setting each topic back to where the plan found
 it and carrying out the plan once more: the stages are still whole, because a segment
 taken over from a stage is linked, not moved. Nobody else can write to the topics
-meanwhile, so nothing is set back that was acknowledged.
+meanwhile, so nothing is set back that was acknowledged. Commits to different topics
+run side by side, each with a plan of its own in the journal.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def carry_out(
                 f"the stages for topic {planned.name!r} hold {added} bytes, not "
                 f"{planned.bytes} as when the commit was planned"
             )
-        if planned.overwrite:
+        if planned.overwrite and planned.new_start != topic.metadata.start:
             topic.update(start=planned.new_start)
 
 

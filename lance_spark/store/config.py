@@ -48,6 +48,7 @@ class StoreConfig:
             as it is; a smaller one is copied behind the topic's last record.
         stage_ttl_s: a stage is dropped after this time without activity of its job.
         stages_max: how many stages may be open at once.
+        overwrite_max: how many topics one commit may replace.
         writer_ttl_s: how long the last sequence of a writer is remembered.
         journal_bytes_max: the journal is compacted when it grows past this.
         wait_timeout_s: how long an append waits for the disk before it fails.
@@ -65,6 +66,7 @@ class StoreConfig:
     stage_adopt_bytes: int = 4 * MIB
     stage_ttl_s: int = DAY_S
     stages_max: int = 10_000
+    overwrite_max: int = 1_000
     writer_ttl_s: int = 7 * DAY_S
     journal_bytes_max: int = 4 * MIB
     wait_timeout_s: float = 30.0
@@ -86,6 +88,7 @@ class StoreConfig:
             "stage_adopt_bytes": 1,
             "stage_ttl_s": 1,
             "stages_max": 1,
+            "overwrite_max": 1,
             "writer_ttl_s": 1,
             "journal_bytes_max": KIB,
             "wait_timeout_s": 0.001,

@@ -76,13 +76,18 @@ class Identity:
 
     def new_topic(self) -> int:
         """Give out a topic's id."""
+        return self.new_topics(1)[0]
+
+    def new_topics(self, count: int) -> range:
+        """Give out the ids of several topics, with one write for all."""
         with self._lock:
-            if self._next_topic >= FIRST_STAGE_ID:
+            first = self._next_topic
+            if first + count > FIRST_STAGE_ID:
                 raise StoreError("no topic id is left")
-            topic = self._next_topic
-            self._next_topic += 1
-            self.write()
-            return topic
+            self._next_topic += count
+            if count:
+                self.write()
+            return range(first, first + count)
 
     def new_stage(self) -> int:
         """Give out a stage's id."""

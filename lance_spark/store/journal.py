@@ -211,6 +211,9 @@ class Journal:
     def _take_back(self) -> None:
         try:
             self._file.truncate(self._end)
+            # A write that is refused may have written all of the entry: the loss of
+            # power must not bring back what was answered as not done.
+            self._file.sync()
         except OSError as error:
             self._failed = error
 

@@ -44,6 +44,8 @@ def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
         return Outcome.DONE
     for topic in plan.topics:
         _set_back(context, root, topic)
+    if any(topic.created for topic in plan.topics):
+        context.files.sync_dir(root / "segments")
     return Outcome.AGAIN if whole else Outcome.UNDONE
 
 
@@ -92,7 +94,6 @@ def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
     directory = _topic_directory(root, topic)
     if topic.created:
         remove_tree(context.files, directory)
-        context.files.sync_dir(directory.parent)
         return
     metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start != topic.start:

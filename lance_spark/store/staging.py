@@ -1,4 +1,13 @@
-"""Stages and their commits: exactly-once for writers that may fail and retry."""
+"""Stages and their commits: exactly-once for writers that may fail and retry.
+
+Who waits for whom, in the order in which these are taken:
+
+- A writer ends one job at a time (`_turn`), whether by commit, abort or expiry.
+- A commit freezes its stages, then claims the names of its topics, all at once
+  (`Catalog.claimed`), then takes their logs. Commits to different topics run side by
+  side, and other topics are made, deleted, read and written meanwhile.
+- `_journaling` is held for one entry of the journal.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +19,10 @@ from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
+    CommitUnknown,
     Corrupt,
     LanceError,
+    LimitReached,
     StageError,
     StageExpired,
     StageMismatch,
@@ -19,6 +30,7 @@ from lance_spark.errors import (
     StoreError,
     StoreReadOnly,
     StoreWriteFailed,
+    Timeout,
 )
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import (
@@ -37,7 +49,7 @@ from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, LogState
 from lance_spark.store.files import make_directories, read_file
 from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Journal, parse_journal
+from lance_spark.store.journal import Entry, Journal, parse_journal
 from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
@@ -56,6 +68,7 @@ from lance_spark.store.writers import (
     check_job,
     encode_done,
     encode_expired,
+    encode_undone,
 )
 
 logger = logging.getLogger(__name__)
@@ -74,32 +87,38 @@ class Staging:
         self._directory = root / "stages"
         self._identity = identity
         self._catalog = catalog
-        # One commit at a time: the journal never holds two that are not ended.
-        self._committing = threading.RLock()
+        # The writers whose jobs are being ended, and who waits for them.
+        self._turns = threading.Condition()
+        self._busy: set[str] = set()
+        # Held while an entry is written and taken in: whoever rewrites the journal
+        # finds in `_writers` what the journal says, neither less nor more.
+        self._journaling = threading.Lock()
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
         self._writers = Writers()
         self._journal: Journal  # Made by `open_journal`, before anything else.
-        # A commit that the last process did not end, and what to do about it.
-        self._unsettled: tuple[CommitPlan, Outcome] | None = None
-        # Why the journal is left alone until the next opening, which acts on it.
+        # Commits that the last process did not end, and what to do about them.
+        self._unsettled: list[tuple[CommitPlan, Outcome]] = []
+        # Why the journal is left alone until the next opening, which acts on it, and
+        # the commits that it finishes or undoes.
         self._failure: str | None = None
+        self._doubtful: set[Job] = set()
         # A journal that can't be made much shorter is not rewritten again and again.
         self._worth_bytes = 0
 
     # Opening.
 
     def load(self) -> None:
-        """Open all stages, and end a commit that was begun."""
+        """Open all stages, and end the commits that were begun."""
         files = self._context.files
         make_directories(files, self._directory)
         files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
         for entry in files.list(self._directory):
             if entry.is_dir and entry.name.isdecimal():
                 self._load_stage(self._directory / entry.name)
-        if self._unsettled is not None:
-            self._end_unsettled(*self._unsettled)
-            self._unsettled = None
+        for plan, outcome in self._unsettled:
+            self._end_unsettled(plan, outcome)
+        self._unsettled = []
 
     def open_journal(self, *, is_new: bool, now_ns: int) -> None:
         """Read the journal, or make one."""
@@ -147,15 +166,16 @@ class Staging:
         return stage.job.sequence < last.job.sequence or stage.id < last.next_stage
 
     def settle(self) -> None:
-        """Decide about a commit that a crash has interrupted, before topics open."""
-        if self._writers.pending is not None:
-            plan = decode_begin(self._writers.pending)
-            self._unsettled = plan, settle(self._context, self._root, plan)
+        """Decide about commits that a crash has interrupted, before topics open."""
+        for entry in self._writers.pending.values():
+            plan = decode_begin(entry)
+            outcome = settle(self._context, self._root, plan)
+            self._unsettled.append((plan, outcome))
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
         who = f"commit {plan.job.sequence} of {plan.job.writer!r}"
         if outcome is Outcome.UNDONE:
-            self._journal.append({"kind": "undone"})
+            self._note(encode_undone(plan.job))
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
@@ -170,8 +190,7 @@ class Staging:
                 return
             self._show(plan, created)
         else:
-            self._journal.append(encode_done(plan.commit))
-            self._writers.committed(plan.commit)
+            self._note(encode_done(plan.commit))
         for stage in self._job(plan.job):
             self._drop(stage)
         self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
@@ -238,7 +257,7 @@ class Staging:
 
     def abort(self, writer: str, sequence: int) -> int:
         """Drop all stages of a job; tell how many there were."""
-        with self._committing:
+        with self._turn(writer, self._context.config.wait_timeout_s):
             self._check_writable()
             stages = self._job(Job(writer, sequence))
             for stage in stages:
@@ -250,24 +269,27 @@ class Staging:
     def expire(self, now_ns: int) -> None:
         """Drop the stages of jobs that nobody has touched for too long."""
         oldest_ns = now_ns - self._context.config.stage_ttl_s * 1_000_000_000
-        with self._committing:
-            self._check_writable()
-            jobs: dict[Job, list[Stage]] = {}
-            for stage in self.all():
-                jobs.setdefault(stage.metadata.job, []).append(stage)
-            for job, stages in jobs.items():
-                if max(stage.active_ns for stage in stages) >= oldest_ns:
-                    continue
-                ids = frozenset(stage.metadata.id for stage in stages)
-                expiry = Expiry(job, now_ns, ids)
-                with self._writing("note an expiry"):
-                    self._journal.append(encode_expired(expiry))
-                self._writers.expired(expiry)
-                for stage in stages:
-                    self._drop(stage)
-                logger.info("%d stages of %s expired", len(stages), job)
-            with self._writing("forget stages for good"):
-                self._context.files.sync_dir(self._directory)
+        self._check_writable()
+        for job in dict.fromkeys(stage.metadata.job for stage in self.all()):
+            try:
+                with self._turn(job.writer, 0):
+                    self._expire_job(job, oldest_ns, now_ns)
+            except Timeout:
+                continue  # Its writer is ending a job right now.
+
+    def _expire_job(self, job: Job, oldest_ns: int, now_ns: int) -> None:
+        self._check_writable()
+        stages = self._job(job)
+        if max((stage.active_ns for stage in stages), default=now_ns) >= oldest_ns:
+            return
+        ids = frozenset(stage.metadata.id for stage in stages)
+        with self._writing("note an expiry"):
+            self._note(encode_expired(Expiry(job, now_ns, ids)))
+        for stage in stages:
+            self._drop(stage)
+        with self._writing("forget stages for good"):
+            self._context.files.sync_dir(self._directory)
+        logger.info("%d stages of %s expired", len(stages), job)
 
     def _job(self, job: Job) -> list[Stage]:
         return [stage for stage in self.all() if stage.metadata.job == job]
@@ -283,6 +305,27 @@ class Staging:
 
     # Committing.
 
+    @contextmanager
+    def _turn(self, writer: str, timeout_s: float) -> Iterator[None]:
+        """Let one thread at a time end a writer's jobs.
+
+        Raises:
+            Timeout: another one is at it for too long.
+        """
+        with self._turns:
+            if not self._turns.wait_for(lambda: writer not in self._busy, timeout_s):
+                raise Timeout(
+                    f"a commit or abort of writer {writer!r} is still under way after "
+                    f"{timeout_s} s; ask again"
+                )
+            self._busy.add(writer)
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._busy.discard(writer)
+                self._turns.notify_all()
+
     def commit(
         self,
         writer: str,
@@ -290,26 +333,39 @@ class Staging:
         named: Sequence[NamedStage],
         overwrite: Sequence[str],
         *,
+        topics_max: int | None,
         now_ns: int,
     ) -> CommitResult:
         """Commit stages, all or nothing; see `Store.commit_stages`."""
+        config = self._context.config
         check_job(writer, sequence)
+        if len(overwrite) > config.overwrite_max:
+            raise LimitReached(
+                f"the commit replaces {len(overwrite)} topics; {config.overwrite_max} "
+                "are the most (overwrite_max): replace them in several commits"
+            )
         for name in overwrite:
             check_name(name)
         job, replaced = Job(writer, sequence), frozenset(overwrite)
-        with self._committing:
-            self._check_writable()
+        with self._turn(writer, config.wait_timeout_s):
             last = self._writers.last(writer)
             if last is not None and sequence <= last.job.sequence:
+                # Also when nothing can be committed any more: it is known to be done.
                 return self._repeat(job, named, replaced)
+            self._check_writable(job)
+            stages = [self._find_named(job, stage) for stage in named]
             with ExitStack() as locks:
-                for stage_id in sorted({stage.id for stage in named}):
+                for stage in sorted(set(stages), key=lambda s: s.metadata.id):
                     # From here on a stage holds what is compared with its name.
-                    locks.enter_context(self.get(stage_id).frozen())
-                stages = [self._check_named(job, stage) for stage in named]
-                if len({stage.metadata.id for stage in stages}) < len(stages):
+                    locks.enter_context(stage.frozen())
+                for stage, said in zip(stages, named, strict=True):
+                    _check_content(stage, said)
+                if len(set(stages)) < len(stages):
                     raise StageMismatch("the commit names a stage twice")
-                result = self._commit(job, stages, overwrite, now_ns)
+                names = [stage.metadata.topic for stage in stages]
+                names = list(dict.fromkeys([*names, *overwrite]))
+                with self._catalog.claimed(names, topics_max) as targets:
+                    result = self._commit(job, stages, targets, replaced, now_ns)
                 for stage in stages:
                     stage.retire()
             for stage in self._job(job):
@@ -334,28 +390,27 @@ class Staging:
                     f"with {sorted(topics | overwrite)}"
                 )
             result = CommitResult(CommitStatus.REPEATED, last.ranges)
-        for stage in self._job(job):
-            self._drop(stage)
+        if self._failure is None:  # Else the files may be another process's by now.
+            for stage in self._job(job):
+                self._drop(stage)
         return result
 
-    def _check_named(self, job: Job, named: NamedStage) -> Stage:
+    def _find_named(self, job: Job, named: NamedStage) -> Stage:
         stage = self.get(named.id)
         if stage.metadata.job != job:
             # To which one stays out of the text: another client may have opened it.
             raise StageMismatch(f"stage {named.id} belongs to another job")
-        if (stage.batches, stage.size) != (named.batches, named.bytes):
-            raise StageMismatch(
-                f"stage {named.id} holds {stage.batches} batches of {stage.size} "
-                f"bytes; the commit says {named.batches} of {named.bytes}"
-            )
         return stage
 
     def _commit(
-        self, job: Job, stages: list[Stage], overwrite: Sequence[str], now_ns: int
+        self,
+        job: Job,
+        stages: list[Stage],
+        targets: dict[str, Topic | None],
+        overwrite: frozenset[str],
+        now_ns: int,
     ) -> CommitResult:
-        with self._catalog.lock, ExitStack() as locks:
-            names = [stage.metadata.topic for stage in stages]
-            targets = {name: self._catalog.find(name) for name in [*names, *overwrite]}
+        with ExitStack() as locks:
             topics = [topic for topic in targets.values() if topic is not None]
             with self._writing("make ready for a commit"):
                 for topic in sorted(topics, key=lambda t: t.metadata.id):
@@ -365,10 +420,10 @@ class Staging:
                     stage.log.sync_segments()
                 # What is begun can be undone also when others take all descriptors.
                 self._context.spare.keep()
-            plan = self._plan(job, stages, targets, frozenset(overwrite), now_ns)
+            plan = self._plan(job, stages, targets, overwrite, now_ns)
             saved = self._save(plan)
-            with self._writing("begin a commit"):
-                self._journal.append(encode_begin(plan))
+            with self._writing("begin a commit", job):
+                self._note(encode_begin(plan))
             try:
                 created = self._carry_out(plan)
             except Exception as error:
@@ -382,7 +437,7 @@ class Staging:
             except BaseException:
                 # An interrupt may come right behind `done`, and what is done must not
                 # be undone: the next opening knows.
-                self._fail("a commit was interrupted")
+                self._fail("a commit was interrupted", job)
                 raise
             self._show(plan, created)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
@@ -396,11 +451,16 @@ class Staging:
         now_ns: int,
     ) -> CommitPlan:
         planned = []
+        by_topic: dict[str, list[Stage]] = {}
+        for stage in stages:
+            by_topic.setdefault(stage.metadata.topic, []).append(stage)
+        with self._writing("reserve ids of topics"):
+            new = sum(topic is None for topic in targets.values())
+            new_ids = iter(self._identity.new_topics(new))
         for name, topic in targets.items():
-            own = [stage for stage in stages if stage.metadata.topic == name]
+            own = by_topic.get(name, [])
             if topic is None:
-                with self._writing("reserve a topic's id"):
-                    topic_id = self._identity.new_topic()
+                topic_id = next(new_ids)
                 start, end = LogStart(), LogEnd(0, 0, -1, 0, 0, 0)
             else:
                 topic_id = topic.metadata.id
@@ -422,21 +482,21 @@ class Staging:
     def _carry_out(self, plan: CommitPlan) -> list[Topic]:
         """Carry out a plan that is in the journal; give the topics that are new."""
         created_at = plan.at_ns // 1_000_000_000
-        created = [
-            self._catalog.prepare(TopicMetadata(planned.id, planned.name, created_at))
-            for planned in plan.topics
-            if planned.created
-        ]
+        created = self._catalog.prepare(
+            [
+                TopicMetadata(planned.id, planned.name, created_at)
+                for planned in plan.topics
+                if planned.created
+            ]
+        )
         new = {topic.metadata.id: topic for topic in created}
         carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
-        self._journal.append(encode_done(plan.commit))
+        self._note(encode_done(plan.commit))
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
         """Let everybody see a commit that is done; nothing here can fail."""
-        self._writers.committed(plan.commit)
-        for topic in created:
-            self._catalog.add(topic)
+        self._catalog.add(created)
         show(plan, self._catalog.by_id())
 
     def _undo(
@@ -450,21 +510,19 @@ class Staging:
             if self._journal.failed:
                 raise StoreError("the journal can't be written")
             self._context.spare.insist(lambda: self._set_back(plan, saved))
-            self._journal.append({"kind": "undone"})
+            self._note(encode_undone(plan.job))
         except (LanceError, OSError) as error:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
             reason = f"a commit failed ({cause}) and could not be undone ({error})"
-            self._fail(reason)
-            raise StoreReadOnly(
-                f"{reason}; reopen the store, which finishes or undoes it"
-            ) from error
+            self._fail(reason, plan.job)
+            raise CommitUnknown(*plan.job, reason) from error
 
     def _set_back(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
         """Bring the topics of a plan back to what was saved; may be repeated."""
+        self._catalog.discard([each.id for each in plan.topics if each.created])
         for planned in plan.topics:
             if planned.created:
-                self._catalog.discard(planned.id)
                 continue
             topic = self._catalog.get(planned.id)
             if topic.log.failure is not None:
@@ -475,13 +533,29 @@ class Staging:
             if planned.overwrite:
                 topic.update(start=planned.start)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, job: Job | None = None) -> None:
+        """Leave everything as it is for the next opening, which ends the job's commit.
+
+        It does so by what it finds: nothing may be written to a topic, and none may be
+        deleted or made under a name that the commit creates.
+        """
+        if job is not None:
+            self._doubtful.add(job)
         self._failure = self._failure or reason
+        self._catalog.fail(reason)
         for topic in self._catalog:
             topic.log.fail(reason)
 
-    def _check_writable(self) -> None:
+    def _note(self, entry: Entry) -> None:
+        """Write an entry to the journal, and take it in."""
+        with self._journaling:
+            self._journal.append(entry)
+            self._writers.replay([entry])
+
+    def _check_writable(self, job: Job | None = None) -> None:
         if self._failure is not None:
+            if job in self._doubtful:
+                raise CommitUnknown(*job, self._failure)
             raise StoreReadOnly(
                 f"no commits since {self._failure}; mend the disk and reopen the store"
             )
@@ -491,7 +565,7 @@ class Staging:
     def compact(self, now_ns: int) -> None:
         """Forget old writers, and rewrite the journal when it has grown."""
         config = self._context.config
-        with self._committing, self._writing("compact the journal"):
+        with self._journaling, self._writing("compact the journal"):
             self._check_writable()
             self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
             if self._journal.size > max(config.journal_bytes_max, self._worth_bytes):
@@ -499,9 +573,12 @@ class Staging:
                 self._worth_bytes = 2 * self._journal.size
 
     def close(self) -> None:
-        """Make the stages durable and close the journal."""
-        with self._committing:
+        """Wait for commits under way, make the stages durable, close the journal."""
+        with self._turns:
             self._failure = self._failure or "the store was closed"
+            # Without a deadline: the files must not get another owner before.
+            self._turns.wait_for(lambda: not self._busy)
+        with self._journaling:
             try:
                 for stage in self.all():
                     stage.log.close()
@@ -509,7 +586,7 @@ class Staging:
                 self._journal.close()
 
     @contextmanager
-    def _writing(self, doing: str) -> Iterator[None]:
+    def _writing(self, doing: str, job: Job | None = None) -> Iterator[None]:
         try:
             yield
         except NotSynced as error:
@@ -518,6 +595,16 @@ class Staging:
             if self._journal.failed:
                 # An entry may or may not be there, and the next opening acts on it.
                 reason = f"the journal could not be written ({error})"
-                self._fail(reason)
+                self._fail(reason, job)
+                if job is not None:
+                    raise CommitUnknown(*job, reason) from error
                 raise StoreReadOnly(f"{reason}; reopen the store") from error
             raise StoreWriteFailed(f"could not {doing}: {error}") from error
+
+
+def _check_content(stage: Stage, named: NamedStage) -> None:
+    if (stage.batches, stage.size) != (named.batches, named.bytes):
+        raise StageMismatch(
+            f"stage {named.id} holds {stage.batches} batches of {stage.size} "
+            f"bytes; the commit says {named.batches} of {named.bytes}"
+        )

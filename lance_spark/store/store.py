@@ -202,12 +202,23 @@ class Store:
         *,
         retention: Retention | None = None,
         auth: Mapping[str, Any] | None = None,
+        topics_max: int | None = None,
     ) -> Topic:
         """Create a topic, durably.
+
+        Args:
+            name: unique.
+            retention: what may be dropped.
+            auth: access rules, which the store only keeps.
+            topics_max: how many named topics there may be.
 
         Raises:
             InvalidName: the name can't be used.
             TopicExists: there is one of that name.
+            LimitReached: there are `topics_max` already.
+            StoreWriteFailed: it is not created.
+            StoreReadOnly: it may be there when the store is opened again.
+            Timeout: a commit to that name takes too long.
         """
         self._check_open()
         with self._disk(f"create topic {name!r}"):
@@ -216,6 +227,7 @@ class Store:
                 retention=retention or Retention(),
                 auth=auth,
                 now_s=self._clock_ns() // 1_000_000_000,
+                topics_max=topics_max,
             )
 
     def delete_topic(self, topic: int) -> None:
@@ -392,6 +404,8 @@ class Store:
         sequence: int,
         stages: Sequence[NamedStage],
         overwrite: Sequence[str] = (),
+        *,
+        topics_max: int | None = None,
     ) -> CommitResult:
         """Commit stages to their topics, all or nothing, once per (writer, sequence).
 
@@ -401,17 +415,28 @@ class Store:
             stages: the stages that won, in order. All other stages of the job go.
             overwrite: topics whose content is replaced, by zero rows if no stage is
                 for them.
+            topics_max: how many named topics there may be, those that it creates
+                among them.
 
         Raises:
             StageMismatch: a stage does not hold what its writer says.
             StageExpired, StageUnknown: a stage is not open.
             CommitConflict: the sequence was committed with other topics.
-            StoreWriteFailed: nothing of it was done.
-            StoreReadOnly: the next opening finishes or undoes it.
+            LimitReached: it names or creates too many topics; nothing was done.
+            CommitUnknown: the next opening finishes or undoes it; until then this is
+                said whenever the same commit is asked for.
+            StoreWriteFailed, StoreReadOnly: nothing of it was done, nor will be.
+            Timeout: another commit of the writer, or to its topics, takes too long.
         """
         self._check_open()
-        now_ns = self._clock_ns()
-        return self._staging.commit(writer, sequence, stages, overwrite, now_ns=now_ns)
+        return self._staging.commit(
+            writer,
+            sequence,
+            stages,
+            overwrite,
+            topics_max=topics_max,
+            now_ns=self._clock_ns(),
+        )
 
     def writer_topics(self, writer: str) -> frozenset[str] | None:
         """Tell which topics a writer's last commit wrote; None if it is unknown."""
@@ -502,10 +527,11 @@ class Store:
         if self._syncer is not None:
             self._syncer.stop(self.config.wait_timeout_s)
         try:
-            self._catalog.close()
+            # First: a commit under way has the logs that the catalog closes.
+            self._staging.close()
         finally:
             try:
-                self._staging.close()
+                self._catalog.close()
             finally:
                 self._consumers.close()
                 self._segments.clear()

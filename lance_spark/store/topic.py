@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lance_spark.errors import InvalidName, OptionError, StoreError
+from lance_spark.errors import InvalidName, OptionError, StoreError, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.extent import LogStart
@@ -153,7 +153,9 @@ class Topic:
         """Change metadata, on disk first.
 
         Raises:
-            StoreReadOnly: the topic is deleted, or the store closed.
+            StoreReadOnly: the topic is deleted, or the store closed; or the disk has
+                refused, and which metadata counts is for the next opening to find.
+            OSError: the disk has refused; the metadata is as it was.
         """
         with self.log.exclusive():
             self.log.check_writable()
@@ -163,8 +165,27 @@ class Topic:
                 auth=self._metadata.auth if auth is None else dict(auth) or None,
                 start=start or self._metadata.start,
             )
-            write_metadata(self.log.context, self.log.directory, changed)
+            try:
+                write_metadata(self.log.context, self.log.directory, changed)
+            except OSError as error:
+                self._take_back(error)
+                raise
             self._metadata = changed
+
+    def _take_back(self, cause: OSError) -> None:
+        """See to it that a change that is refused does not count after a restart.
+
+        The new file may be in its place already: only its name is not durable then.
+        """
+        context, directory = self.log.context, self.log.directory
+        try:
+            if read_metadata(context, directory) != self._metadata:
+                write_metadata(context, directory, self._metadata)
+        except (OSError, StoreError) as error:
+            raise StoreReadOnly(
+                f"{self.log.where}: the change could not be written ({cause}) and not "
+                f"be taken back ({error}): it may count once the store is reopened"
+            ) from cause
 
     def drop_before(self, start: LogStart) -> None:
         """Move the start of the log and drop the segments before it."""

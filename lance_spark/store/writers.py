@@ -113,8 +113,8 @@ class Writers:
         self._expired: dict[Job, Expiry] = {}
         # When the journal was lost, as long as that matters.
         self._lost_ns: list[int] = []
-        # The commit that was begun and not ended.
-        self.pending: Entry | None = None
+        # The commits that are begun and not ended. They write different topics.
+        self.pending: dict[Job, Entry] = {}
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Take in the entries of a journal, in order.
@@ -134,12 +134,17 @@ class Writers:
     def _replay(self, entry: Entry) -> None:
         kind = entry["kind"]
         if kind == "begin":
-            self.pending = entry
+            self.pending[Job(entry["writer"], entry["sequence"])] = entry
         elif kind == "undone":
-            self.pending = None
+            if "writer" in entry:
+                self.pending.pop(Job(entry["writer"], entry["sequence"]), None)
+            else:
+                # Of lance_spark 0.5, which had one at a time.
+                self.pending.clear()
         elif kind == "done":
-            self.pending = None
-            self.committed(decode_done(entry))
+            commit = decode_done(entry)
+            self.pending.pop(commit.job, None)
+            self.committed(commit)
         elif kind == "expired":
             job = Job(entry["writer"], entry["sequence"])
             stages = frozenset(entry["stages"])
@@ -160,7 +165,8 @@ class Writers:
         before = self._expired.get(expiry.job)
         if before is not None:
             expiry = replace(expiry, stages=expiry.stages | before.stages)
-        self._expired[expiry.job] = expiry
+        # Replaced rather than changed: `is_expired` is asked by other threads.
+        self._expired = {**self._expired, expiry.job: expiry}
 
     def is_expired(self, stage: int) -> bool:
         """Tell whether a stage was dropped for want of activity."""
@@ -181,7 +187,13 @@ class Writers:
         """Make the shortest journal that says the same."""
         lost: list[Entry] = [{"kind": "lost", "at_ns": at} for at in self._lost_ns]
         done = [encode_done(commit) for commit in self._last.values()]
-        return lost + [encode_expired(e) for e in self._expired.values()] + done
+        expired = [encode_expired(e) for e in self._expired.values()]
+        return lost + expired + done + list(self.pending.values())
+
+
+def encode_undone(job: Job) -> Entry:
+    """Make the journal entry of a commit that was begun and is taken back."""
+    return {"kind": "undone", "writer": job.writer, "sequence": job.sequence}
 
 
 def encode_expired(expiry: Expiry) -> Entry:

@@ -285,7 +285,7 @@ def test_what_stays_has_limits(store: Store) -> None:
         lambda: service.open_stage(ANYBODY, "c", "w", 1),
         lambda: service.commit_stages(ANYBODY, "w", 1, stages=[], overwrite=["c"]),
     ):
-        with pytest.raises(errors.InvalidPayload, match="topics_max"):
+        with pytest.raises(errors.LimitReached, match="topics_max"):
             call()
     with pytest.raises(errors.TopicAlreadyExists):
         service.create_topic(ANYBODY, "a")
@@ -294,6 +294,37 @@ def test_what_stays_has_limits(store: Store) -> None:
     with pytest.raises(errors.InvalidPayload, match="consumers_max"):
         service.commit_offset(ANYBODY, 1, 9, 0)
     assert store.committed_offsets(1) == {7: 0, 8: 0}
+
+
+def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:
+    """Those of its stages and those that it replaces count, before anything is made."""
+    service = Service(store, limits=Limits(topics_max=3))
+    service.create_topic(ANYBODY, "a")
+    stages = [service.open_stage(ANYBODY, name, "w", 1) for name in "ab"]
+    named = [NamedStage(stage, 0, 0) for stage in stages]
+
+    def commit(*overwrite: str) -> CommitStatus:
+        return service.commit_stages(
+            ANYBODY, "w", 1, stages=named, overwrite=overwrite
+        ).status
+
+    with pytest.raises(errors.LimitReached, match=r"there are 1, with 3 more .* 3"):
+        commit("c", "a", "d")
+    assert [topic.metadata.name for topic in service.topics(ANYBODY)] == ["a"]
+    assert commit("c", "a", "b", "c") is CommitStatus.COMMITTED
+    assert len(service.topics(ANYBODY)) == 3
+    # What is done is known to be done, although there is no room for it any more.
+    service.delete_topic(ANYBODY, store.find_topic("c").metadata.id)  # type: ignore[union-attr]
+    service.create_topic(ANYBODY, "d")
+    assert commit("c", "a", "b") is CommitStatus.REPEATED
+
+
+def test_a_commit_replaces_no_more_topics_than_allowed(store: Store) -> None:
+    service = Service(store)
+    names = [f"t{n}" for n in range(store.config.overwrite_max + 1)]
+    with pytest.raises(errors.LimitReached, match="overwrite_max"):
+        service.commit_stages(ANYBODY, "w", 1, stages=[], overwrite=names)
+    assert service.topics(ANYBODY) == []
 
 
 def test_who_sees_what(guarded: Service) -> None:

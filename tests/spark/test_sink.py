@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,7 @@ from lance_spark.client import LanceClient, StageContent
 from lance_spark.client.ledger import Ledger
 from lance_spark.errors import (
     CommitConflictError,
+    CommitUnknownError,
     LanceError,
     OptionError,
     RowError,
@@ -61,6 +65,7 @@ from tests.spark.writing import (
     travel,
     values,
 )
+from tests.store.seam import SeamFiles
 
 TXN: dict[str, Any] = {"txn_app_id": "app", "txn_version": 1}
 # Every row is a batch, so that there are many.
@@ -419,7 +424,7 @@ def slow_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 @pytest.mark.parametrize(
     ("txn", "remedy"),
     [
-        ({}, "Look at the topic before you run the job again; with txnAppId"),
+        ({}, "Do not just run the job again.* With txnAppId and txnVersion"),
         (TXN, "Run it again with the same txnAppId and txnVersion, which is safe"),
     ],
     ids=["plain", "txn"],
@@ -436,9 +441,10 @@ def test_a_commit_that_takes_too_long(
     config = make_config(broker, request_timeout_s=1.0, retry_timeout_s=2.0)
     impatient = replace(job, options=replace(job.options, client=config))
     said = f"not known whether the commit to topic 'a' was carried out.*{remedy}"
-    with pytest.raises(LanceError, match=said) as told:
+    with pytest.raises(CommitUnknownError, match=said) as told:
         commit_job(impatient, results)
-    assert isinstance(told.value.__cause__, Timeout)
+    assert told.value.__cause__ is not None
+    assert isinstance(told.value.__cause__.__cause__, Timeout)
     # What Spark does next. Nothing can be told of the stages: they get committed.
     caplog.clear()
     abort_job(hurry(job))
@@ -451,6 +457,44 @@ def test_a_commit_that_takes_too_long(
     if txn:
         run_job(make_job(broker, topic="a", **txn), [values(b"1", b"2")])
         assert read_values(broker, "a") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, "Do not just run the job again, which may write its rows twice"),
+        (TXN, "Run it again with the same txnAppId and txnVersion, which is safe"),
+        ({"is_stream": True}, "Restart the query: the micro-batch is replayed"),
+    ],
+    ids=["plain", "txn", "stream"],
+)
+def test_a_commit_that_the_broker_does_not_know(
+    tmp_path: Path, changes: dict[str, Any], remedy: str
+) -> None:
+    """Its journal can't be synced: only the next start finds out what counts."""
+    files = SeamFiles()
+
+    def broken(operation: str, name: str) -> None:
+        if operation == "sync" and "journal" in name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    with EmbeddedBroker(data_dir=str(tmp_path), files=files) as broker:
+        is_stream = changes.get("is_stream", False)
+        job = make_job(broker, topic="a", **({} if is_stream else changes))
+        job = replace(job, is_stream=is_stream)
+        results = run_tasks(job, [values(b"1", b"2")])
+        files.before = broken
+        said = f"not known whether the commit to topic 'a' was carried out.*{remedy}"
+        with pytest.raises(CommitUnknownError, match=said):
+            commit_job(hurry(job), results)
+        # What Spark does next: it must not take away what the commit needs.
+        abort_job(hurry(job))
+        files.before = lambda operation, name: None
+        broker.stop()
+        broker.start()
+        commit_job(job, results)
+        assert read_values(broker, "a") == [b"1", b"2"]
+        clear_pool()
 
 
 def test_a_refused_commit_is_known_to_have_failed(broker: EmbeddedBroker) -> None:

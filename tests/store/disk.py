@@ -198,7 +198,8 @@ class DiskFile:
             self._files.changing("pwrite", self._name)
         except OSError:
             # A disk that is full takes a part.
-            self._inode.write(position, content[: len(content) // 2])
+            taken = int(len(content) * self._files.torn_share)
+            self._inode.write(position, content[:taken])
             raise
         self._inode.write(position, content)
 
@@ -226,6 +227,7 @@ class DiskFiles:
 
     `before` is called with the name of each operation that changes something and the
     file concerned, `before_read` with the others; the operation raises what they raise.
+    `torn_share` is how much a write that is refused has written all the same.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -233,6 +235,7 @@ class DiskFiles:
         self.locks: set[str] = set()
         self.before: Callable[[str, str], None] = lambda operation, name: None
         self.before_read: Callable[[str, str], None] = lambda operation, name: None
+        self.torn_share = 0.5
 
     def changing(self, operation: str, name: str) -> None:
         self.before(operation, name)

@@ -148,7 +148,7 @@ def test_an_unfinished_entry_of_the_journal(path: Path) -> None:
 
 def test_a_commit_that_is_begun(path: Path) -> None:
     with (path / "journal.log").open("ab") as file:
-        file.write(encode_entry({"kind": "begin"}))
+        file.write(encode_entry({"kind": "begin", "writer": "w", "sequence": 1}))
     assert check(path) == [
         "note: journal.log: a commit is begun; the next opening ends it"
     ]

@@ -14,6 +14,7 @@ from lance_spark.store.writers import (
     decode_done,
     encode_done,
     encode_expired,
+    encode_undone,
 )
 
 
@@ -38,12 +39,29 @@ def test_the_last_commit_counts() -> None:
 
 def test_a_commit_that_was_begun() -> None:
     begin = {"kind": "begin", "writer": "w", "sequence": 1}
-    for ended_by in ({"kind": "undone"}, encode_done(commit("w", 1))):
+    job = Job("w", 1)
+    old = {"kind": "undone"}  # As lance_spark 0.5 wrote it.
+    for ended_by in (encode_undone(job), old, encode_done(commit("w", 1))):
         writers = Writers()
         writers.replay([begin])
-        assert writers.pending == begin
+        assert writers.pending == {job: begin}
         writers.replay([ended_by])
-        assert writers.pending is None
+        assert writers.pending == {}
+
+
+def test_commits_that_were_begun_side_by_side() -> None:
+    begun = [
+        {"kind": "begin", "writer": writer, "sequence": sequence}
+        for writer, sequence in (("v", 1), ("w", 1), ("x", 7))
+    ]
+    writers = Writers()
+    writers.replay([*begun, encode_undone(Job("w", 1)), encode_done(commit("x", 7))])
+    assert list(writers.pending.values()) == begun[:1]
+    # A journal that is made shorter meanwhile still says so.
+    again = Writers()
+    again.replay(writers.entries())
+    assert again.pending == writers.pending
+    assert again.last("x") == commit("x", 7)
 
 
 def test_expired_stages() -> None:

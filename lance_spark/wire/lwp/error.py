@@ -197,6 +197,11 @@ _ROWS = (
         errors.CommitConflictError,
         "Give each target its own writer id, and each commit its own sequence.",
     ),
+    (
+        "CommitUnknown",
+        errors.CommitUnknownError,
+        "Start the broker again, then commit again with the same writer and sequence.",
+    ),
 )
 
 ERROR_CODES: Mapping[int, ErrorCode] = {
