@@ -221,6 +221,8 @@ class Catalog:
         """Remove the files of topics that nobody has seen."""
         for topic in topics:
             self._context.segments.drop_topic(topic)
+            if self.has(topic):
+                self._forget(topic)  # The last process had made it: see `settle`.
             remove_tree(self._context.files, self.directory(topic))
         if topics:
             # They must not come back once the journal says that they are gone.

@@ -66,7 +66,7 @@ class StoreConfig:
     stage_adopt_bytes: int = 4 * MIB
     stage_ttl_s: int = DAY_S
     stages_max: int = 10_000
-    overwrite_max: int = 1_000
+    overwrite_max: int = 100
     writer_ttl_s: int = 7 * DAY_S
     journal_bytes_max: int = 4 * MIB
     wait_timeout_s: float = 30.0

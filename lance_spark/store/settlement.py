@@ -42,11 +42,33 @@ def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
         _added_bytes(context, root, topic) == topic.bytes for topic in plan.topics
     ):
         return Outcome.DONE
+    made = [t for t in plan.topics if whole and _is_made(context, root, t)]
+    kept = {topic.id for topic in made}
     for topic in plan.topics:
-        _set_back(context, root, topic)
+        if topic.id not in kept:
+            _set_back(context, root, topic)
+    if made:
+        # They were made one after the other, so that of the last one only it is not
+        # known whether its names are durable.
+        context.files.sync_dir(_topic_directory(root, made[-1]))
     if any(topic.created for topic in plan.topics):
         context.files.sync_dir(root / "segments")
     return Outcome.AGAIN if whole else Outcome.UNDONE
+
+
+def _is_made(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a new topic without records is as the commit wants it.
+
+    Such topics are kept: a commit that makes very many of them is not repeated as a
+    whole before the store is open.
+    """
+    if not topic.created or topic.bytes:
+        return False
+    directory = _topic_directory(root, topic)
+    metadata = _read_topic(context, directory)
+    if metadata is None or (metadata.id, metadata.name) != (topic.id, topic.name):
+        return False
+    return not list_segments(context.files, directory)
 
 
 def _topic_directory(root: Path, topic: TopicPlan) -> Path:

@@ -486,7 +486,7 @@ class Staging:
             [
                 TopicMetadata(planned.id, planned.name, created_at)
                 for planned in plan.topics
-                if planned.created
+                if planned.created and not self._catalog.has(planned.id)
             ]
         )
         new = {topic.metadata.id: topic for topic in created}

@@ -100,6 +100,39 @@ def test_before_done_is_written_it_is_finished(files: DiskFiles) -> None:
     assert_done(left, named, "commit 1 of 'w' was finished")
 
 
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_topics_that_are_made_are_not_made_again(files: DiskFiles, part: int) -> None:
+    """However many they are: else a kill costs more than the commit has."""
+    names = [f"t{n}" for n in range(40)]
+    store = open_store(files=files)
+    left: list[DiskFiles] = []
+    again: list[str] = []
+
+    def hook(tried: str, name: str) -> None:
+        # In front of `begin`, in the middle, in front of `done`.
+        is_entry = tried == "pwrite" and "journal" in name
+        if is_entry or (tried == "mkdir" and name.endswith("/20")):
+            left.append(DiskFiles(files.disk.killed()))
+
+    with hooked(files, hook):
+        store.commit_stages("w", 1, [], names)
+    found = left[part]
+    with hooked(found, lambda tried, name: again.append(tried)):
+        reopened = open_store(files=found)
+    with reopened as store:
+        assert damage(store.findings) == []
+        there = [topic.metadata.name for topic in store.topics()]
+        assert there == ([] if part == 0 else names)
+        status = store.commit_stages("w", 1, [], names).status
+        assert status is (COMMITTED if part == 0 else REPEATED)
+    check_clean(files=found)
+    # What opening costs anyway, and what the commit had not done yet.
+    made = {0: 0, 1: 21, 2: 0}[part]
+    assert again.count("mkdir") == made
+    assert again.count("sync") <= 2 * made + 10
+    assert again.count("sync_dir") <= made + 10
+
+
 def without_done(files: DiskFiles) -> None:
     """Lose the journal's entry that says that the commit is done."""
     number = files.disk.seen["/data/journal.log"]
