@@ -287,6 +287,6 @@ def test_a_topic_that_goes_while_a_bad_record_is_skipped(
 def test_a_retention_that_spark_has_no_number_for(located: Server) -> None:
     located.client.create_topic("a", retention=Retention(0, 2**64 - 1))
     options = parse(located.broker, metadata="topics")
-    [batch] = read_topics(options, ["retention"])
+    [batch] = read_topics(options, {"retention": "retention"})
     limits = {"max_age_s": 0, "max_bytes": 2**63 - 1}
     assert batch.to_pylist() == [{"retention": limits}]

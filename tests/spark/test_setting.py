@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "maxPartitionBytes": 64 * 1024**2,
     "splitting": "auto",
     "fetchBytes": 4 * 1024**2,
+    "pushFilters": False,
     "onBadRecord": "fail",
     "metadata": None,
     "maxBytesPerTrigger": None,
@@ -154,7 +155,8 @@ def test_scopes() -> None:
         if not option.scope & (Scope.STREAM_READ | Scope.STREAM_WRITE)
     }
     assert batch_only == {
-        *("endingOffsets", "endingTimestamp", "metadata", "txnAppId", "txnVersion")
+        *("endingOffsets", "endingTimestamp", "pushFilters", "metadata"),
+        *("txnAppId", "txnVersion"),
     }
     stream_only = {
         option.name

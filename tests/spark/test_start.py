@@ -115,33 +115,22 @@ def test_a_topic_without_an_offset_is_an_error_at_the_start(
 
 
 @pytest.mark.parametrize("given", [-1, 2 * SIZE, -2])
+@pytest.mark.parametrize("crash", [False, True])
 def test_a_topic_that_comes_after_the_start_needs_no_offset(
-    server: EmbeddedBroker, given: int
+    server: EmbeddedBroker, given: int, crash: bool
 ) -> None:
+    """After a crash in the first batch, Spark asks anew where the stream starts."""
     rows = fill(server, "a", make_records(4))
     first = {-1: 4, -2: 0}.get(given, 2)
     start = json.dumps({"a": given})
     engine = Engine(server, topicPattern="[abc]", startingOffsets=start)
-    engine.drain()
+    assert engine.step(crash=crash)
     later = fill(server, "b", make_records(2))
+    if crash:
+        engine.restart()
     engine.drain()
     assert engine.rows == expect(rows[first:], later)
     assert engine.restart().drain() == []
-
-
-@pytest.mark.parametrize("given", [-1, 2 * SIZE, -2])
-def test_a_topic_that_comes_before_the_first_batch_is_repeated(
-    server: EmbeddedBroker, given: int
-) -> None:
-    """Spark asks anew where the stream starts, and for what it has planned before."""
-    rows = fill(server, "a", make_records(4))
-    first = {-1: 4, -2: 0}.get(given, 2)
-    start = json.dumps({"a": given})
-    engine = Engine(server, topicPattern="[abc]", startingOffsets=start)
-    assert engine.step(crash=True)
-    later = fill(server, "b", make_records(2))
-    engine.restart().drain()
-    assert engine.rows == expect(rows[first:], later)
 
 
 def test_a_topic_that_comes_between_the_start_and_the_first_look(
