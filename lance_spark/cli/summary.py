@@ -35,7 +35,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A topic as its server describes it."""
+    """A topic as its server describes it; None is what it does not say."""
 
     id: int
     name: str
@@ -45,7 +45,7 @@ class Summary:
     log_end: int | None
     retention: Retention | None
     stages: int | None
-    consumers: tuple[Standing, ...]
+    consumers: tuple[Standing, ...] | None
 
     @property
     def size(self) -> int | None:
@@ -56,7 +56,7 @@ class Summary:
 
     def stand(self, consumer_id: int) -> Standing:
         """Tell how far a consumer has come, also one that committed nothing."""
-        for standing in self.consumers:
+        for standing in self.consumers or ():
             if standing.consumer_id == consumer_id:
                 return standing
         return Standing(consumer_id, None, self.size)
@@ -92,7 +92,7 @@ def summarise(client: LanceClient, info: TopicInfo) -> Summary:
         log_end=end,
         retention=info.retention,
         stages=_take(details, "stages"),
-        consumers=tuple(_read_consumers(details, start, end)),
+        consumers=_read_consumers(details, start, end),
     )
 
 
@@ -103,10 +103,10 @@ def _take(details: Mapping[str, Any], name: str) -> int | None:
 
 def _read_consumers(
     details: Mapping[str, Any], start: int | None, end: int
-) -> list[Standing]:
+) -> tuple[Standing, ...] | None:
     consumers = details.get("consumers")
     if not isinstance(consumers, list):
-        return []
+        return None
     found = []
     for entry in consumers:
         number = _take(entry, "consumer_id") if isinstance(entry, dict) else None
@@ -117,7 +117,7 @@ def _read_consumers(
         known = [at for at in (committed, start) if at is not None]
         lag = max(0, end - max(known)) if known else None
         found.append(Standing(number, committed, lag))
-    return found
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,17 +46,18 @@ def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
 
 
 def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
-    consumers = [
-        {
-            "consumer_id": standing.consumer_id,
-            "group": groups.get(standing.consumer_id),
-            "committed_offset": standing.committed,
-            "lag_bytes": standing.lag,
-        }
-        for standing in topic.consumers
-    ]
-    document = {**topic.to_document(), "stages": topic.stages}
-    return {**document, "consumers": consumers}
+    document = {**topic.to_document(), "stages": topic.stages, "consumers": None}
+    if topic.consumers is not None:
+        document["consumers"] = [
+            {
+                "consumer_id": standing.consumer_id,
+                "group": groups.get(standing.consumer_id),
+                "committed_offset": standing.committed,
+                "lag_bytes": standing.lag,
+            }
+            for standing in topic.consumers
+        ]
+    return document
 
 
 def _print(topic: Summary, groups: Mapping[int, str]) -> None:
@@ -73,7 +74,7 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
         "log end": show(topic.log_end),
         "retention": show_retention(topic.retention),
         "stages": show(topic.stages),
-        "consumers": str(len(topic.consumers)),
+        "consumers": show(None if topic.consumers is None else len(topic.consumers)),
     }
     for name, value in fields.items():
         print(f"{name:10} {value}".rstrip())

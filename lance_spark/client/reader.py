@@ -296,8 +296,9 @@ class RecordReader:
             pending.give_up()
             self._note_failure(error)
             return None
-        self._check_answer(fetched, self._next - len(known), known)
-        fetched = _drop(fetched, len(known))
+        if len(fetched.data):
+            self._check_answer(fetched, self._next - len(known), known)
+            fetched = _drop(fetched, len(known))
         # Empty, it is an answer to a question that was asked some time ago.
         self._is_idle = not len(fetched.data)
         return None if self._is_idle else fetched

@@ -22,7 +22,7 @@ def no_terminal(type_in: Callable[[bytes], None]) -> None:
 
 
 def _fill(client: LanceClient, topic: str) -> int:
-    with Producer(client, topic) as producer:
+    with Producer(client, topic, allow_null_records=True) as producer:
         producer.write(ROWS)
     return producer.acked_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, consumer_id
 from tests.cli.conftest import ROWS, Run
 
@@ -71,6 +72,26 @@ def test_default_topic_by_number(ask: Run) -> None:
     assert done.code == 0
     assert "id         0" in done.lines and "consumers  0" in done.lines
     assert done.lines[0] == "name       (default)"
+
+
+def test_a_plain_server_knows_little(run: Run, plain_server: EmbeddedBroker) -> None:
+    """What it does not say is not said to be none."""
+    to = ("-s", plain_server.address, "--checksum", "crc32")
+    with LanceClient(plain_server.address, checksum="crc32") as client:
+        topic_id = client.create_topic("described").id
+        with Producer(client, "described") as producer:
+            producer.write(ROWS.filter(ROWS["value"].is_valid()))
+        client.commit_offset("described", consumer_id("etl"), 15)
+    done = run("topics", "describe", "described", *to)
+    lines = [" ".join(line.split()) for line in done.lines]
+    assert lines[:2] == ["name described", f"id {topic_id}"]
+    unknown = ("records", "bytes", "log start", "retention", "stages", "consumers")
+    shown = [*lines[3:6], *lines[7:]]
+    assert shown == [f"{name} -" for name in unknown]
+    assert lines[6] == f"log end {producer.acked_bytes}"
+    document = json.loads(run("topics", "describe", "described", "--json", *to).out)
+    known = {name for name, value in document.items() if value is not None}
+    assert known == {"id", "name", "created_at", "log_end"}
 
 
 def test_no_such_topic(ask: Run) -> None:

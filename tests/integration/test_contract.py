@@ -249,7 +249,8 @@ RECORDS = [
 def test_each_record_type(
     client: LanceClient, topic: str, sent: dict[str, object], kind: int
 ) -> None:
-    with Producer(client, topic) as producer:
+    # A plain server must not get a Null record, unless somebody says so.
+    with Producer(client, topic, allow_null_records=True) as producer:
         producer.send(**sent)  # type: ignore[arg-type]
     with Consumer(client, topic) as consumer:
         (found,) = consumer
@@ -261,7 +262,7 @@ def test_each_record_type(
 
 
 def test_empty_values_and_keys(client: LanceClient, topic: str) -> None:
-    with Producer(client, topic) as producer:
+    with Producer(client, topic, allow_null_records=True) as producer:
         producer.send(b"")
         producer.send(b"", key=b"")
         producer.send(b"", key=b"", timestamp_ns=0)
@@ -316,7 +317,9 @@ def test_arrow(client: LanceClient, topic: str) -> None:
             ),
         }
     )
-    with Producer(client, topic, batch_bytes=20_000) as producer:
+    with Producer(
+        client, topic, batch_bytes=20_000, allow_null_records=True
+    ) as producer:
         producer.write(table)
         producer.write(table.slice(0, 10).to_batches()[0])
     assert producer.acked_records == rows + 10

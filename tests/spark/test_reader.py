@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.reader import OVERLAP_BYTES
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
@@ -32,6 +33,7 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.model import RecordType
+from lance_spark.offset import MARK_BYTES_MAX
 from lance_spark.spark import planning
 from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.pool import clear_pool
@@ -219,7 +221,8 @@ def test_too_many_partitions(
 def test_planning_asks_the_same_of_a_large_topic(
     server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(server, "small", make_records(200))
+    # Of more than what is looked at of each.
+    fill(server, "small", make_records(2000))
     fill(server, "large", make_records(20_000, 200))
     fetches = Fetches(server, monkeypatch)
 
@@ -232,7 +235,7 @@ def test_planning_asks_the_same_of_a_large_topic(
 
     plan(make_reader(server, topic="small"))  # Whoever connects is greeted.
     assert cost("large") == cost("small")
-    assert cost("large")[2] <= 2 * 4096
+    assert cost("large")[2] <= 2 * MARK_BYTES_MAX
 
 
 def test_a_reader_travels_before_and_after_it_was_used(server: EmbeddedBroker) -> None:
@@ -312,8 +315,10 @@ def test_offsets_and_topics_that_are_not_wanted_are_not_fetched(
     else:
         # A range has to start with a record, so that all of the topic is read; but
         # nothing of the others. Marks are two ends, of each topic when it is planned
-        # and of the one that is read before and after.
-        assert fetches.bytes - rows[-1]["next_offset"] == 2 * 5 * 4096
+        # and of the one that is read before and after. The second of the two fetches
+        # of that one begins with what the first one ended with.
+        again = 2 * 5 * MARK_BYTES_MAX + OVERLAP_BYTES
+        assert fetches.bytes - rows[-1]["next_offset"] == again
 
 
 def test_filters_that_leave_nothing(server: EmbeddedBroker) -> None:
@@ -382,7 +387,7 @@ def test_a_session_that_pushes_nothing_is_told_of_once(
 
 
 WHOLE = TopicRange("a", 1, 0, 100, 200, ends_log=True)
-PROBED = TopicRange("a", 1, 0, 100, 200, False, True, Mark(1, 2))
+PROBED = TopicRange("a", 1, 0, 100, 200, False, True, Mark(1, 2, 200))
 
 
 @pytest.mark.parametrize(
