@@ -140,7 +140,10 @@ def fill(
     """Append records to a topic, made if need be; give the rows of what it holds."""
     with connect(broker) as client:
         start = client.bounds(client.ensure_topic(topic).id).end
-        with Producer(client, topic, batch_bytes=batch_bytes) as producer:
+        # Their size alone decides where batches end: on a busy machine time would, too.
+        with Producer(
+            client, topic, batch_bytes=batch_bytes, linger_s=60.0
+        ) as producer:
             for record in records:
                 is_null = record.type == RecordType.NULL
                 plain = record.key is None and record.timestamp_ns is None
