@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
 # How long `make soak` runs, and how many rows `make long` sends through Spark.
 SOAK_SECONDS ?= 3600
-# How long each campaign of `make campaign` runs, and which: CAMPAIGN="kill flips"; all by default.
+# How long each campaign runs, and which of them: CAMPAIGN="kill flips"; all by default.
 CAMPAIGN_SECONDS ?= 1800
 CAMPAIGN ?=
 LONG_ROWS ?= 20000000

@@ -140,8 +140,13 @@ def fill(
     """Append records to a topic, made if need be; give the rows of what it holds."""
     with connect(broker) as client:
         start = client.bounds(client.ensure_topic(topic).id).end
+        # Their size alone decides where batches end: on a busy machine time would, too.
         with Producer(
-            client, topic, batch_bytes=batch_bytes, allow_null_records=True
+            client,
+            topic,
+            batch_bytes=batch_bytes,
+            linger_s=60.0,
+            allow_null_records=True,
         ) as producer:
             for record in records:
                 is_null = record.type == RecordType.NULL
