@@ -171,6 +171,8 @@ def rebuild(
         if position >= result.end.position:
             size = sound_rows(rows[number:], position, end, valid[number:])
         if size and position > result.end.position:
+            # A clock that went back may have dated the segment after its batches.
+            result.last_append_ns = min(result.last_append_ns, int(row["append_ns"]))
             result.make(data, position, framing, stride, cut_tail=False)
         # A kept row knows how many records there were before it, also if some of the
         # bytes between could not be framed.

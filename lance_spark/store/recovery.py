@@ -103,10 +103,8 @@ def open_log(
             end = Point(segment.base_offset, segment.base_record)
         if segment.base_offset > end.offset:
             recovery.report_gap(end.offset, segment.base_offset)
-        if segments and segments[-1].last_append_ns > segment.last_append_ns:
-            # Only a rebuilt index can say so; searches rely on the order.
-            segment.last_append_ns = segments[-1].last_append_ns
         segments.append(segment)
+        recovery.floor_ns = segment.last_append_ns
         end = Point(segment.end, segment.end_record)
     if start is None:
         first = segments[0] if segments else None
@@ -173,6 +171,9 @@ class _Recovery:
         self._directory = directory
         self._where = f"{directory.parent.name}/{directory.name}"
         self._indexes: dict[SegmentName, tuple[Header | str, Mark, Rows]] = {}
+        # Time of the last batch so far. No later one counts as older: a search by time
+        # relies on that, also where a rebuilt index does not know the times any more.
+        self.floor_ns = 0
 
     def report_gap(self, start: int, end: int) -> None:
         """Say that a segment between two others is gone."""
@@ -193,9 +194,8 @@ class _Recovery:
         header, mark, row = self._read_index(found)
         if isinstance(header, str):
             return self._without_index(found, following, header, end, known=known)
-        base = (header.base_offset, header.base_record, header.time_floor_ns)
-        segment = Segment(found.name, *base)
-        segment.last_append_ns = segment.time_floor_ns
+        segment = self._segment(found, header.base_offset, header.base_record)
+        segment.lift(header.time_floor_ns)
         _take_row(segment, row, _row_count(found))
         if found.data_bytes is None and not (mark.rows or segment.rows):
             # The crash came between the making of the two files.
@@ -215,6 +215,11 @@ class _Recovery:
         if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
             return segment
         return self._recover(segment, found, mark)
+
+    def _segment(self, found: Found, base_offset: int, base_record: int) -> Segment:
+        segment = Segment(found.name, base_offset, base_record)
+        segment.lift(self.floor_ns)
+        return segment
 
     def _read_index(self, found: Found) -> tuple[Header | str, Mark, Rows]:
         """Read header, mark and last row of an index, once."""
@@ -263,7 +268,7 @@ class _Recovery:
                 self._context.files, self._directory / found.name.index_file
             )
             return None
-        segment = Segment(found.name, end.offset, end.record)
+        segment = self._segment(found, end.offset, end.record)
         data = self._open_data(found)
         rebuilt = self._rebuild(
             _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following

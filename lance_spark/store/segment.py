@@ -80,6 +80,11 @@ class Segment:
         self.size, self.rows, self.records = old.size, old.rows, old.records
         self.last_append_ns, self.closed = old.last_append_ns, old.closed
 
+    def lift(self, time_floor_ns: int) -> None:
+        """Let no batch count as older than a time."""
+        self.time_floor_ns = max(self.time_floor_ns, time_floor_ns)
+        self.last_append_ns = max(self.last_append_ns, self.time_floor_ns)
+
     def header(self, topic: int) -> Header:
         """Make the header of this segment's index."""
         return Header(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lance_spark.model import Location
 from lance_spark.store import LogStart, Store
 from lance_spark.store.extent import LogEnd
 from lance_spark.store.files import OsFiles
@@ -332,10 +333,40 @@ def test_times_when_an_index_was_rebuilt_and_the_clock_went_back(
         assert [s.last_append_ns for s in view.segments] == [latest, latest]
         assert view.locate_time(latest - 1).offset == 0
         again.topic(1).drop_before(LogStart(900, 20, 1))
-        assert again.view(1).locate_time(latest - 1) == view.locate_end()
-        assert again.view(1).locate_time(0).offset == 900
         again.append(1, batch("c"))
-        assert again.view(1).locate_time(latest).offset == 1800
+        # The new index says that its batches are not older than those before them.
+        for _ in range(2):
+            view = again.view(1)
+            assert view.locate_start() == Location(900, 20, latest)
+            for time_ns in (0, latest - 1, latest):
+                assert view.locate_time(time_ns) == view.locate_start()
+            assert view.locate_time(latest + 1) == view.locate_end()
+            again = reopen(again)
+        again.close()
+
+
+def test_times_when_the_clock_went_back_behind_a_segments_start(
+    files: DiskFiles,
+) -> None:
+    """A row that is made anew does not count as later than the one behind it."""
+    clock = Clock()
+    with open_store(files=files, clock_ns=clock) as store:
+        log = store.create_topic("one").log
+        store.append(1, batch("a"))
+        first = clock()
+        log.close_segment()
+        clock.forward(500)
+        log.roll_if_aged(clock())
+        clock.forward(-400)
+        for tag in "bc":
+            store.append(1, batch(tag))
+        index = log.directory / log.segments()[1].name.index_file
+    files.open(index).pwrite(bytes(48), 128)
+    with open_store(files=files) as again:
+        assert content(again, "one") == b"".join(map(batch, "abc"))
+        view = again.view(1)
+        assert view.locate_time(first + 1) == Location(135, 3, clock())
+    check_clean(files=files)
 
 
 def test_an_empty_file_without_index_is_forgotten(store: Store) -> None:
