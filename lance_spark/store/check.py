@@ -31,11 +31,13 @@ from lance_spark.store.format import (
     decode_header,
     decode_mark,
     decode_rows,
+    has_lost_mark,
     valid_rows,
 )
 from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import parse_journal
+from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import decode_metadata as decode_stage
@@ -283,19 +285,22 @@ class _SegmentChecker:
             else:
                 yield _note(name, "half-made segment; the next opening removes it")
             return
-        yield from self._check_rows(header, mark, rows, last=last)
+        damaged = 0
+        if last and (header.lazy or has_lost_mark(head)):
+            mark, damaged = find_promise(mark, rows)
+        yield from self._check_rows(header, mark, rows, damaged, last=last)
 
     def _rows(self, index: File) -> Rows:
         size = index.size() - HEADER_BYTES
         return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
-        self, header: Header, mark: Mark, rows: Rows, *, last: bool
+        self, header: Header, mark: Mark, rows: Rows, damaged: int, *, last: bool
     ) -> Iterator[Finding]:
         name = f"{self._where}/{self._found.name.index_file}"
         data_bytes = self._found.data_bytes or 0
         durable = mark.position if last else max(mark.position, data_bytes)
-        promised = mark.rows if last else len(rows)
+        promised = mark.rows + damaged if last else len(rows)
         if len(rows) < mark.rows:
             text = f"{mark.rows - len(rows)} rows are missing"
             yield _damage(name, text, self._base, self._base + mark.position)
@@ -317,7 +322,8 @@ class _SegmentChecker:
             length, records = int(group[0]["length"]), int(group[0]["records"])
             start = self._base + position
             if fault and last and position >= durable:
-                text = f"{fault}; not acknowledged, the next opening cuts it off"
+                known = "" if header.lazy else "not acknowledged, "
+                text = f"{fault}; {known}the next opening cuts it off"
                 yield _note(self._where, text, start, start + length)
                 return
             if fault:

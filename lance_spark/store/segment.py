@@ -48,6 +48,7 @@ class Segment:
         records: records written.
         last_append_ns: time of the last batch, 0 if there is none.
         closed: nothing may be appended; set for a segment that lost bytes.
+        lazy: written without syncs, see `format`.
     """
 
     name: SegmentName
@@ -59,6 +60,7 @@ class Segment:
     records: int = 0
     last_append_ns: int = 0
     closed: bool = False
+    lazy: bool = False
 
     @property
     def end(self) -> int:
@@ -88,7 +90,12 @@ class Segment:
     def header(self, topic: int) -> Header:
         """Make the header of this segment's index."""
         return Header(
-            topic, self.name, self.base_offset, self.base_record, self.time_floor_ns
+            topic,
+            self.name,
+            self.base_offset,
+            self.base_record,
+            self.time_floor_ns,
+            self.lazy,
         )
 
 

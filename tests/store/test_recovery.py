@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lance_spark.columnar.scan import scan
 from lance_spark.model import Location
-from lance_spark.store import LogStart, Store
+from lance_spark.store import Fsync, LogStart, Store, StoreConfig, check_store
 from lance_spark.store.extent import LogEnd
 from lance_spark.store.files import OsFiles
 from lance_spark.store.format import (
     HEADER_BYTES,
+    ROW_BYTES,
+    Header,
     Mark,
     SegmentName,
+    decode_header,
     decode_mark,
+    encode_header,
     encode_mark,
     mark_position,
 )
 from lance_spark.store.recovery import Found, list_segments, reset_files
-from tests.store.disk import DiskFiles
+from tests.store.disk import DiskFiles, Inode
 from tests.store.jobs import Clock, content, kill, reopen
-from tests.store.kit import batch, check_clean, damage, open_store, record
+from tests.store.kit import (
+    ROOT,
+    SMALL,
+    batch,
+    check_clean,
+    corrupt_ranges,
+    damage,
+    open_store,
+    record,
+)
 
 
 def names(directory: Path) -> list[str]:
@@ -143,6 +158,151 @@ def test_rows_cut_in_the_middle_of_a_batch(files: DiskFiles) -> None:
             assert damage(again.findings) == []
             assert content(again, "one") == batch("a")
         check_clean(files=left)
+
+
+# Lazy segments, of which each whole row is a promise.
+
+
+def lazy(**options: object) -> StoreConfig:
+    return StoreConfig(fsync=Fsync.NONE, **{**SMALL, **options})  # type: ignore[arg-type]
+
+
+def index_of(files: DiskFiles) -> Inode:
+    [name] = [n for n in files.disk.seen if "/segments/1/" in n and n.endswith(".idx")]
+    return files.disk.inodes[files.disk.seen[name]]
+
+
+def killed_with_rows(files: DiskFiles, tags: str) -> DiskFiles:
+    """Append batches of one row each with `fsync=none`, and kill the process."""
+    store = open_store(files=files, config=lazy())
+    store.create_topic("one")
+    for tag in tags:
+        store.append(1, batch(tag, 1))
+    return DiskFiles(files.disk.killed())
+
+
+@pytest.mark.parametrize("row", range(5))
+@pytest.mark.parametrize("later", list(Fsync))
+def test_a_damaged_row_of_a_killed_lazy_store(
+    files: DiskFiles, row: int, later: Fsync
+) -> None:
+    """All was acknowledged and is intact: all is kept, whatever the policy is now."""
+    left = killed_with_rows(files, "abcde")
+    index_of(left).seen[HEADER_BYTES + row * ROW_BYTES + 20] ^= 1
+    findings = check_store(ROOT, framing=scan, files=left)
+    assert [f.text for f in damage(findings)] == [f"row {row} is damaged"]
+    config = StoreConfig(fsync=later, **SMALL)  # type: ignore[arg-type]
+    with open_store(files=left, config=config) as again:
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abcde")
+        said = "\n".join(map(str, again.findings))
+        assert "acknowledged" not in said and "cut off" not in said
+        # Only behind the last row that can be read, nothing proves what was written.
+        assert bool(damage(again.findings)) == (row == 4)
+        again.append(1, batch("f", 1))
+    check_clean(files=left)
+
+
+def test_a_damaged_row_of_a_killed_store_of_0_5(files: DiskFiles) -> None:
+    """Its header does not say that it is lazy; the policy of today does."""
+    left = killed_with_rows(files, "abcde")
+    index = index_of(left)
+    header = decode_header(bytes(index.seen))
+    assert isinstance(header, Header) and header.lazy
+    index.seen[:HEADER_BYTES] = encode_header(replace(header, lazy=False), Mark())
+    index.seen[HEADER_BYTES + 2 * ROW_BYTES] ^= 1
+    with open_store(files=left, config=lazy()) as again:
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abcde")
+        assert damage(again.findings) == []
+        again.append(1, batch("f", 1))
+        # From here on the index says which policy it is written with.
+        assert [s.lazy for s in again.topic(1).log.segments()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "policies", [(Fsync.NONE, Fsync.BATCH), (Fsync.BATCH, Fsync.NONE)]
+)
+def test_a_segment_is_written_under_one_policy(
+    files: DiskFiles, policies: tuple[Fsync, Fsync]
+) -> None:
+    for round_, fsync in enumerate(policies * 2):
+        config = StoreConfig(fsync=fsync, **SMALL)  # type: ignore[arg-type]
+        with open_store(files=files, config=config) as store:
+            if not round_:
+                store.create_topic("one")
+            for tag in "ab":
+                store.append(1, batch(f"{round_}{tag}"))
+            assert store.findings == []
+            segments = store.topic(1).log.segments()
+            assert [s.size for s in segments] == [270] * (round_ + 1)
+            assert segments[-1].lazy == (fsync is Fsync.NONE)
+    check_clean(files=files)
+
+
+def test_a_lazy_store_that_was_killed_in_the_middle_of_an_append(
+    files: DiskFiles,
+) -> None:
+    """Half a batch, and whole bytes with half of their rows, were not acknowledged."""
+    store = open_store(files=files, config=lazy())
+    store.create_topic("one")
+    store.append(1, batch("a", 6))
+    before = files.disk.killed()
+    store.append(1, batch("b", 6))
+    rows = (len(index_of(files).seen) - HEADER_BYTES) // ROW_BYTES // 2
+    for data_bytes in (271, 400, 540):
+        for index_bytes in range(0, rows * ROW_BYTES, 24):
+            if index_bytes and data_bytes < 540:
+                continue  # The rows are written behind the bytes.
+            disk = files.disk.killed()
+            for name, number in disk.seen.items():
+                if name.endswith(".lnc"):
+                    disk.inodes[number].truncate(data_bytes)
+                elif name.endswith(".idx"):
+                    size = len(before.inodes[number].seen)
+                    disk.inodes[number].truncate(size + index_bytes)
+            left = DiskFiles(disk)
+            findings = check_store(ROOT, framing=scan, files=left)
+            assert findings and not damage(findings)
+            with open_store(files=left, config=lazy()) as again:
+                assert content(again, "one") == batch("a", 6)
+                [found] = again.findings
+                assert str(found) == (
+                    f"note: segments/1 [270, {data_bytes}): there is no index row for "
+                    "it; cut off"
+                )
+            check_clean(files=left)
+
+
+def test_a_lazy_store_that_lost_power(files: DiskFiles) -> None:
+    """Rows promise bytes that are gone: that is damage, and offsets stay taken."""
+    left = killed_with_rows(files, "abcde")
+    [data] = [n for n in left.disk.seen if "/segments/1/" in n and n.endswith(".lnc")]
+    left.disk.inodes[left.disk.seen[data]].truncate(3 * 45)
+    assert damage(check_store(ROOT, framing=scan, files=left))
+    with open_store(files=left, config=lazy()) as again:
+        assert damage(again.findings)
+        assert corrupt_ranges(again.topic(1).log) == [(135, 225)]
+        assert again.append(1, batch("f", 1)).start == 225
+    assert damage(check_store(ROOT, framing=scan, files=left))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_mark_that_can_not_be_read(files: DiskFiles, slots: int) -> None:
+    """It may have been the newest, so that the rows behind the other one count."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    for tag in "abc":
+        store.append(1, batch(tag, 1))
+    left = DiskFiles(files.disk.killed())
+    index = index_of(left)
+    newest = mark_position(decode_mark(bytes(index.seen)).count)
+    for at in [newest, mark_position(0), mark_position(1)][: 1 if slots == 1 else 3]:
+        index.seen[at : at + 32] = bytes(32)
+    index.seen[HEADER_BYTES + 2 * ROW_BYTES :] = bytes(ROW_BYTES)
+    assert damage(check_store(ROOT, framing=scan, files=left))
+    with open_store(files=left) as again:
+        assert damage(again.findings)
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abc")
+    check_clean(files=left)
 
 
 # Half-made segments.
