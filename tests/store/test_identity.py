@@ -9,8 +9,7 @@ import pytest
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import read_file
-from lance_spark.store.identity import Identity
-from lance_spark.store.stage import FIRST_STAGE_ID, STAGE_ID_END
+from lance_spark.store.identity import FIRST_STAGE_ID, STAGE_ID_END, Identity
 from tests.store.disk import DiskFiles
 from tests.store.jobs import refusing
 

@@ -14,12 +14,8 @@ from lance_spark.errors import (
     StoreReadOnly,
 )
 from lance_spark.store import NamedStage, Store
-from lance_spark.store.stage import (
-    FIRST_STAGE_ID,
-    StageMetadata,
-    decode_metadata,
-    encode_metadata,
-)
+from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.stage import StageMetadata, decode_metadata, encode_metadata
 from lance_spark.store.writers import Job
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage
