@@ -33,11 +33,6 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-def parse_text(text: str) -> str:
-    """Take a text as it is."""
-    return text
-
-
 def _parse_retention(text: str) -> Retention:
     if text == "none":
         return Retention()
@@ -85,7 +80,7 @@ def _answer(
 @click.option(
     "--repair", is_flag=True, help="Mend damaged store.json, metadata and journal."
 )
-@_answer("--name", "names", "ID=NAME", parse_text, "The topic's name.")
+@_answer("--name", "names", "ID=NAME", str, "The topic's name.")
 @_answer(
     "--retention",
     "retentions",

@@ -85,7 +85,7 @@ def parse_consumers(data: bytes) -> Parsed:
     Raises:
         StoreError: it was written by another version, and is not to be touched.
     """
-    head = decode_head(data, MAGIC)
+    head = decode_head(data, MAGIC, "the offsets have")
     if head is None:
         return Parsed({}, lost=f"{len(data)} bytes are no file of consumer offsets")
     offsets: dict[ConsumerKey, int] = {}

@@ -125,7 +125,7 @@ def parse_journal(data: bytes) -> Parsed:
     Raises:
         StoreError: it was written by another version, and is not to be touched.
     """
-    head = decode_head(data, MAGIC)
+    head = decode_head(data, MAGIC, "the journal has")
     if head is None:
         return Parsed([], 0, [], lost=f"{len(data)} bytes are no journal")
     entries: list[Entry] = []

@@ -85,7 +85,7 @@ def mark_position(mark: LedgerMark) -> int:
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
 
-def decode_head(data: bytes, magic: bytes) -> Head | None:
+def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
     """Read the start of a file; None if there is not even room for one.
 
     Raises:
@@ -98,7 +98,7 @@ def decode_head(data: bytes, magic: bytes) -> Head | None:
     mark = max(marks, key=lambda m: m.turn, default=NO_MARK)
     sound = crc == crc32c(data[:12]) and found == magic
     if sound and version != VERSION:
-        raise StoreError(f"its version {version} is not supported")
+        raise StoreError(f"{what} version {version}, which is not supported")
     if (found, version, crc) == (magic, 1, 0):
         return Head(1, _START_1, NO_MARK)
     fault = None if sound else "its head is damaged"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
 from lance_spark.store.cache import SegmentCache
-from lance_spark.store.commit import CommitPlan, decode_begin
+from lance_spark.store.commit import TopicPlan, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Context
@@ -175,7 +175,7 @@ class _Repair:
         taken: dict[str, int] = {}
         damaged: dict[int, str] = {}
         for topic in _ids(self._files, self._root / "segments"):
-            directory = self._root / "segments" / str(topic)
+            directory = self._directory(topic)
             try:
                 metadata = read_metadata(self._context, directory)
                 if metadata is not None:
@@ -218,11 +218,15 @@ class _Repair:
             int(time.time()) if made is None else made,
             retention=retention,
             auth=rule,
-            start=start,
+            start=start or LogStart(),
+        )
+        where = (
+            "found by rebuilding its first index"
+            if start is None
+            else f"{start.offset} (record {start.record}, segment {start.segment})"
         )
         text = (
-            f"{reason}: write it anew: name {name!r}, log start {start.offset} (record "
-            f"{start.record}, segment {start.segment}), retention "
+            f"{reason}: write it anew: name {name!r}, log start {where}, retention "
             f"{retention.max_age_s} s and {retention.max_bytes} bytes (0: no limit), "
             f"{'no access rule' if rule is None else f'access rule {rule}'}, "
         )
@@ -230,7 +234,8 @@ class _Repair:
             text += f"made now; streams that follow it need --created {topic}=SECONDS"
         else:
             text += f"made at {made} s"
-        return Step(file, text, lambda: self._write_topic(metadata))
+        prove = start is None
+        return Step(file, text, lambda: self._write_topic(metadata, prove=prove))
 
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
@@ -249,29 +254,42 @@ class _Repair:
                 f"{planned.name!r}"
             )
 
-    def _planned(self, topic: int) -> Any:
-        plan: CommitPlan | None = self._pending
-        topics = () if plan is None else plan.topics
+    def _planned(self, topic: int) -> TopicPlan | None:
+        topics = () if self._pending is None else self._pending.topics
         return next((t for t in topics if t.id == topic and not t.created), None)
 
-    def _find_start(self, topic: int) -> LogStart | str:
-        """Find where a log starts; a text if nothing proves it."""
+    def _find_start(self, topic: int) -> LogStart | str | None:
+        """Find where a log starts; None if its first index has to be rebuilt for that.
+
+        A text says that nothing proves it.
+        """
         planned = self._planned(topic)
         if planned is not None:
             # The next opening sets the topic back to what the commit has found.
-            start: LogStart = planned.start
-            return start
-        directory = self._root / "segments" / str(topic)
-        found = list_segments(self._files, directory)
+            return planned.start
+        found = list_segments(self._files, self._directory(topic))
         if not found:
             return LogStart(self._highest_offset(topic))
-        if found[0].name.number and not self._has_base(directory, found[0]):
-            return "nothing proves where its log starts: its first index is damaged"
-        return open_log(self._context, topic, directory, None).start
+        for segment in found[:2]:
+            base = self._read_base(topic, segment)
+            if base is not None:
+                return base if segment is found[0] else None
+        if found[0].name.number == 0:
+            return LogStart()
+        return "nothing proves where its log starts: its first indexes are damaged"
 
-    def _has_base(self, directory: Path, found: Found) -> bool:
-        data = read_file(self._files, directory / found.name.index_file) or b""
-        return not isinstance(decode_header(data[:HEADER_BYTES]), str)
+    def _read_base(self, topic: int, found: Found) -> LogStart | None:
+        path = self._directory(topic) / found.name.index_file
+        header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
+        if isinstance(header, str) or (header.topic, header.name) != (
+            topic,
+            found.name,
+        ):
+            return None
+        return LogStart(header.base_offset, header.base_record, found.name.number)
+
+    def _directory(self, topic: int) -> Path:
+        return self._root / "segments" / str(topic)
 
     def _highest_offset(self, topic: int) -> int:
         """Find the highest offset of an empty topic that other files speak of."""
@@ -284,8 +302,11 @@ class _Repair:
             offsets += [end for found, _, _, end in ranges if found == topic]
         return max(offsets, default=0)
 
-    def _write_topic(self, metadata: TopicMetadata) -> None:
-        directory = self._root / "segments" / str(metadata.id)
+    def _write_topic(self, metadata: TopicMetadata, *, prove: bool) -> None:
+        directory = self._directory(metadata.id)
+        if prove:
+            start = open_log(self._context, metadata.id, directory, None).start
+            metadata = replace(metadata, start=start)
         if self._files.exists(directory / METADATA):
             keep_copy(self._files, directory / METADATA)
         write_metadata(self._context, directory, metadata)
@@ -303,11 +324,12 @@ class _Repair:
             raise OptionError(f"stage {stage}: its {STAGE_METADATA} is not damaged")
         for stage, reason in damaged.items():
             if self._pending is not None and stage in self._pending.stages:
-                continue  # The journal says what it is for; the next opening needs no more.
+                continue  # The journal says what it is for.
             yield self._plan_stage(stage, reason)
 
     def _plan_stage(self, stage: int, reason: str) -> Step:
-        file, directory = f"stages/{stage}/{STAGE_METADATA}", self._root / "stages"
+        directory = self._root / "stages" / str(stage)
+        file = f"stages/{stage}/{STAGE_METADATA}"
         if stage not in self._answers.dropped:
             return Step(
                 file,
@@ -315,9 +337,7 @@ class _Repair:
                 f"has to write them again; say --drop-stage {stage} to remove them",
             )
         text = f"{reason}: remove the stage with the rows that wait in it"
-        return Step(
-            file, text, lambda: remove_stage(self._context, directory / str(stage))
-        )
+        return Step(file, text, lambda: remove_stage(self._context, directory))
 
 
 def _ids(files: Files, directory: Path) -> list[int]:
