@@ -1,6 +1,6 @@
 """Committed offsets of consumers, one per (consumer, topic), durable.
 
-A head with two marks (see `ledger`) and entries of 24 bytes, the last one for a pair
+A head with two marks (see `head`) and entries of 24 bytes, the last one for a pair
 counts:
 
      0         8       12      16       24
@@ -26,10 +26,10 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreWriteFailed
 from lance_spark.store.files import File, Files, is_full, remove_if_there
-from lance_spark.store.ledger import (
+from lance_spark.store.head import (
     HEAD_BYTES,
     NO_MARK,
-    LedgerMark,
+    DurableMark,
     decode_head,
     encode_head,
     encode_mark,
@@ -198,7 +198,7 @@ class Consumers:
                 self._set_mark(file, position + _ENTRY.size)
 
     def _set_mark(self, file: File, end: int) -> None:
-        self._mark = LedgerMark(end, self._mark.turn + 1)
+        self._mark = DurableMark(end, self._mark.turn + 1)
         # The entry is durable, whatever becomes of the mark: an old one only says less.
         with suppress(OSError):
             file.pwrite(encode_mark(self._mark), mark_position(self._mark))
@@ -221,7 +221,7 @@ class Consumers:
         remove_if_there(self._files, temporary)
         entries = [encode_entry(k, offset) for k, offset in self._offsets.items()]
         file = self._files.open(temporary, create=True)
-        mark = LedgerMark(HEAD_BYTES + len(entries) * _ENTRY.size)
+        mark = DurableMark(HEAD_BYTES + len(entries) * _ENTRY.size)
         file.pwrite(encode_head(MAGIC, mark) + b"".join(entries), 0)
         file.sync()
         self._files.replace(temporary, self._path)

@@ -1,6 +1,6 @@
 """The journal: decisions that concern more than one file.
 
-A head with two marks (see `ledger`), then entries, each appended and synced before
+A head with two marks (see `head`), then entries, each appended and synced before
 anything that depends on it is done:
 
      0       4       8      12
@@ -36,11 +36,11 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import File, Files, remove_if_there
-from lance_spark.store.ledger import (
+from lance_spark.store.head import (
     HEAD_BYTES,
     NO_MARK,
     VERSION,
-    LedgerMark,
+    DurableMark,
     decode_head,
     encode_head,
     encode_mark,
@@ -92,7 +92,7 @@ class Parsed(NamedTuple):
     end: int
     damaged: list[tuple[int, int]]
     begun: int = 0
-    mark: LedgerMark = NO_MARK
+    mark: DurableMark = NO_MARK
     faults: tuple[str, ...] = ()
     lost: str | None = None
     current: bool = True
@@ -178,7 +178,7 @@ def _parse_entry(data: bytes, at: int) -> tuple[Entry, int] | None:
 class Journal:
     """The journal file, open for appending."""
 
-    def __init__(self, files: Files, path: Path, file: File, mark: LedgerMark) -> None:
+    def __init__(self, files: Files, path: Path, file: File, mark: DurableMark) -> None:
         self._files = files
         self._path = path
         self._file = file
@@ -275,7 +275,7 @@ class Journal:
         self._set_mark(self._mark.end + len(data), _fold([entry], self._mark.state))
 
     def _set_mark(self, end: int, state: int) -> None:
-        self._mark = LedgerMark(end, self._mark.turn + 1, state)
+        self._mark = DurableMark(end, self._mark.turn + 1, state)
         # The entry is durable, whatever becomes of the mark: an old one only says less.
         with suppress(OSError):
             self._file.pwrite(encode_mark(self._mark), mark_position(self._mark))
@@ -335,11 +335,11 @@ def _beside(path: Path) -> Path:
 
 def _write_beside(
     files: Files, path: Path, entries: Iterable[Entry]
-) -> tuple[File, LedgerMark]:
+) -> tuple[File, DurableMark]:
     remove_if_there(files, _beside(path))
     kept = list(entries)
     body = b"".join(map(encode_entry, kept))
-    mark = LedgerMark(HEAD_BYTES + len(body), state=_fold(kept))
+    mark = DurableMark(HEAD_BYTES + len(body), state=_fold(kept))
     file = files.open(_beside(path), create=True)
     file.pwrite(encode_head(MAGIC, mark) + body, 0)
     file.sync()

@@ -31,8 +31,8 @@ from lance_spark.store.format import (
     mark_position,
     seal_rows,
 )
+from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.journal import encode_entry
-from lance_spark.store.ledger import HEAD_BYTES
 from lance_spark.store.stage import decode_metadata as decode_stage
 from lance_spark.store.stage import encode_metadata as encode_stage
 from lance_spark.store.topic import decode_metadata as decode_topic

@@ -18,7 +18,7 @@ from lance_spark.store.consumers import (
     parse_consumers,
 )
 from lance_spark.store.files import read_file
-from lance_spark.store.ledger import HEAD_BYTES
+from lance_spark.store.head import HEAD_BYTES
 from tests.store.disk import DiskFiles
 from tests.store.jobs import hooked, refusing
 

@@ -14,7 +14,7 @@ from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt, DamagedFile
 from lance_spark.store import NamedStage, Severity, Store, check_store
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
-from lance_spark.store.ledger import HEAD_BYTES
+from lance_spark.store.head import HEAD_BYTES
 from tests.store.kit import (
     batch,
     check_clean,

@@ -20,7 +20,7 @@ from lance_spark.columnar.scan import scan
 from lance_spark.errors import DamagedFile, StoreError, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store import Finding, NamedStage, Store, View, check_store
-from lance_spark.store.ledger import HEAD_BYTES
+from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.repair import Answers, repairing
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, hooked, stage

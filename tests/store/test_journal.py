@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import read_file
+from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
 from lance_spark.store.journal import (
     ENTRY_BYTES_MAX,
     MAGIC,
@@ -22,7 +23,6 @@ from lance_spark.store.journal import (
     encode_entry,
     parse_journal,
 )
-from lance_spark.store.ledger import HEAD_BYTES, LedgerMark, encode_head
 from tests.store.disk import DiskFiles
 from tests.store.jobs import refusing
 
@@ -39,7 +39,7 @@ def of_version_1(entries: list[Entry], end: int, damaged: Any = ()) -> Parsed:
 def whole(*entries: Entry, end: int | None = None, state: int = 0) -> bytes:
     """A journal of version 2 whose mark speaks of all entries, or of those before."""
     body = b"".join(map(encode_entry, entries))
-    mark = LedgerMark(HEAD_BYTES + len(body) if end is None else end, state=state)
+    mark = DurableMark(HEAD_BYTES + len(body) if end is None else end, state=state)
     return encode_head(MAGIC, mark) + body
 
 

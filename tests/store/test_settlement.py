@@ -11,8 +11,8 @@ from lance_spark.errors import Corrupt, DamagedFile, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
 from lance_spark.store.files import read_file, remove_tree
+from lance_spark.store.head import DurableMark, encode_mark, mark_position
 from lance_spark.store.journal import CommitState
-from lance_spark.store.ledger import LedgerMark, encode_mark, mark_position
 from tests.store.disk import DiskFiles
 from tests.store.jobs import content, hooked, kill, stage
 from tests.store.kit import ROOT, batch, check_clean, damage, open_store
@@ -110,7 +110,7 @@ def without_done(files: DiskFiles) -> None:
     assert b'"done"' in journal[at:]
     files.disk.inodes[number].truncate(at)
     # As if the process had died before the entry: the mark of `begin` is the last.
-    begun = LedgerMark(at, 100, CommitState.BEGUN)
+    begun = DurableMark(at, 100, CommitState.BEGUN)
     for mark in (begun, begun._replace(turn=101)):
         files.disk.inodes[number].write(mark_position(mark), encode_mark(mark))
 

@@ -33,7 +33,7 @@ _START_1 = _HEAD.size
 HEAD_BYTES = _HEAD.size + 2 * _MARK.size
 
 
-class LedgerMark(NamedTuple):
+class DurableMark(NamedTuple):
     """Up to where entries are durable.
 
     Args:
@@ -47,7 +47,7 @@ class LedgerMark(NamedTuple):
     state: int = 0
 
 
-NO_MARK = LedgerMark(0)
+NO_MARK = DurableMark(0)
 
 
 class Head(NamedTuple):
@@ -63,24 +63,24 @@ class Head(NamedTuple):
 
     version: int
     start: int
-    mark: LedgerMark
+    mark: DurableMark
     fault: str | None = None
     torn: int = 0
 
 
-def encode_head(magic: bytes, mark: LedgerMark) -> bytes:
+def encode_head(magic: bytes, mark: DurableMark) -> bytes:
     """Encode the start of a new file, where both marks say the same."""
     head = _HEAD.pack(magic, VERSION, crc32c(magic + VERSION.to_bytes(4, "little")))
     return head + b"".join(encode_mark(mark._replace(turn=n)) for n in (0, 1))
 
 
-def encode_mark(mark: LedgerMark) -> bytes:
+def encode_mark(mark: DurableMark) -> bytes:
     """Encode a mark."""
     body = _MARK.pack(mark.end, mark.turn, mark.state, 0, 0)[:-4]
     return body + crc32c(body).to_bytes(4, "little")
 
 
-def mark_position(mark: LedgerMark) -> int:
+def mark_position(mark: DurableMark) -> int:
     """Tell which of the two places a mark goes to."""
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
@@ -108,11 +108,11 @@ def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
     return Head(1, _START_1, NO_MARK, fault)
 
 
-def _decode_mark(data: bytes, number: int) -> LedgerMark | None:
+def _decode_mark(data: bytes, number: int) -> DurableMark | None:
     at = _HEAD.size + number * _MARK.size
     body = data[at : at + _MARK.size]
     if len(body) < _MARK.size or crc32c(body[:-4]) != int.from_bytes(
         body[-4:], "little"
     ):
         return None
-    return LedgerMark(*_MARK.unpack(body)[:3])
+    return DurableMark(*_MARK.unpack(body)[:3])
