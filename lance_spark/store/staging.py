@@ -6,11 +6,13 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
     Corrupt,
+    DamagedFile,
     LanceError,
     StageError,
     StageExpired,
@@ -35,13 +37,20 @@ from lance_spark.store.commit import (
 )
 from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, LogState
-from lance_spark.store.files import make_directories, read_file
+from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
 from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Journal, parse_journal
+from lance_spark.store.journal import (
+    CommitState,
+    Entry,
+    Journal,
+    Parsed,
+    parse_journal,
+)
 from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.settlement import Outcome, settle
+from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import (
     Stage,
     StageMetadata,
@@ -78,6 +87,7 @@ class Staging:
         self._committing = threading.RLock()
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
+        self._damaged: dict[int, DamagedFile] = {}
         self._writers = Writers()
         self._journal: Journal  # Made by `open_journal`, before anything else.
         # A commit that the last process did not end, and what to do about it.
@@ -106,39 +116,109 @@ class Staging:
         files, path = self._context.files, self._root / JOURNAL
         data = None if is_new else read_file(files, path)
         parsed = parse_journal(data or b"")
-        if parsed.fault is None:
-            for start, end in parsed.damaged:
-                text = "an entry is damaged; the commit in it is forgotten"
-                self._context.findings.damage(JOURNAL, text, start, end)
-            if data is not None and len(data) > parsed.end:
-                text = "an entry was not finished; cut off"
-                self._context.findings.note(JOURNAL, text, parsed.end, len(data))
-            self._writers.replay(parsed.entries)
-            self._journal = Journal.resume(files, path, parsed.end)
+        if parsed.lost is not None:
+            if not is_new:
+                self._lose_journal(path, parsed, missing=data is None, now_ns=now_ns)
+            self._journal = Journal.create(files, path, self._writers.entries())
             return
-        if not is_new:
-            reason = "it is missing" if data is None else parsed.fault
-            if data is not None:
-                files.replace(path, path.with_name(path.name + ".damaged"))
-            text = f"the journal is lost ({reason}): earlier commits are forgotten"
-            self._context.findings.damage(JOURNAL, text)
-            self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
-        self._journal = Journal.create(files, path, self._writers.entries())
+        self._writers.replay(parsed.entries)
+        if parsed.torn:
+            self._context.findings.note(JOURNAL, "a mark was not finished; set anew")
+        if len(data or b"") > max(parsed.end, parsed.mark.end):
+            text = "an entry was not finished; cut off"
+            self._context.findings.note(JOURNAL, text, parsed.end, len(data or b""))
+        if parsed.current:
+            self._journal = Journal.resume(files, path, parsed)
+            return
+        entries = [*parsed.entries, *self._mend_journal(parsed, now_ns)]
+        try:
+            self._identity.prepare()
+            if parsed.damaged or parsed.faults:
+                keep_copy(files, path)
+            self._journal = Journal.create(files, path, entries)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            prepare = self._identity.prepare
+            self._journal = Journal.outdated(files, path, entries, prepare=prepare)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the journal is of this version; else there was no room for it."""
+        return not self._journal.is_outdated
+
+    def _lose_journal(
+        self, path: Path, parsed: Parsed, *, missing: bool, now_ns: int
+    ) -> None:
+        if not missing:
+            self._context.files.replace(path, path.with_name(path.name + ".damaged"))
+        reason = "it is missing" if missing else parsed.lost
+        text = f"the journal is lost ({reason}): earlier commits are forgotten"
+        self._context.findings.damage(JOURNAL, text)
+        self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
+
+    def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
+        """Report what is damaged; give the entries that make up for it.
+
+        Raises:
+            DamagedFile: a commit is begun, and nothing says which one. Parts of it may
+                be in its topics: they must not be shown.
+        """
+        findings = self._context.findings
+        for fault in parsed.faults:
+            findings.damage(JOURNAL, f"{fault}; it is written anew")
+        pending, damaged = self._writers.pending, list(parsed.damaged)
+        added: list[Entry] = []
+        if pending is None and parsed.is_begun_unread:
+            reason = "a commit is begun, and its entry can't be read"
+            raise DamagedFile(self._root, JOURNAL, reason)
+        if pending is not None and parsed.ended is not None and damaged:
+            # Its last entry is damaged; the mark says what it was.
+            plan = decode_begin(pending)
+            done = parsed.ended is CommitState.DONE
+            added = [encode_done(plan.commit) if done else {"kind": "undone"}]
+            text = f"an entry is damaged; {_who(plan)} was ended, by the mark"
+            findings.damage(JOURNAL, text, *damaged.pop())
+        for start, end in damaged:
+            text = "an entry is damaged; the commit in it is forgotten"
+            findings.damage(JOURNAL, text, start, end)
+        if damaged:
+            added.append({"kind": "lost", "at_ns": now_ns})
+        self._writers.replay(added)
+        return added
 
     def _load_stage(self, directory: Path) -> None:
         try:
-            metadata = read_metadata(self._context, directory)
+            metadata = self._read_stage(directory)
             # A stage that a crash left over behind its commit is not even opened: its
             # files may be a topic's by now, and are not to be mended as a stage's.
             if metadata is None or self._is_over(metadata):
                 remove_stage(self._context, directory)
                 return
             stage = Stage.open(self._context, directory, metadata)
+        except DamagedFile as error:
+            # Kept until a person drops it: a commit that names it is refused.
+            self._damaged[int(directory.name)] = error
+            self._context.findings.damage(f"stages/{directory.name}", str(error))
+            return
         except StoreError as error:
             # Kept for a person to look at; a commit that names it is refused.
             self._context.findings.damage(f"stages/{directory.name}", str(error))
             return
         self._stages[stage.metadata.id] = stage
+
+    def _read_stage(self, directory: Path) -> StageMetadata | None:
+        stage_id = int(directory.name)
+        try:
+            return read_metadata(self._context, directory)
+        except StoreError as error:
+            plan = self._unsettled[0] if self._unsettled else None
+            if plan is not None and stage_id in plan.stages:
+                # The journal knows what the stage is for.
+                return plan.stage_metadata(stage_id)
+            file = f"stages/{stage_id}/{STAGE_METADATA}"
+            effect = f"stage {stage_id} can't be used"
+            raise DamagedFile(self._root, file, str(error), effect) from error
 
     def _is_over(self, stage: StageMetadata) -> bool:
         last = self._writers.last(stage.job.writer)
@@ -150,10 +230,29 @@ class Staging:
         """Decide about a commit that a crash has interrupted, before topics open."""
         if self._writers.pending is not None:
             plan = decode_begin(self._writers.pending)
-            self._unsettled = plan, settle(self._context, self._root, plan)
+            if not self._hold(plan):
+                self._unsettled = plan, settle(self._context, self._root, plan)
+
+    def _hold(self, plan: CommitPlan) -> bool:
+        """Let a commit wait, if one of its topics can't be opened.
+
+        It stays in the journal as it is, and all its topics stay closed: some may have
+        a part of it that must not be seen, and is set back once all can be opened.
+        """
+        there = [planned for planned in plan.topics if not planned.created]
+        errors = filter(None, (self._catalog.find_damage(t.id) for t in there))
+        error = next(errors, None)
+        if error is None:
+            return False
+        effect = f"{_who(plan)} waits, and its topics are closed"
+        waiting = DamagedFile(error.root, error.file, error.reason, effect)
+        for planned in plan.topics:
+            self._catalog.hold(planned.id, waiting, planned.name)
+        self._failure = str(waiting)
+        return True
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        who = f"commit {plan.job.sequence} of {plan.job.writer!r}"
+        who = _who(plan)
         if outcome is Outcome.UNDONE:
             self._journal.append({"kind": "undone"})
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
@@ -190,6 +289,7 @@ class Staging:
         """Open a stage for a topic, which need not exist yet."""
         check_name(topic)
         check_job(writer, sequence)
+        self._catalog.find(topic)  # Refuses a name that a damaged topic may have.
         with self._stages_lock:
             if len(self._stages) >= self._context.config.stages_max:
                 raise StageError(
@@ -214,10 +314,13 @@ class Staging:
 
         Raises:
             StageExpired, StageUnknown: it is not there.
+            DamagedFile: nothing says what it is for.
         """
         with self._stages_lock:
             stage = self._stages.get(stage_id)
         if stage is None:
+            if stage_id in self._damaged:
+                raise copy(self._damaged[stage_id])
             if self._writers.is_expired(stage_id):
                 raise StageExpired(
                     f"stage {stage_id} expired: nothing was written to its job for "
@@ -336,6 +439,9 @@ class Staging:
             result = CommitResult(CommitStatus.REPEATED, last.ranges)
         for stage in self._job(job):
             self._drop(stage)
+        # The journal does not say that these are over: they must not come back.
+        with self._writing("forget stages for good"):
+            self._context.files.sync_dir(self._directory)
         return result
 
     def _check_named(self, job: Job, named: NamedStage) -> Stage:
@@ -520,3 +626,7 @@ class Staging:
                 self._fail(reason)
                 raise StoreReadOnly(f"{reason}; reopen the store") from error
             raise StoreWriteFailed(f"could not {doing}: {error}") from error
+
+
+def _who(plan: CommitPlan) -> str:
+    return f"commit {plan.job.sequence} of {plan.job.writer!r}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lance_spark.columnar.scan import scan
-from lance_spark.model import Location
+from lance_spark.model import Location, Retention
 from lance_spark.store import Fsync, LogStart, Store, StoreConfig, check_store
 from lance_spark.store.extent import LogEnd
 from lance_spark.store.files import OsFiles
@@ -26,6 +26,7 @@ from lance_spark.store.format import (
     mark_position,
 )
 from lance_spark.store.recovery import Found, list_segments, reset_files
+from lance_spark.store.repair import Answers, repairing
 from tests.store.disk import DiskFiles, Inode
 from tests.store.jobs import Clock, content, kill, reopen
 from tests.store.kit import (
@@ -400,16 +401,23 @@ def test_an_end_without_segments(store: Store) -> None:
 # Without metadata, or an index.
 
 
+def repair(path: Path) -> None:
+    """Mend topic 1 as `lance-spark check --repair` does."""
+    answers = Answers({1: "again"}, {1: Retention()}, {1: None})
+    with repairing(path, answers, framing=scan) as [step]:
+        assert step.run is not None
+        step.run()
+
+
 def test_records_without_metadata_are_found_again(store: Store) -> None:
     directory = fill(store, "a", "b", "c")
     store.topic(1).drop_before(LogStart(900, 20, 1))
     store.close()
     (directory / "metadata.json").unlink()
+    repair(store.path)
     with open_store(store.path) as again:
-        topic = again.find_topic("recovered-1")
-        assert topic is not None
-        assert topic.log.start == LogStart(900, 20, 1)
-        assert content(again, "recovered-1") == batch("b", 20) + batch("c", 20)
+        assert again.topic(1).log.start == LogStart(900, 20, 1)
+        assert content(again, "again") == batch("b", 20) + batch("c", 20)
 
 
 def lose(directory: Path, number: int, ending: str) -> None:
@@ -427,10 +435,9 @@ def test_without_metadata_and_first_index_the_offsets_are_the_same(
     store.close()
     (directory / "metadata.json").unlink()
     lose(directory, 1, "idx")
+    repair(store.path)
     with open_store(store.path) as again:
-        topic = again.find_topic("recovered-1")
-        assert topic is not None
-        assert topic.log.start.offset == 900
+        assert again.topic(1).log.start.offset == 900
         assert again.view(1).read(900, 900).read() == batch("b", 20)
         assert again.view(1).read(1800, 900).read() == batch("c", 20)
 
@@ -444,9 +451,10 @@ def test_without_metadata_and_any_index_offsets_start_at_0(
     (directory / "metadata.json").unlink()
     for index in directory.glob("*.idx"):
         index.unlink()
+    repair(store.path)
     with open_store(store.path) as again:
         expected = b"".join(batch(tag, 20) for tag in "ab"[:segments])
-        assert content(again, "recovered-1") == expected
+        assert content(again, "again") == expected
 
 
 def test_nothing_but_an_index_that_can_not_be_read(store: Store) -> None:
@@ -456,8 +464,9 @@ def test_nothing_but_an_index_that_can_not_be_read(store: Store) -> None:
     lose(directory, 0, "lnc")
     [index] = directory.glob("*.idx")
     index.write_bytes(b"")
+    repair(store.path)
     with open_store(store.path) as again:
-        assert content(again, "recovered-1") == b""
+        assert content(again, "again") == b""
         again.append(1, batch("z"))
 
 
