@@ -26,6 +26,7 @@ LanceError
 │   │   └── CommitUnknown       … and whether a commit counts is not known yet
 │   ├── StoreWriteFailed        a write failed and was taken back
 │   ├── Corrupt                 damaged bytes, with topic and byte range
+│   ├── DamagedFile             a small file that can't be relied on, with its name
 │   ├── OutOfRange              an offset that is not in the log
 │   ├── UnknownTopic, TopicExists, InvalidName
 │   ├── LimitReached            more than the settings allow
@@ -41,6 +42,7 @@ call may succeed later without anybody changing anything. `struct.error`, `OSErr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -599,6 +601,33 @@ class Corrupt(StoreError):
 
     def __str__(self) -> str:
         return f"{self.where}: damaged bytes [{self.start}, {self.end}): {self.reason}"
+
+
+class DamagedFile(StoreError):
+    """A small file of the store is damaged; what it describes is closed, not guessed.
+
+    Args:
+        root: the data directory.
+        file: the file, relative to it.
+        reason: how the damage was noticed.
+        effect: what can't be done because of it.
+    """
+
+    def __init__(
+        self, root: Path, file: str, reason: str, effect: str | None = None
+    ) -> None:
+        super().__init__(root, file, reason, effect)
+        self.root = root
+        self.file = file
+        self.reason = reason
+        self.effect = effect
+
+    def __str__(self) -> str:
+        effect = "" if self.effect is None else f"{self.effect}: "
+        return (
+            f"{effect}{self.root / self.file} is damaged ({self.reason}); stop the "
+            f"broker and run `lance-spark check --repair {self.root}`"
+        )
 
 
 class OutOfRange(StoreError):

@@ -17,6 +17,8 @@ from lance_spark.errors import (
     AccessDenied,
     AuthenticationFailed,
     BrokerError,
+    DamagedFile,
+    StorageError,
     UnknownTopic,
 )
 from lance_spark.store import Store
@@ -80,7 +82,10 @@ class Gate:
 
         A rule of the configuration counts also while the topic does not exist.
         """
-        found = self.store.find_topic(name)
+        try:
+            found = self.store.find_topic(name)
+        except DamagedFile:
+            return True  # It may be a topic whose name and rules can't be read.
         if found is None:
             return not self._is_ruled_in(client, name)
         return not self.may_see(client, found.metadata.id)
@@ -89,7 +94,7 @@ class Gate:
         """Tell whether a client may touch a topic of that name, or make it."""
         try:
             self._admit_name(client, name)
-        except BrokerError:
+        except (BrokerError, DamagedFile):
             return False
         return True
 
@@ -146,7 +151,10 @@ class Gate:
     def _decide(self, client: Principal, topic: int | None) -> BrokerError | None:
         if self._named and topic is not None and topic not in self.policy.rules:
             self._adopt(topic)
-        return decide(client, self.policy, topic)
+        denial = decide(client, self.policy, topic)
+        closed = None if denial or topic is None else self.store.closed(topic)
+        # The rules of a closed topic can't be read: it is for no client.
+        return denial if closed is None else StorageError(str(closed))
 
     def _adopt(self, topic: int) -> None:
         """Give a topic that was made since the start the rule of its name."""
@@ -157,5 +165,5 @@ class Gate:
                     rules = {**self.policy.rules, topic: rule}
                     self.policy = replace(self.policy, rules=rules)
                 set_rule(self.store, topic, rule)
-        except UnknownTopic:
+        except (UnknownTopic, DamagedFile):
             return

@@ -6,15 +6,18 @@ where they are written to the topics, read from them, and their CA files are ope
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lance_spark.broker.access import Policy, TopicRule, encode_rule, parse_rule
 from lance_spark.broker.config import BrokerConfig, parse_retention
-from lance_spark.errors import OptionError
+from lance_spark.errors import DamagedFile, OptionError
 from lance_spark.net.certificate import fingerprints
-from lance_spark.store import DEFAULT_TOPIC, Store
+from lance_spark.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
@@ -25,7 +28,12 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
     """
     rules = {name: _parse(name, table.get("auth")) for name, table in topics.items()}
     for name, table in topics.items():
-        topic = store.find_topic(name) or store.create_topic(name)
+        try:
+            topic = store.find_topic(name) or store.create_topic(name)
+        except DamagedFile as error:
+            # Other topics are served; the rule holds once the topic can be opened.
+            logger.error("topic %r of the configuration is left out: %s", name, error)
+            continue
         metadata = topic.metadata
         if "retention" in table:
             retention = parse_retention(name, table["retention"])
@@ -50,7 +58,7 @@ def read_rules(store: Store) -> dict[int, TopicRule]:
             must not be served to everybody.
     """
     rules = {}
-    for topic in [store.topic(DEFAULT_TOPIC), *store.topics()]:
+    for topic in store.topics(default=True):
         rule = _parse(topic.metadata.name, topic.metadata.auth)
         if rule is not None:
             rules[topic.metadata.id] = _open_authority(topic.metadata.name, rule)

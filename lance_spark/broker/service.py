@@ -42,7 +42,8 @@ from lance_spark.store import (
 )
 from lance_spark.store.consumers import ConsumerKey
 from lance_spark.store.finding import Finding
-from lance_spark.store.stage import FIRST_STAGE_ID, Stage
+from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.stage import Stage
 from lance_spark.store.watch import Wake
 from lance_spark.wire.lwp import AssignmentStrategy
 
@@ -524,7 +525,7 @@ class Service(Gate):
 
     def lags(self) -> dict[ConsumerKey, int]:
         """Measure how far behind consumers are, for whoever runs the broker."""
-        topics = [self.store.topic(DEFAULT_TOPIC), *self.store.topics()]
+        topics = self.store.topics(default=True)
         ends = {topic.metadata.id: topic.log.visible.offset for topic in topics}
         return {
             key: max(0, ends[key.topic] - offset)
@@ -539,7 +540,7 @@ class Service(Gate):
             name = stage.metadata.topic
             stages[name] = stages.get(name, 0) + 1
         gauges = []
-        for topic in [self.store.topic(DEFAULT_TOPIC), *self.store.topics()]:
+        for topic in self.store.topics(default=True):
             start, end, segments = topic.log.snapshot()
             gauges.append(
                 TopicGauge(

@@ -1,35 +1,131 @@
-"""`lance-spark check`: verify a data directory that nobody has open."""
+"""`lance-spark check`: verify a data directory that nobody has open, or mend it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from lance_spark.broker.access import encode_rule, parse_rule
 from lance_spark.cli.directory import check_is_store
 from lance_spark.cli.main import FAILED
+from lance_spark.cli.quantity import Parsed
 from lance_spark.cli.text import count, format_bytes
 from lance_spark.columnar.layout import validate
+from lance_spark.errors import OptionError
+from lance_spark.model import Retention
+from lance_spark.quantity import parse_duration, parse_size
 from lance_spark.store import DEFAULT_TOPIC, Finding, Severity, check_store
 from lance_spark.store.check import Progress
+from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.repair import Answers, repairing
+
+
+def _parse_number(text: str) -> int:
+    if not text.isdecimal():
+        raise OptionError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _parse_retention(text: str) -> Retention:
+    if text == "none":
+        return Retention()
+    age, comma, size = text.partition(",")
+    if not comma:
+        raise OptionError(f"{text!r} is neither none nor AGE,SIZE as in 168h,10g")
+    age_s = 0 if age == "0" else int(parse_duration(age))
+    return Retention(age_s, 0 if size == "0" else parse_size(size))
+
+
+def _parse_rule(text: str) -> dict[str, Any] | None:
+    if text == "none":
+        return None
+    try:
+        auth = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{text!r} is neither none nor JSON: {error}") from error
+    rule = parse_rule(auth) if isinstance(auth, dict) else None
+    if rule is None:
+        raise OptionError(f"{text!r} is not an access rule")
+    return encode_rule(rule)
+
+
+def _answer(
+    option: str, name: str, metavar: str, parse: Callable[[str], Any], text: str
+) -> Callable[[Any], Any]:
+    """Make an option that says something of a topic by its id, and can be repeated."""
+
+    def split(said: str) -> tuple[int, Any]:
+        topic, equals, value = said.partition("=")
+        if not equals or not topic.isdecimal():
+            raise OptionError(f"{said!r} is not {metavar}")
+        return int(topic), parse(value)
+
+    kind = Parsed(metavar, split)
+    return click.option(
+        option, name, multiple=True, type=kind, metavar=metavar, help=text
+    )
 
 
 @click.command("check")
 @click.argument("data_dir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per finding.")
 @click.option("--quiet", "-q", is_flag=True, help="Findings only: no summary.")
-def command(data_dir: Path, as_json: bool, quiet: bool) -> int:
+@click.option(
+    "--repair", is_flag=True, help="Mend damaged store.json, metadata and journal."
+)
+@_answer("--name", "names", "ID=NAME", str, "The topic's name.")
+@_answer(
+    "--retention",
+    "retentions",
+    "ID=none|AGE,SIZE",
+    _parse_retention,
+    "What may be dropped from the topic; 0 is no limit.",
+)
+@_answer(
+    "--auth", "rules", "ID=none|JSON", _parse_rule, "The topic's access rule (LWP 7.2)."
+)
+@_answer(
+    "--created",
+    "created",
+    "ID=SECONDS",
+    _parse_number,
+    "When the topic was made; streams know it by that.",
+)
+@click.option(
+    "--drop-stage",
+    "dropped",
+    multiple=True,
+    type=click.IntRange(min=FIRST_STAGE_ID),
+    metavar="ID",
+    help="Remove a stage of which nothing says what it is for.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Repair without asking.")
+def command(
+    data_dir: Path, as_json: bool, quiet: bool, repair: bool, yes: bool, **said: Any
+) -> int:
     """Verify every byte of DATA_DIR: checksums, indexes, records, journal.
 
     Nothing is changed. A note is in order after a crash; the next opening mends it.
     Damage means that something was lost, and makes the exit code 1.
+
+    With --repair, damaged small files are written anew from what other files prove,
+    after you have seen what will be done. A name, an access rule and a retention are
+    never guessed: say them for each topic, or it stays closed.
     """
     check_is_store(data_dir)
+    if repair:
+        dropped = frozenset(said.pop("dropped"))
+        answers = Answers(**{k: dict(v) for k, v in said.items()}, dropped=dropped)
+        return _repair(data_dir, answers, yes=yes)
+    if yes or any(said.values()):
+        raise click.UsageError("this option goes with --repair only")
     tally = Tally()
     with _progress(data_dir, tally, hidden=quiet) as progress:
         findings = check_store(data_dir, framing=validate, progress=progress)
@@ -41,6 +137,27 @@ def command(data_dir: Path, as_json: bool, quiet: bool) -> int:
         # Standard output is the findings' where a program reads it.
         print(summary, file=sys.stderr if as_json else sys.stdout)
     return FAILED if damage else 0
+
+
+def _repair(data_dir: Path, answers: Answers, *, yes: bool) -> int:
+    with repairing(data_dir, answers, framing=validate) as steps:
+        if not steps:
+            print("nothing to repair")
+            return 0
+        for step in steps:
+            mark = "will repair" if step.run else "needs you"
+            print(f"{mark}: {step.file}: {step.text}")
+        ready = [step for step in steps if step.run is not None]
+        if ready and not (yes or click.confirm("Repair this?", default=False)):
+            print("nothing was changed")
+            return FAILED
+        for step in ready:
+            assert step.run is not None
+            step.run()
+            print(f"repaired: {step.file}")
+    if len(ready) < len(steps):
+        print(f"not repaired: {count(len(steps) - len(ready), 'file')}, see above")
+    return FAILED if len(ready) < len(steps) else 0
 
 
 class Tally:

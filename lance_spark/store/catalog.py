@@ -6,10 +6,12 @@ import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from lance_spark.errors import (
+    DamagedFile,
     LimitReached,
     StoreClosed,
     StoreError,
@@ -43,6 +45,7 @@ class Catalog:
 
     def __init__(self, context: Context, root: Path, identity: Identity) -> None:
         self._context = context
+        self._root = root
         self._segments = root / "segments"
         self._trash = root / "trash"
         self._identity = identity
@@ -55,6 +58,9 @@ class Catalog:
         self._released = threading.Condition(self._lock)
         self._topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
+        # Topics that are not opened, and why; the name where that is known. Nothing of
+        # them is changed until a person has run `lance-spark check --repair`.
+        self._closed_topics: dict[int, tuple[DamagedFile, str | None]] = {}
         self.version = 0
         # Told whenever the version changes.
         self.watchers = Watchers()
@@ -85,33 +91,54 @@ class Catalog:
             for topic in topics
             if topic.metadata.id != DEFAULT_TOPIC
         }
-        if DEFAULT_TOPIC not in self._topics:
+        if not self.has(DEFAULT_TOPIC):
             self.make(TopicMetadata(DEFAULT_TOPIC, "", now_s))
 
     def _load_topic(self, topic: int) -> Topic | None:
+        if topic in self._closed_topics:
+            return None
         directory = self.directory(topic)
-        where = f"segments/{topic}"
+        try:
+            metadata = self._read_metadata(topic)
+        except DamagedFile as error:
+            self.hold(topic, error)
+            return None
+        if metadata is None:
+            # The crash came before the topic was reported as created.
+            remove_tree(self._context.files, directory)
+            return None
+        log = open_log(self._context, topic, directory, metadata.start)
+        return Topic(metadata, log)
+
+    def _read_metadata(self, topic: int) -> TopicMetadata | None:
+        directory = self.directory(topic)
         try:
             metadata = read_metadata(self._context, directory)
+            if metadata is None and list_segments(self._context.files, directory):
+                raise StoreError("it is missing")
         except StoreError as error:
-            metadata = None
-            damaged = directory / METADATA
-            kept = damaged.with_name(damaged.name + ".damaged")
-            self._context.files.replace(damaged, kept)
-            self._context.findings.damage(where, f"{error}; kept as .damaged")
-        if metadata is None:
-            if not list_segments(self._context.files, directory):
-                # The crash came before the topic was reported as created.
-                remove_tree(self._context.files, directory)
-                return None
-            log = open_log(self._context, topic, directory, None)
-            metadata = TopicMetadata(topic, f"recovered-{topic}", 0, start=log.start)
-            write_metadata(self._context, directory, metadata)
-            text = f"metadata.json is gone; the topic is now {metadata.name!r}"
-            self._context.findings.damage(where, text)
-        else:
-            log = open_log(self._context, topic, directory, metadata.start)
-        return Topic(metadata, log)
+            file = f"segments/{topic}/{METADATA}"
+            effect = f"topic {topic} is closed"
+            raise DamagedFile(self._root, file, str(error), effect) from error
+        return metadata
+
+    def find_damage(self, topic: int) -> DamagedFile | None:
+        """Tell why a topic can't be opened, before any is; None if it can."""
+        try:
+            self._read_metadata(topic)
+        except DamagedFile as error:
+            return error
+        return None
+
+    def hold(self, topic: int, error: DamagedFile, name: str | None = None) -> None:
+        """Keep a topic closed, with its name where that is known."""
+        self._closed_topics[topic] = (error, name)
+        self._context.findings.damage(f"segments/{topic}", str(error))
+
+    def closed(self, topic: int) -> DamagedFile | None:
+        """Tell why a topic is closed; None if it is not."""
+        error, _ = self._closed_topics.get(topic, (None, None))
+        return copy(error)  # With a traceback it would be part of a cycle.
 
     def directory(self, topic: int) -> Path:
         """Tell where a topic's files are."""
@@ -127,21 +154,42 @@ class Catalog:
 
         Raises:
             UnknownTopic: there is none.
+            DamagedFile: it is closed.
         """
         try:
             return self._topics[topic]
         except KeyError:
+            if (closed := self.closed(topic)) is not None:
+                raise closed from None
             deleted = 0 < topic < self._identity.next_topic
             raise UnknownTopic(topic, deleted) from None
 
     def find(self, name: str) -> Topic | None:
-        """Find a topic by its name."""
+        """Find a topic by its name.
+
+        Raises:
+            DamagedFile: it is closed, or may be one that is closed and has no name.
+        """
         topic = self._names.get(name)
-        return None if topic is None else self._topics.get(topic)
+        found = None if topic is None else self._topics.get(topic)
+        if found is None:
+            self._check_unknown(name)
+        return found
+
+    def _check_unknown(self, name: str) -> None:
+        for topic, (error, known) in self._closed_topics.items():
+            if known == name:
+                raise copy(error)
+            if known is None and topic != DEFAULT_TOPIC:
+                effect = (
+                    f"topic {name!r} can't be found or made: it may be topic {topic}, "
+                    "whose name can't be read"
+                )
+                raise DamagedFile(error.root, error.file, error.reason, effect)
 
     def has(self, topic: int) -> bool:
-        """Tell whether there is a topic with that id."""
-        return topic in self._topics
+        """Tell whether there is a topic with that id, open or closed."""
+        return topic in self._topics or topic in self._closed_topics
 
     def by_id(self) -> Mapping[int, Topic]:
         """Give all topics by id."""
@@ -166,11 +214,12 @@ class Catalog:
             LimitReached: there are `topics_max` already.
             Timeout: a commit to that name takes too long.
             StoreReadOnly: the topic may be there after the next opening.
+            DamagedFile: see `find`.
         """
         check_name(name)
         with self._lock:
             self._await_names([name])
-            if name in self._names:
+            if self.find(name) is not None:
                 raise TopicExists(f"topic {name!r} exists already")
             self._check_room([name], topics_max)
             topic = self._identity.new_topic()
@@ -221,7 +270,7 @@ class Catalog:
         """Remove the files of topics that nobody has seen."""
         for topic in topics:
             self._context.segments.drop_topic(topic)
-            if self.has(topic):
+            if topic in self._topics:
                 self._forget(topic)  # The last process had made it: see `settle`.
             remove_tree(self._context.files, self.directory(topic))
         if topics:

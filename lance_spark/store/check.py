@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from lance_spark.errors import RecordError, StoreError
+from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.commit import decode_begin
 from lance_spark.store.consumers import parse_consumers
+from lance_spark.store.document import decode_document
 from lance_spark.store.extent import LogStart
 from lance_spark.store.files import File, Files, OsFiles, read_file
 from lance_spark.store.finding import Finding, Severity
@@ -31,11 +32,13 @@ from lance_spark.store.format import (
     decode_header,
     decode_mark,
     decode_rows,
+    has_lost_mark,
     valid_rows,
 )
 from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import parse_journal
+from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import decode_metadata as decode_stage
@@ -85,6 +88,9 @@ def check_store(
         raise StoreError(f"{path}: could not check: {error}") from error
 
 
+_REPAIR = "`lance-spark check --repair` says what to do"
+
+
 def _silent(verified: int) -> None:
     """Tell nobody."""
 
@@ -105,17 +111,28 @@ class _Checker:
     progress: Progress
 
     def check(self) -> Iterator[Finding]:
-        yield from self._identity()
+        identity = None
+        try:
+            identity = Identity.read(self.files, self.root / IDENTITY)
+            if identity is None:
+                yield _damage(IDENTITY, "missing")
+        except DamagedFile as error:
+            yield _damage(IDENTITY, f"{error.reason}; {_REPAIR}")
+        except StoreError as error:
+            yield _damage(IDENTITY, str(error))
+        # Without the file nothing says that format 1 is over.
+        identity = identity or Identity.derive(self.files, self.root, is_new=False)
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
         pending = self._pending_ends()
         for entry in self.files.list(self.root / "segments"):
             if entry.is_dir and entry.name.isdecimal():
                 topic, where = int(entry.name), f"segments/{entry.name}"
-                yield from self._topic(where, topic, pending.get(topic))
+                yield from self._topic(where, topic, pending.get(topic), identity)
         for entry in self.files.list(self.root / "stages"):
             if entry.is_dir and entry.name.isdecimal():
-                yield from self._stage(f"stages/{entry.name}", int(entry.name))
+                where = f"stages/{entry.name}"
+                yield from self._stage(where, int(entry.name), identity)
 
     @staticmethod
     def _whole(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -124,31 +141,31 @@ class _Checker:
         except StoreError as error:
             yield _damage(name, str(error))
 
-    def _identity(self) -> Iterator[Finding]:
-        try:
-            if Identity.read(self.files, self.root / IDENTITY) is None:
-                yield _damage(IDENTITY, "missing")
-        except StoreError as error:
-            yield _damage(IDENTITY, str(error))
-
     def _journal(self) -> Iterator[Finding]:
         data = read_file(self.files, self.root / JOURNAL)
         if data is None:
             yield _damage(JOURNAL, "missing: earlier commits are forgotten")
             return
         parsed = parse_journal(data)
-        if parsed.fault is not None:
-            yield _damage(JOURNAL, parsed.fault)
+        if parsed.lost is not None:
+            yield _damage(JOURNAL, f"{parsed.lost}: earlier commits are forgotten")
             return
+        for fault in parsed.faults:
+            yield _damage(JOURNAL, f"{fault}; the next opening writes it anew")
         for start, end in parsed.damaged:
             yield _damage(JOURNAL, "not an entry", start, end)
-        if len(data) > parsed.end:
+        if parsed.torn:
+            yield _note(JOURNAL, "a mark is not finished; the next opening sets it")
+        if len(data) > max(parsed.end, parsed.mark.end):
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
         writers = Writers()
         writers.replay(parsed.entries)
         for _ in writers.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
+        if parsed.is_begun_unread:
+            text = f"a commit is begun, and its entry can't be read; {_REPAIR}"
+            yield _damage(JOURNAL, text)
         for at_ns in writers.lost_ns:
             text = f"it was lost at {at_ns} ns; commits before that are forgotten"
             yield _damage(JOURNAL, text)
@@ -159,10 +176,15 @@ class _Checker:
             yield _note(CONSUMERS, "missing: no consumer has committed anything")
             return
         parsed = parse_consumers(data)
-        if parsed.fault is not None:
-            yield _damage(CONSUMERS, parsed.fault)
-        if parsed.damaged:
-            yield _damage(CONSUMERS, f"{parsed.damaged} entries are damaged")
+        if parsed.lost is not None:
+            yield _damage(CONSUMERS, parsed.lost)
+        for fault in parsed.faults:
+            yield _damage(CONSUMERS, f"{fault}; the next opening writes it anew")
+        for start, end in parsed.damaged:
+            yield _damage(CONSUMERS, "an entry is damaged", start, end)
+        if parsed.torn is not None:
+            text = "an entry is not finished; the next opening leaves it out"
+            yield _note(CONSUMERS, text, parsed.torn, len(data))
 
     def _pending_ends(self) -> dict[int, int]:
         """Find the topics that commits are at work on, and their last segments.
@@ -179,35 +201,39 @@ class _Checker:
         return {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
 
     def _topic(
-        self, where: str, topic: int, last_segment: int | None
+        self, where: str, topic: int, last_segment: int | None, identity: Identity
     ) -> Iterator[Finding]:
-        data = read_file(self.files, self.root / where / TOPIC_METADATA)
+        name = f"{where}/{TOPIC_METADATA}"
+        data = read_file(self.files, self.root / name)
         start: LogStart | None = None
         if data is None:
             if not list_segments(self.files, self.root / where):
                 yield _note(where, "half-made topic; the next opening removes it")
                 return
-            yield _damage(where, f"{TOPIC_METADATA} is missing")
+            yield _damage(name, f"missing; {_REPAIR}")
         else:
             try:
+                identity.accept(decode_document(data))
                 metadata = decode_topic(data)
-                start = metadata.start
                 if metadata.id != topic:
-                    yield _damage(where, f"the metadata is of topic {metadata.id}")
+                    raise StoreError(f"it is that of topic {metadata.id}")
+                start = metadata.start
             except StoreError as error:
-                yield _damage(where, str(error))
+                yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
         yield from self._log(where, topic, start, last_segment)
 
-    def _stage(self, where: str, stage: int) -> Iterator[Finding]:
-        data = read_file(self.files, self.root / where / STAGE_METADATA)
+    def _stage(self, where: str, stage: int, identity: Identity) -> Iterator[Finding]:
+        name = f"{where}/{STAGE_METADATA}"
+        data = read_file(self.files, self.root / name)
         if data is None:
             yield _note(where, "half-made or dropped; the next opening removes it")
             return
         try:
+            identity.accept(decode_document(data))
             if decode_stage(data).id != stage:
-                yield _damage(where, "the metadata is of another stage")
+                raise StoreError("it is that of another stage")
         except StoreError as error:
-            yield _damage(where, str(error))
+            yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
         yield from self._log(where, stage, LogStart())
 
     def _log(
@@ -281,19 +307,22 @@ class _SegmentChecker:
             else:
                 yield _note(name, "half-made segment; the next opening removes it")
             return
-        yield from self._check_rows(header, mark, rows, last=last)
+        damaged = 0
+        if last and (header.lazy or has_lost_mark(head)):
+            mark, damaged = find_promise(mark, rows)
+        yield from self._check_rows(header, mark, rows, damaged, last=last)
 
     def _rows(self, index: File) -> Rows:
         size = index.size() - HEADER_BYTES
         return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
-        self, header: Header, mark: Mark, rows: Rows, *, last: bool
+        self, header: Header, mark: Mark, rows: Rows, damaged: int, *, last: bool
     ) -> Iterator[Finding]:
         name = f"{self._where}/{self._found.name.index_file}"
         data_bytes = self._found.data_bytes or 0
         durable = mark.position if last else max(mark.position, data_bytes)
-        promised = mark.rows if last else len(rows)
+        promised = mark.rows + damaged if last else len(rows)
         if len(rows) < mark.rows:
             text = f"{mark.rows - len(rows)} rows are missing"
             yield _damage(name, text, self._base, self._base + mark.position)
@@ -315,7 +344,8 @@ class _SegmentChecker:
             length, records = int(group[0]["length"]), int(group[0]["records"])
             start = self._base + position
             if fault and last and position >= durable:
-                text = f"{fault}; not acknowledged, the next opening cuts it off"
+                known = "" if header.lazy else "not acknowledged, "
+                text = f"{fault}; {known}the next opening cuts it off"
                 yield _note(self._where, text, start, start + length)
                 return
             if fault:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from lance_spark.errors import StageMismatch, StoreError
 from lance_spark.store.extent import LogEnd, LogStart
 from lance_spark.store.journal import Entry
-from lance_spark.store.stage import Stage
+from lance_spark.store.stage import Stage, StageMetadata
 from lance_spark.store.topic import Topic
 from lance_spark.store.transfer import adopt_segment, copy_segment
 from lance_spark.store.writers import Commit, CommittedRange, Job
@@ -103,6 +103,11 @@ class CommitPlan:
     def stages(self) -> frozenset[int]:
         """All stages that are used."""
         return frozenset(stage for topic in self.topics for stage in topic.stages)
+
+    def stage_metadata(self, stage: int) -> StageMetadata:
+        """Tell what one of its stages was opened for."""
+        (topic,) = (topic.name for topic in self.topics if stage in topic.stages)
+        return StageMetadata(stage, topic, self.job, self.at_ns)
 
     @property
     def commit(self) -> Commit:

@@ -1,31 +1,42 @@
 """Committed offsets of consumers, one per (consumer, topic), durable.
 
-A header of 16 bytes and entries of 24, the last one for a pair counts:
+A head with two marks (see `head`) and entries of 24 bytes, the last one for a pair
+counts:
 
      0         8       12      16       24
     +---------+-------+-------+--------+
     |consumer | topic | crc32c| offset |
     +---------+-------+-------+--------+
 
-The checksum is over the other 20 bytes. An entry that is not whole is passed over: it
-can only be one that was not answered for, or damage of a single entry.
+The checksum is over the other 20 bytes. An entry that is not whole is passed over. The
+last one was not answered for if it is behind the mark; anything else is damage of a
+single entry.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from lance_spark.errors import StoreError, StoreWriteFailed
-from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.errors import StoreWriteFailed
+from lance_spark.store.files import File, Files, is_full, remove_if_there
+from lance_spark.store.head import (
+    HEAD_BYTES,
+    NO_MARK,
+    DurableMark,
+    decode_head,
+    encode_head,
+    encode_mark,
+    mark_position,
+)
 
 MAGIC = b"LSCONSU0"
-VERSION = 1
-_FILE_HEADER = struct.Struct("<8sII")
 _ENTRY = struct.Struct("<QIIQ")
 # Rewritten when it has this many entries and most of them are out of date.
 _COMPACT_ENTRIES = 4096
@@ -39,12 +50,23 @@ class ConsumerKey(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The content of a file of offsets."""
+    """The content of a file of offsets.
+
+    Args:
+        offsets: what can be read.
+        entries: how many entries there are.
+        damaged: ranges of entries that were answered for and can't be read.
+        torn: where an entry starts that is not whole and was not answered for.
+        faults: what is wrong with the head; the entries can be relied on.
+        lost: why nothing of the file can be read.
+    """
 
     offsets: dict[ConsumerKey, int]
-    entries: int
-    damaged: int
-    fault: str | None = None
+    entries: int = 0
+    damaged: tuple[tuple[int, int], ...] = ()
+    torn: int | None = None
+    faults: tuple[str, ...] = ()
+    lost: str | None = None
 
 
 def encode_entry(key: ConsumerKey, offset: int) -> bytes:
@@ -63,36 +85,76 @@ def parse_consumers(data: bytes) -> Parsed:
     Raises:
         StoreError: it was written by another version, and is not to be touched.
     """
-    if len(data) < _FILE_HEADER.size or not data.startswith(MAGIC):
-        return Parsed({}, 0, 0, "not a file of consumer offsets")
-    version = _FILE_HEADER.unpack_from(data)[1]
-    if version != VERSION:
-        raise StoreError(f"the offsets have version {version}, which is not supported")
+    head = decode_head(data, MAGIC, "the offsets have")
+    if head is None:
+        return Parsed({}, lost=f"{len(data)} bytes are no file of consumer offsets")
     offsets: dict[ConsumerKey, int] = {}
-    damaged = 0
-    entries = (len(data) - _FILE_HEADER.size) // _ENTRY.size
-    whole = _FILE_HEADER.size + entries * _ENTRY.size
-    for fields in _ENTRY.iter_unpack(data[_FILE_HEADER.size : whole]):
+    bad: list[tuple[int, int]] = []
+    entries = (len(data) - head.start) // _ENTRY.size
+    whole = head.start + entries * _ENTRY.size
+    for number, fields in enumerate(_ENTRY.iter_unpack(data[head.start : whole])):
         consumer, topic, crc, offset = fields
         key = ConsumerKey(consumer, topic)
         if crc == _checksum(key, offset):
             offsets[key] = offset
         else:
-            damaged += 1
-    return Parsed(offsets, entries, damaged)
+            at = head.start + number * _ENTRY.size
+            bad.append((at, at + _ENTRY.size))
+    if head.fault is not None and not offsets and head.version == 1:
+        return Parsed({}, lost="not a file of consumer offsets")
+    torn = whole if whole < len(data) else None
+    if whole < head.mark.end:
+        bad.append((whole, head.mark.end))
+        torn = None
+    elif head.version > 1 and bad and bad[-1][1] == whole > head.mark.end:
+        # One entry is synced before the next is written: only the last can be torn.
+        torn = bad.pop()[0]
+    faults = () if head.fault is None else (head.fault,)
+    if head.torn == 2:
+        faults = (*faults, "both of its marks are damaged")
+    return Parsed(offsets, entries, tuple(bad), torn, faults)
 
 
 class Consumers:
     """The committed offsets of a store."""
 
-    def __init__(self, files: Files, path: Path, parsed: Parsed, *, sync: bool) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        offsets: dict[ConsumerKey, int],
+        *,
+        sync: bool,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write the file anew, or before the first commit if there is no room now.
+
+        Args:
+            files: file operations.
+            path: the file.
+            offsets: what was read of it.
+            sync: make each commit durable.
+            prepare: called before the file is written.
+        """
         self._files = files
         self._path = path
         self._sync = sync
+        self._prepare = prepare
         self._lock = threading.Lock()
-        self._offsets = parsed.offsets
-        self._entries = parsed.entries
-        self._file: File = self._rewrite()
+        self._offsets = offsets
+        self._entries = 0
+        self._mark = NO_MARK
+        self._file: File | None = None
+        try:
+            self._file = self._rewrite()
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file is of this version."""
+        return self._file is not None
 
     def committed(self, consumer: int, topic: int) -> int | None:
         """Give a committed offset."""
@@ -117,12 +179,14 @@ class Consumers:
         entry = encode_entry(key, offset)
         with self._lock:
             try:
-                if self._entries >= max(_COMPACT_ENTRIES, 2 * len(self._offsets)):
-                    self._file = self._rewrite()
-                position = _FILE_HEADER.size + self._entries * _ENTRY.size
-                self._file.pwrite(entry, position)
+                file = self._file
+                full = self._entries >= max(_COMPACT_ENTRIES, 2 * len(self._offsets))
+                if file is None or full:
+                    file = self._file = self._rewrite()
+                position = HEAD_BYTES + self._entries * _ENTRY.size
+                file.pwrite(entry, position)
                 if self._sync:
-                    self._file.sync()
+                    file.sync()
             except OSError as error:
                 raise StoreWriteFailed(
                     f"{self._path.name}: could not commit offset {offset} of topic "
@@ -130,6 +194,14 @@ class Consumers:
                 ) from error
             self._entries += 1
             self._offsets[key] = offset
+            if self._sync:
+                self._set_mark(file, position + _ENTRY.size)
+
+    def _set_mark(self, file: File, end: int) -> None:
+        self._mark = DurableMark(end, self._mark.turn + 1)
+        # The entry is durable, whatever becomes of the mark: an old one only says less.
+        with suppress(OSError):
+            file.pwrite(encode_mark(self._mark), mark_position(self._mark))
 
     def forget_topic(self, topic: int) -> None:
         """Forget the offsets of a deleted topic; the file follows when rewritten."""
@@ -140,16 +212,19 @@ class Consumers:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def _rewrite(self) -> File:
+        self._prepare()
         temporary = self._path.with_name(self._path.name + ".tmp")
         remove_if_there(self._files, temporary)
         entries = [encode_entry(k, offset) for k, offset in self._offsets.items()]
         file = self._files.open(temporary, create=True)
-        file.pwrite(_FILE_HEADER.pack(MAGIC, VERSION, 0) + b"".join(entries), 0)
+        mark = DurableMark(HEAD_BYTES + len(entries) * _ENTRY.size)
+        file.pwrite(encode_head(MAGIC, mark) + b"".join(entries), 0)
         file.sync()
         self._files.replace(temporary, self._path)
         self._files.sync_dir(self._path.parent)
-        self._entries = len(entries)
+        self._entries, self._mark = len(entries), mark
         return file

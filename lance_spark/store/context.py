@@ -10,6 +10,7 @@ from lance_spark.store.cache import SegmentCache
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.files import Files
 from lance_spark.store.finding import Findings
+from lance_spark.store.identity import Identity
 from lance_spark.store.spare import Spare
 
 
@@ -19,7 +20,7 @@ def _ignore(seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Files, settings, framing, open segments, what was found, spare descriptors.
+    """Files, settings, framing, open segments, findings, spare descriptors, ids.
 
     `observe_sync` is told how long each sync of a log has taken.
     """
@@ -30,4 +31,5 @@ class Context:
     segments: SegmentCache
     findings: Findings
     spare: Spare
+    identity: Identity
     observe_sync: Callable[[float], None] = _ignore

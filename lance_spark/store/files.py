@@ -13,6 +13,7 @@ any operation. What an operation promises about durability is said here once:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -233,6 +234,11 @@ class OsFiles:
         return file
 
 
+def is_full(error: OSError) -> bool:
+    """Tell whether nothing was written for want of room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def read_file(files: Files, path: Path) -> bytes | None:
     """Read a whole small file; None if it is not there."""
     try:
@@ -254,6 +260,18 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
         file.sync()
     files.replace(temporary, path)
     files.sync_dir(path.parent)
+
+
+def keep_copy(files: Files, path: Path) -> None:
+    """Keep a damaged file beside the one that replaces it, for a person to look at.
+
+    The file itself stays in its place, so that a crash leaves no gap.
+    """
+    kept = path.with_name(path.name + ".damaged")
+    data = read_file(files, path) or b""
+    remove_if_there(files, kept)
+    with _created(files, kept) as file:
+        file.pwrite(data, 0)
 
 
 @contextmanager

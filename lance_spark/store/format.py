@@ -5,8 +5,8 @@ An index stands beside each segment. It has a header of 128 bytes and rows of 48
 Header
      0        8       12      16       24       32       40       48       56   60   64
     +--------+-------+-------+--------+--------+--------+--------+--------+----+----+
-    | magic  |version| topic |segment | base   | base   | time   |start_ns| 0  |crc |
-    |LSINDEX0| u32   | u32   | number | offset | record | floor  |        |    |u32 |
+    | magic  |version| topic |segment | base   | base   | time   |start_ns|lazy|crc |
+    |LSINDEX0| u32   | u32   | number | offset | record | floor  |        |u32 |u32 |
     +--------+-------+-------+--------+--------+--------+--------+--------+----+----+
      64       72       80      84  88      96                                     128
     +--------+--------+-------+---+-------+-----------------------------------------+
@@ -15,7 +15,8 @@ Header
 
 The two marks say up to where data and index are known to be durable. They are written
 in turn, and only after a sync has returned: a mark that can be read never promises too
-much, and the other one is whole if the last write of a mark was torn.
+much, and the other one is whole if the last write of a mark was torn. A lazy segment is
+written without syncs (`fsync=none`): there, each row that is whole promises its batch.
 
 Row
      0        8        16       24      28      32      36    38    40     44     48
@@ -136,6 +137,7 @@ class Header:
         base_offset: offset of the segment's first byte in the topic.
         base_record: number of the segment's first record in the topic.
         time_floor_ns: no row of this segment counts as older.
+        lazy: batches are acknowledged as soon as their rows are written.
     """
 
     topic: int
@@ -143,6 +145,7 @@ class Header:
     base_offset: int
     base_record: int
     time_floor_ns: int = 0
+    lazy: bool = False
 
 
 def encode_header(header: Header, mark: Mark) -> bytes:
@@ -156,7 +159,7 @@ def encode_header(header: Header, mark: Mark) -> bytes:
         header.base_record,
         header.time_floor_ns,
         header.name.start_ns,
-        0,
+        int(header.lazy),
         0,
     )
     checked = fixed[:-4]
@@ -169,14 +172,15 @@ def decode_header(data: bytes) -> Header | str:
     if len(data) < HEADER_BYTES:
         return f"header has {len(data)} of {HEADER_BYTES} bytes"
     fields = _HEADER.unpack_from(data)
-    magic, version, topic, number, offset, record, floor, start_ns, _, crc = fields
+    magic, version, topic, number, offset, record, floor, start_ns, lazy, crc = fields
     if magic != MAGIC:
         return "not an index file"
     if version != VERSION:
         return f"version {version} is not supported"
     if crc != crc32c(data[: _HEADER.size - 4]):
         return "header checksum differs"
-    return Header(topic, SegmentName(number, start_ns), offset, record, floor)
+    name = SegmentName(number, start_ns)
+    return Header(topic, name, offset, record, floor, bool(lazy))
 
 
 def encode_mark(mark: Mark) -> bytes:
@@ -192,13 +196,28 @@ def mark_position(count: int) -> int:
 
 def decode_mark(header: bytes) -> Mark:
     """Take the newest whole mark of a header; an empty one if there is none."""
-    newest = Mark()
+    marks = [mark for mark in _decode_marks(header) if mark is not None]
+    return max(marks, key=lambda mark: mark.count, default=Mark())
+
+
+def has_lost_mark(header: bytes) -> bool:
+    """Tell whether a mark that was there can't be read: it may have been the newest.
+
+    An index is made with a first mark of count 0 and none beside it.
+    """
+    first, second = _decode_marks(header)
+    if first is None or second is not None:
+        return first is None
+    return first.count > 0 or any(header[_MARK_POSITIONS[1] : HEADER_BYTES])
+
+
+def _decode_marks(header: bytes) -> list[Mark | None]:
+    marks: list[Mark | None] = []
     for at in _MARK_POSITIONS:
         position, rows, count, crc = _MARK.unpack_from(header, at)
         whole = crc == crc32c(struct.pack("<QQI", position, rows, count))
-        if whole and count >= newest.count:
-            newest = Mark(position, rows, count)
-    return newest
+        marks.append(Mark(position, rows, count) if whole else None)
+    return marks
 
 
 def encode_batch_row(

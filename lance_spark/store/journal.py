@@ -1,17 +1,18 @@
 """The journal: decisions that concern more than one file.
 
-A file header of 16 bytes, then entries, each appended and synced before anything that
-depends on it is done:
+A head with two marks (see `head`), then entries, each appended and synced before
+anything that depends on it is done:
 
-     0        8       12      16
-    +--------+-------+-------+
-    |LSJOURN0|version| 0     |                       file header
-    +--------+-------+-------+
-    |"LSJE" u32 | length u32 | crc32c u32 | JSON |   entry, repeated
-    +--------+-------+-------+-------------+------+
+     0       4       8      12
+    +-------+-------+-------+--------+
+    |"LSJE" |length | crc   | JSON   |    crc over the JSON
+    |       | u32   | u32   |        |
+    +-------+-------+-------+--------+
 
-An entry at the end that is not whole was never answered for: it is cut off. One in the
-middle is damage; the search for the next entry's mark goes on behind it.
+An entry behind the mark that is not whole was never answered for: it is cut off. What
+is no entry before the mark, or before another entry, is damage; the search for the next
+entry goes on behind it. The mark's state says how commits stand (see `Standing`), so
+that this is known even if the entry that ended one of them is damaged.
 
 The kinds of entries:
 - `begin`: a commit is decided, with all that is needed to carry it out again.
@@ -25,7 +26,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import reduce
+from operator import xor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,17 +38,66 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.store.head import (
+    HEAD_BYTES,
+    NO_MARK,
+    VERSION,
+    DurableMark,
+    decode_head,
+    encode_head,
+    encode_mark,
+    mark_position,
+)
 from lance_spark.store.spare import is_out_of_files
 
 MAGIC = b"LSJOURN0"
-VERSION = 1
-_FILE_HEADER = struct.Struct("<8sII")
 _ENTRY_HEADER = struct.Struct("<4sII")
 _ENTRY_MARK = b"LSJE"
 # The largest entry is a commit of all stages that may be open at once.
 ENTRY_BYTES_MAX = 64 * 1024 * 1024
 
 Entry = dict[str, Any]
+_U32 = 2**32 - 1
+
+
+class Standing:
+    """How commits stand after some entries, and the state in a journal's mark.
+
+    Several commits may be begun at once. The state has the exclusive or of their jobs'
+    checksums: once of those that are not ended, and once of those that are undone.
+    Where it differs from what the entries say, it names the job whose entry is damaged.
+    """
+
+    def __init__(self) -> None:
+        # The entries of commits that are begun and not ended, by their jobs.
+        self.begun: dict[int, Entry] = {}
+        self._undone = 0
+
+    def add(self, entry: Entry) -> None:
+        """Take in an entry."""
+        kind, job = entry.get("kind"), _checksum_job(entry)
+        if kind == "begin":
+            self.begun[job] = entry
+        elif kind in ("done", "undone") and self.begun.pop(job, None) is not None:
+            self._undone ^= job if kind == "undone" else 0
+
+    @property
+    def state(self) -> int:
+        """What the mark says of them."""
+        return reduce(xor, self.begun, 0) | self._undone << 32
+
+
+def _checksum_job(entry: Entry) -> int:
+    job = json.dumps([entry.get("writer"), entry.get("sequence")])
+    checksum: int = crc32c(job.encode())
+    return checksum
+
+
+class EndedCommit(NamedTuple):
+    """A commit whose last entry is damaged: its `begin`, and how it ended."""
+
+    begin: Entry
+    is_done: bool
 
 
 class Parsed(NamedTuple):
@@ -52,19 +106,26 @@ class Parsed(NamedTuple):
     Args:
         entries: the whole entries, in order.
         end: where the last of them ends.
-        damaged: ranges in front of that end that are no entries.
-        fault: why the file can't be read at all.
+        damaged: ranges that were entries once, or are in front of one.
+        ended: a commit that was ended by a damaged entry.
+        is_begun_unread: a commit is begun, and its entry is damaged.
+        mark: how far the file is durable; version 1 can't tell.
+        faults: what is wrong with the head; the entries can be relied on.
+        lost: why nothing of the file can be read.
+        current: the file can be appended to as it is.
+        torn: a mark is not whole, as after a crash.
     """
 
     entries: list[Entry]
     end: int
     damaged: list[tuple[int, int]]
-    fault: str | None = None
-
-
-def encode_file_header() -> bytes:
-    """Encode the header of a journal file."""
-    return _FILE_HEADER.pack(MAGIC, VERSION, 0)
+    ended: EndedCommit | None = None
+    is_begun_unread: bool = False
+    mark: DurableMark = NO_MARK
+    faults: tuple[str, ...] = ()
+    lost: str | None = None
+    current: bool = True
+    torn: bool = False
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -79,16 +140,13 @@ def parse_journal(data: bytes) -> Parsed:
     Raises:
         StoreError: it was written by another version, and is not to be touched.
     """
-    if len(data) < _FILE_HEADER.size:
-        return Parsed([], 0, [], f"{len(data)} bytes are no journal")
-    magic, version, _ = _FILE_HEADER.unpack_from(data)
-    if magic != MAGIC:
-        return Parsed([], 0, [], "not a journal file")
-    if version != VERSION:
-        raise StoreError(f"the journal has version {version}, which is not supported")
+    head = decode_head(data, MAGIC, "the journal has")
+    if head is None:
+        return Parsed([], 0, [], lost=f"{len(data)} bytes are no journal")
     entries: list[Entry] = []
     damaged: list[tuple[int, int]] = []
-    end = at = _FILE_HEADER.size
+    end = at = head.start
+    ends: list[int] = []
     while (at := data.find(_ENTRY_MARK, at)) >= 0:
         entry = _parse_entry(data, at)
         if entry is None:
@@ -98,7 +156,52 @@ def parse_journal(data: bytes) -> Parsed:
             damaged.append((end, at))
         at = end = at + _ENTRY_HEADER.size + entry[1]
         entries.append(entry[0])
-    return Parsed(entries, end, damaged)
+        ends.append(end)
+    if head.fault is not None and not entries and head.version == 1:
+        return Parsed([], 0, [], lost="not a journal file")
+    if end < head.mark.end:
+        damaged.append((end, head.mark.end))
+    faults = () if head.fault is None else (head.fault,)
+    if head.torn == 2:
+        faults = (*faults, "both of its marks are damaged")
+    ended, is_begun_unread = None, False
+    if damaged and head.mark != NO_MARK:
+        ended, is_begun_unread = _explain(entries, ends, head.mark)
+    return Parsed(
+        entries,
+        end,
+        damaged,
+        ended,
+        is_begun_unread,
+        head.mark,
+        faults,
+        current=head.version == VERSION and not faults and not damaged,
+        torn=head.torn == 1,
+    )
+
+
+def _explain(
+    entries: list[Entry], ends: list[int], mark: DurableMark
+) -> tuple[EndedCommit | None, bool]:
+    """Tell what the damaged entries did to commits: one ended, one can't be read."""
+    marked = bisect_right(ends, mark.end)
+    now = Standing()
+    for entry in entries[:marked]:
+        now.add(entry)
+    differs = now.state ^ mark.state
+    job, undone = differs & _U32, differs >> 32
+    begin = now.begun.get(job)
+    for entry in entries[marked:]:
+        now.add(entry)
+        if _checksum_job(entry) == job and entry.get("kind") in ("done", "undone"):
+            return None, False  # It says itself how the commit ended.
+    if not job:
+        return None, False
+    if begin is None or undone not in (0, job):
+        return None, True
+    # It may have been begun once more since.
+    is_last = now.begun.get(job) is begin
+    return (EndedCommit(begin, undone == 0) if is_last else None), False
 
 
 def _parse_entry(data: bytes, at: int) -> tuple[Entry, int] | None:
@@ -118,38 +221,82 @@ def _parse_entry(data: bytes, at: int) -> tuple[Entry, int] | None:
 class Journal:
     """The journal file, open for appending."""
 
-    def __init__(self, files: Files, path: Path, file: File, end: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        file: File,
+        mark: DurableMark,
+        standing: Standing,
+    ) -> None:
         self._files = files
         self._path = path
         self._file = file
-        self._end = end
+        self._mark = mark
+        self._standing = standing
         # Whether the loss of power would leave this file and not the one before it.
         self._in_place = True
         self._failed: OSError | None = None
+        # Writes the file anew before the first entry, if it is of version 1 or damaged.
+        self._renew: Callable[[], None] | None = None
 
     @classmethod
     def create(cls, files: Files, path: Path, entries: Iterable[Entry]) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
-        file, size = _write_beside(files, path, entries)
+        file, mark, standing = _write_beside(files, path, entries)
         files.replace(_beside(path), path)
         files.sync_dir(path.parent)
-        return cls(files, path, file, size)
+        return cls(files, path, file, mark, standing)
 
     @classmethod
-    def resume(cls, files: Files, path: Path, end: int) -> Journal:
+    def resume(cls, files: Files, path: Path, parsed: Parsed) -> Journal:
         """Go on with a journal behind its last whole entry."""
         file = files.open(path)
-        if file.size() > end:
-            file.truncate(end)
+        if file.size() > parsed.end:
+            file.truncate(parsed.end)
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        return cls(files, path, file, end)
+        standing = Standing()
+        for entry in parsed.entries:
+            standing.add(entry)
+        journal = cls(files, path, file, parsed.mark, standing)
+        if parsed.torn or parsed.mark.end != parsed.end:
+            journal._set_mark(parsed.end)
+        return journal
+
+    @classmethod
+    def outdated(
+        cls,
+        files: Files,
+        path: Path,
+        entries: Iterable[Entry],
+        *,
+        prepare: Callable[[], None],
+    ) -> Journal:
+        """Read on in a file that has to be written anew, for which there is no room.
+
+        Args:
+            files: file operations.
+            path: the file.
+            entries: what the new one will say.
+            prepare: called before the new one is written.
+        """
+        file = files.open(path, write=False)
+        journal = cls(files, path, file, NO_MARK, Standing())
+        kept = list(entries)
+
+        def renew() -> None:
+            prepare()
+            journal.rewrite(kept)
+
+        journal._renew = renew
+        return journal
 
     @property
     def size(self) -> int:
         """Length of the file."""
-        return self._end
+        return self._mark.end
 
     def append(self, entry: Entry) -> None:
         """Add an entry, durably.
@@ -160,6 +307,8 @@ class Journal:
         """
         if self._failed is not None:
             raise self._failed
+        if self._renew is not None:
+            self._renew()
         if not self._in_place:
             self._sync_place()
         data = encode_entry(entry)
@@ -169,7 +318,7 @@ class Journal:
                 "most: commit fewer stages at once"
             )
         try:
-            self._file.pwrite(data, self._end)
+            self._file.pwrite(data, self._mark.end)
         except OSError:
             self._take_back()
             raise
@@ -178,7 +327,14 @@ class Journal:
         except OSError as error:
             self._failed = error
             raise
-        self._end += len(data)
+        self._standing.add(entry)
+        self._set_mark(self._mark.end + len(data))
+
+    def _set_mark(self, end: int) -> None:
+        self._mark = DurableMark(end, self._mark.turn + 1, self._standing.state)
+        # The entry is durable, whatever becomes of the mark: an old one only says less.
+        with suppress(OSError):
+            self._file.pwrite(encode_mark(self._mark), mark_position(self._mark))
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
         """Replace all entries by others that say the same.
@@ -186,7 +342,7 @@ class Journal:
         Raises:
             OSError: see `append`, unless `failed` says that the old one is still good.
         """
-        file, size = _write_beside(self._files, self._path, entries)
+        file, mark, standing = _write_beside(self._files, self._path, entries)
         try:
             self._files.replace(_beside(self._path), self._path)
         except OSError as error:
@@ -194,8 +350,8 @@ class Journal:
             self._failed = error
             raise
         self._file.close()
-        self._file, self._end = file, size
-        self._in_place = False
+        self._file, self._mark, self._standing = file, mark, standing
+        self._in_place, self._renew = False, None
         self._sync_place()
 
     def _sync_place(self) -> None:
@@ -210,12 +366,17 @@ class Journal:
 
     def _take_back(self) -> None:
         try:
-            self._file.truncate(self._end)
+            self._file.truncate(self._mark.end)
             # A write that is refused may have written all of the entry: the loss of
             # power must not bring back what was answered as not done.
             self._file.sync()
         except OSError as error:
             self._failed = error
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the file has to be written anew before an entry is added."""
+        return self._renew is not None
 
     @property
     def failed(self) -> bool:
@@ -233,10 +394,14 @@ def _beside(path: Path) -> Path:
 
 def _write_beside(
     files: Files, path: Path, entries: Iterable[Entry]
-) -> tuple[File, int]:
+) -> tuple[File, DurableMark, Standing]:
     remove_if_there(files, _beside(path))
-    data = encode_file_header() + b"".join(map(encode_entry, entries))
+    body, standing = b"", Standing()
+    for entry in entries:
+        body += encode_entry(entry)
+        standing.add(entry)
+    mark = DurableMark(HEAD_BYTES + len(body), state=standing.state)
     file = files.open(_beside(path), create=True)
-    file.pwrite(data, 0)
+    file.pwrite(encode_head(MAGIC, mark) + body, 0)
     file.sync()
-    return file, len(data)
+    return file, mark, standing

@@ -226,8 +226,9 @@ class Log:
 
     def _take_back(self, opened: OpenSegment, segment: Segment, cause: OSError) -> None:
         try:
-            opened.data.truncate(segment.size)
+            # The rows first: one that is whole promises that its bytes are there.
             opened.index.truncate(segment.index_bytes)
+            opened.data.truncate(segment.size)
         except OSError as error:
             self.fail(f"an append failed ({cause}) and could not be undone ({error})")
 
@@ -276,8 +277,8 @@ class Log:
     def _roll(self, now_ns: int) -> Segment:
         # The old segment is made durable first: recovery looks only at the last one
         # for bytes that may be missing. A commit is made durable under any policy.
-        lazy = self.context.config.fsync is Fsync.NONE and self._held is None
-        if self._segments and not lazy:
+        lazy = self.context.config.fsync is Fsync.NONE
+        if self._segments and not (lazy and self._held is None):
             try:
                 self.sync()
             except NotSynced as error:
@@ -286,9 +287,8 @@ class Log:
         name = SegmentName(last.next_segment, now_ns)
         # Times never go back, also not while the segment is empty.
         floor_ns = self.last_append_ns
-        segment = Segment(
-            name, last.offset, last.record, floor_ns, last_append_ns=floor_ns
-        )
+        segment = Segment(name, last.offset, last.record, lazy=lazy)
+        segment.lift(floor_ns)
         try:
             create_files(self.context.files, self.directory, segment.header(self.topic))
         except OSError as error:

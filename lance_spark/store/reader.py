@@ -189,19 +189,20 @@ class View:
         """Find the first record appended at or after a time."""
         # Append times never go back, so neither do those of the segments' ends.
         first = bisect_left(self.segments, append_ns, key=lambda s: s.last_append_ns)
-        if first == len(self.segments):
-            return self.locate_end()
-        segment = self.segments[first]
-        with self._reading(segment):
-            found = self._boundaries(segment)
-            number = 0
-            if append_ns > segment.time_floor_ns:
-                number = found.table.batch_at_time(append_ns)
-            if number >= found.table.batches:
-                return self.locate_end()
-            batch = found.table.batch(number)
-            at = Boundary(batch.position, batch.record)
-            return self._location(segment, found, at)
+        for segment in self.segments[first:]:
+            # A segment may be empty. Its time is then that of the one before it, and
+            # the record that is looked for is in one behind it.
+            if segment.size:
+                with self._reading(segment):
+                    found = self._boundaries(segment)
+                    number = 0
+                    if append_ns > segment.time_floor_ns:
+                        number = found.table.batch_at_time(append_ns)
+                    if number < found.table.batches:
+                        batch = found.table.batch(number)
+                        at = Boundary(batch.position, batch.record)
+                        return self._location(segment, found, at)
+        return self.locate_end()
 
     def locate_start(self) -> Location:
         """Tell where the log starts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -171,6 +172,8 @@ def rebuild(
         if position >= result.end.position:
             size = sound_rows(rows[number:], position, end, valid[number:])
         if size and position > result.end.position:
+            # A clock that went back may have dated the segment after its batches.
+            result.last_append_ns = min(result.last_append_ns, int(row["append_ns"]))
             result.make(data, position, framing, stride, cut_tail=False)
         # A kept row knows how many records there were before it, also if some of the
         # bytes between could not be framed.
@@ -202,6 +205,35 @@ def sound_rows(
         return 0
     whole = len(good) if good.all() else int(np.argmin(good))
     return int(next_head[whole - 1]) if whole else 0
+
+
+class Promise(NamedTuple):
+    """Up to where the rows of a lazy segment promise their batches.
+
+    `damaged` rows behind that can't be read, or are missing before the mark. What they
+    and later ones stood for was acknowledged as well: a process that is killed leaves
+    half a row behind its last one, never a whole one that differs.
+    """
+
+    mark: Mark
+    damaged: int
+
+
+def find_promise(mark: Mark, rows: Rows) -> Promise:
+    """Find what was acknowledged of a lazy segment, beyond its mark."""
+    valid = valid_rows(rows)
+    end = len(rows)
+    heads = np.flatnonzero(valid & (rows["kind"] != Kind.INNER))
+    if len(heads) and heads[-1] + 1 + rows[heads[-1]]["inner"] > end:
+        # The rows of this batch were being written.
+        end = int(heads[-1])
+    known = np.flatnonzero(valid[:end])
+    if len(known) and known[-1] >= mark.rows:
+        # Whatever its kind: it reaches to the end of its batch.
+        row = rows[known[-1]]
+        count = int(known[-1]) + 1 + int(row["inner"])
+        mark = Mark(int(row["position"] + row["length"]), count)
+    return Promise(mark, abs(end - mark.rows))
 
 
 def write_index(

@@ -7,7 +7,10 @@ The rules, in the order in which they are applied to a directory:
    files are expected to be whole; what is not is damage, kept and reported.
 3. The last segment is durable up to the mark in its index. Behind the mark batches are
    taken one by one for as long as row, bytes and checksum agree; what follows was
-   never acknowledged and is cut off.
+   never acknowledged and is cut off. A lazy segment, written with `fsync=none`, has no
+   mark to speak of: it is taken to be durable up to its last whole row. After a kill
+   it is; what a loss of power has taken before that row can't be told from damage. The
+   same goes for a segment one of whose marks can't be read.
 4. An index that is missing, foreign or too short is rebuilt from the data. Without an
    index there is no mark: everything that can be framed is kept.
 5. Data that is missing before the mark is damage. The offsets stay taken: the log goes
@@ -18,14 +21,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+
+from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, Point
 from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
+    INNER_ROWS,
     ROW_BYTES,
     Header,
+    Kind,
     Mark,
     Rows,
     SegmentName,
@@ -33,6 +42,7 @@ from lance_spark.store.format import (
     decode_mark,
     decode_rows,
     encode_mark,
+    has_lost_mark,
     mark_position,
     parse_segment_name,
     valid_rows,
@@ -41,6 +51,7 @@ from lance_spark.store.index import Boundary, IndexTable
 from lance_spark.store.log import Log
 from lance_spark.store.rebuild import (
     Rebuilt,
+    find_promise,
     rebuild,
     report_rebuilt,
     sound_rows,
@@ -49,6 +60,21 @@ from lance_spark.store.rebuild import (
 from lance_spark.store.segment import OpenSegment, Segment, check_batch
 
 _NO_ROWS = decode_rows(b"")
+# All rows of a batch are among the last ones, as this version writes them.
+_LAST_ROWS = INNER_ROWS + 2
+
+
+class _Index(NamedTuple):
+    """What is read of an index at first, or why it can't be used.
+
+    `promising` says that each whole row promises its batch, whatever the mark says:
+    the segment is lazy, or a mark is lost that may have been the newest.
+    """
+
+    header: Header | str
+    mark: Mark = Mark()
+    last_rows: Rows = _NO_ROWS
+    promising: bool = False
 
 
 @dataclass(slots=True)
@@ -103,10 +129,8 @@ def open_log(
             end = Point(segment.base_offset, segment.base_record)
         if segment.base_offset > end.offset:
             recovery.report_gap(end.offset, segment.base_offset)
-        if segments and segments[-1].last_append_ns > segment.last_append_ns:
-            # Only a rebuilt index can say so; searches rely on the order.
-            segment.last_append_ns = segments[-1].last_append_ns
         segments.append(segment)
+        recovery.floor_ns = segment.last_append_ns
         end = Point(segment.end, segment.end_record)
     if start is None:
         first = segments[0] if segments else None
@@ -140,8 +164,9 @@ def _cut(opened: OpenSegment, size: int, rows: int) -> None:
             mark = encode_mark(Mark(size, rows, count))
             opened.index.pwrite(mark, mark_position(count))
         opened.index.sync()
-    opened.data.truncate(size)
+    # A row without its bytes would be damage in a lazy segment.
     opened.index.truncate(HEADER_BYTES + rows * ROW_BYTES)
+    opened.data.truncate(size)
     opened.sync()
 
 
@@ -172,7 +197,10 @@ class _Recovery:
         self._topic = topic
         self._directory = directory
         self._where = f"{directory.parent.name}/{directory.name}"
-        self._indexes: dict[SegmentName, tuple[Header | str, Mark, Rows]] = {}
+        self._indexes: dict[SegmentName, _Index] = {}
+        # Time of the last batch so far. No later one counts as older: a search by time
+        # relies on that, also where a rebuilt index does not know the times any more.
+        self.floor_ns = 0
 
     def report_gap(self, start: int, end: int) -> None:
         """Say that a segment between two others is gone."""
@@ -190,14 +218,16 @@ class _Recovery:
             end: where the segment before it ends.
             known: whether `end` can be relied on.
         """
-        header, mark, row = self._read_index(found)
+        header, mark, rows, promising = self._read_index(found)
         if isinstance(header, str):
             return self._without_index(found, following, header, end, known=known)
-        base = (header.base_offset, header.base_record, header.time_floor_ns)
-        segment = Segment(found.name, *base)
-        segment.last_append_ns = segment.time_floor_ns
-        _take_row(segment, row, _row_count(found))
-        if found.data_bytes is None and not (mark.rows or segment.rows):
+        segment = self._segment(found, header.base_offset, header.base_record)
+        segment.lift(header.time_floor_ns)
+        # A segment is written under one policy, which its header tells.
+        segment.closed = header.lazy != segment.lazy
+        segment.lazy = header.lazy
+        _take_rows(segment, rows, _row_count(found))
+        if found.data_bytes is None and not (mark.rows or _row_count(found)):
             # The crash came between the making of the two files.
             remove_if_there(
                 self._context.files, self._directory / found.name.index_file
@@ -214,29 +244,41 @@ class _Recovery:
                 return self._recover_overlong(segment, found, limit)
         if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
             return segment
-        return self._recover(segment, found, mark)
+        # Files of 0.5 do not tell their policy: that of today is most likely theirs.
+        return self._recover(segment, found, mark, promising or self._lazy)
 
-    def _read_index(self, found: Found) -> tuple[Header | str, Mark, Rows]:
-        """Read header, mark and last row of an index, once."""
+    @property
+    def _lazy(self) -> bool:
+        return self._context.config.fsync is Fsync.NONE
+
+    def _segment(self, found: Found, base_offset: int, base_record: int) -> Segment:
+        segment = Segment(found.name, base_offset, base_record, lazy=self._lazy)
+        segment.lift(self.floor_ns)
+        return segment
+
+    def _read_index(self, found: Found) -> _Index:
+        """Read header, mark and last rows of an index, once."""
         if found.name not in self._indexes:
             self._indexes[found.name] = self._read_index_file(found)
         return self._indexes[found.name]
 
-    def _read_index_file(self, found: Found) -> tuple[Header | str, Mark, Rows]:
+    def _read_index_file(self, found: Found) -> _Index:
         if found.index_bytes is None:
-            return "it is missing", Mark(), _NO_ROWS
+            return _Index("it is missing")
         path = self._directory / found.name.index_file
         file = self._context.files.open(path, write=False)
         data = file.pread(HEADER_BYTES, 0)
-        at = HEADER_BYTES + (_row_count(found) - 1) * ROW_BYTES
-        row = file.pread(ROW_BYTES, at) if at >= HEADER_BYTES else b""
+        last = min(_row_count(found), _LAST_ROWS)
+        at = HEADER_BYTES + (_row_count(found) - last) * ROW_BYTES
+        rows = decode_rows(file.pread(last * ROW_BYTES, at))
         file.close()
         header = decode_header(data)
         if isinstance(header, str):
-            return header, Mark(), _NO_ROWS
+            return _Index(header)
         if (header.topic, header.name) != (self._topic, found.name):
-            return "it belongs to other data", Mark(), _NO_ROWS
-        return header, decode_mark(data), decode_rows(row)
+            return _Index("it belongs to other data")
+        promising = header.lazy or has_lost_mark(data)
+        return _Index(header, decode_mark(data), rows, promising)
 
     def _read_rows(self, found: Found) -> Rows:
         count = _row_count(found)
@@ -263,14 +305,15 @@ class _Recovery:
                 self._context.files, self._directory / found.name.index_file
             )
             return None
-        segment = Segment(found.name, end.offset, end.record)
+        segment = self._segment(found, end.offset, end.record)
         data = self._open_data(found)
         rebuilt = self._rebuild(
             _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following
         )
         if not known and following:
             self._place_before(segment, following, rebuilt.end)
-        self._finish(segment, replace(found, index_bytes=None), data, rebuilt)
+        shown = replace(found, index_bytes=None)
+        self._finish(segment, shown, data, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
         base = segment.base_offset
         self._context.findings.note(self._where, text, base, segment.end)
@@ -278,14 +321,14 @@ class _Recovery:
 
     def _place_before(self, segment: Segment, following: Found, end: Boundary) -> None:
         """Find a segment's first offset and record from the segment behind it."""
-        header, _, _ = self._read_index(following)
+        header = self._read_index(following).header
         if isinstance(header, Header):
             segment.base_offset = header.base_offset - end.position
             segment.base_record = header.base_record - end.record
 
     def _end_before(self, following: Found, segment: Segment) -> int | None:
         """Find where a segment has to end, from the one behind it."""
-        header, _, _ = self._read_index(following)
+        header = self._read_index(following).header
         if isinstance(header, str):
             return None
         return header.base_offset - segment.base_offset
@@ -302,20 +345,42 @@ class _Recovery:
         self._finish(segment, shown, data, rebuilt)
         return segment
 
-    def _recover(self, segment: Segment, found: Found, mark: Mark) -> Segment:
+    def _recover(
+        self, segment: Segment, found: Found, mark: Mark, promising: bool
+    ) -> Segment:
         """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
         data = self._open_data(found)
         data_bytes = found.data_bytes or 0
         rows = self._read_rows(found)
+        cut, damaged = "written but never acknowledged", 0
+        if promising:
+            mark, damaged = find_promise(mark, rows)
+            cut = "there is no index row for it"
         there = min(mark.position, data_bytes)
         rebuilt = self._rebuild(rows[: mark.rows], data, there, segment)
         if data_bytes < mark.position:
             rebuilt.lose(mark.position)
             segment.closed = True
+        elif damaged and data_bytes > mark.position:
+            self._make_tail(rebuilt, data, data_bytes, segment)
+            cut = "the last record is not whole"
         else:
             self._keep_tail(rebuilt, rows[mark.rows :], data, data_bytes)
-        self._finish(segment, found, data, rebuilt)
+        self._finish(segment, found, data, rebuilt, cut)
         return segment
+
+    def _make_tail(
+        self, rebuilt: Rebuilt, data: File, data_bytes: int, segment: Segment
+    ) -> None:
+        """Rule 3: keep what rows stood for that were acknowledged and are damaged."""
+        span = (segment.base_offset + n for n in (rebuilt.end.position, data_bytes))
+        text = (
+            "the last index rows are damaged: what follows the framing is kept, but "
+            "nothing tells whether these bytes are as they were written"
+        )
+        self._context.findings.damage(self._where, text, *span)
+        stride = self._context.config.index_stride_bytes
+        rebuilt.make(data, data_bytes, self._context.framing, stride, cut_tail=True)
 
     def _keep_tail(
         self, rebuilt: Rebuilt, rows: Rows, data: File, data_bytes: int
@@ -356,17 +421,29 @@ class _Recovery:
         return self._context.files.open(path, create=found.data_bytes is None)
 
     def _finish(
-        self, segment: Segment, found: Found, data: File, rebuilt: Rebuilt
+        self,
+        segment: Segment,
+        found: Found,
+        data: File,
+        rebuilt: Rebuilt,
+        cut: str = "",
     ) -> None:
-        """Write what was decided, in an order that a second crash can't hurt."""
+        """Write what was decided, in an order that a second crash can't hurt.
+
+        Args:
+            segment: is given its end.
+            found: its files.
+            data: its open data.
+            rebuilt: its rows.
+            cut: why what is behind the rows goes.
+        """
         _set_end(segment, rebuilt.end, rebuilt.rows, rebuilt.last_append_ns)
         report_rebuilt(self._context, self._where, segment.base_offset, rebuilt)
         data_bytes = found.data_bytes or 0
         if data_bytes > segment.size:
             start = segment.base_offset + segment.size
             end = segment.base_offset + data_bytes
-            text = "written but never acknowledged; cut off"
-            self._context.findings.note(self._where, text, start, end)
+            self._context.findings.note(self._where, f"{cut}; cut off", start, end)
         if not _is_prefix(rebuilt, found):
             data.sync()
             header = segment.header(self._topic)
@@ -390,13 +467,16 @@ def _row_count(found: Found) -> int:
     return max(0, ((found.index_bytes or 0) - HEADER_BYTES) // ROW_BYTES)
 
 
-def _take_row(segment: Segment, row: Rows, count: int) -> None:
-    """Set a segment's end from the last row of its index, if that is sound."""
-    if len(row) and valid_rows(row).all():
+def _take_rows(segment: Segment, rows: Rows, count: int) -> None:
+    """Set a segment's end from the last rows of its index, if they are sound."""
+    if len(rows) and valid_rows(rows).all():
+        heads = np.flatnonzero(rows["kind"] != Kind.INNER)
+        if len(heads) and heads[-1] + 1 + rows[heads[-1]]["inner"] != len(rows):
+            return  # Inner rows of the last batch are missing.
         # Whatever its kind: a row reaches to the end of its batch.
-        end = int(row[0]["position"] + row[0]["length"])
-        records = int(row[0]["record"] + row[0]["records"])
-        _set_end(segment, Boundary(end, records), count, int(row[0]["append_ns"]))
+        end = int(rows[-1]["position"] + rows[-1]["length"])
+        records = int(rows[-1]["record"] + rows[-1]["records"])
+        _set_end(segment, Boundary(end, records), count, int(rows[-1]["append_ns"]))
 
 
 def _set_end(segment: Segment, end: Boundary, rows: int, append_ns: int) -> None:

@@ -48,6 +48,7 @@ class Segment:
         records: records written.
         last_append_ns: time of the last batch, 0 if there is none.
         closed: nothing may be appended; set for a segment that lost bytes.
+        lazy: written without syncs, see `format`.
     """
 
     name: SegmentName
@@ -59,6 +60,7 @@ class Segment:
     records: int = 0
     last_append_ns: int = 0
     closed: bool = False
+    lazy: bool = False
 
     @property
     def end(self) -> int:
@@ -80,10 +82,20 @@ class Segment:
         self.size, self.rows, self.records = old.size, old.rows, old.records
         self.last_append_ns, self.closed = old.last_append_ns, old.closed
 
+    def lift(self, time_floor_ns: int) -> None:
+        """Let no batch count as older than a time."""
+        self.time_floor_ns = max(self.time_floor_ns, time_floor_ns)
+        self.last_append_ns = max(self.last_append_ns, self.time_floor_ns)
+
     def header(self, topic: int) -> Header:
         """Make the header of this segment's index."""
         return Header(
-            topic, self.name, self.base_offset, self.base_record, self.time_floor_ns
+            topic,
+            self.name,
+            self.base_offset,
+            self.base_record,
+            self.time_floor_ns,
+            self.lazy,
         )
 
 

@@ -109,7 +109,7 @@ def _has_stage(context: Context, root: Path, stage: int) -> bool:
     try:
         return read_stage(context, root / "stages" / str(stage)) is not None
     except StoreError:
-        return False
+        return True  # It is damaged, not gone, and the plan says what it is for.
 
 
 def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:

@@ -7,13 +7,13 @@ repeated batch is recognised without anything else being written.
 
 from __future__ import annotations
 
-import json
 import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.context import Context
+from lance_spark.store.document import (
+    check_keys,
+    decode_document,
+    encode_document,
+    integer,
+)
 from lance_spark.store.extent import Appended, LogStart
 from lance_spark.store.files import (
     read_file,
@@ -29,17 +35,15 @@ from lance_spark.store.files import (
     remove_tree,
     replace_file,
 )
+from lance_spark.store.identity import STAGE_ID_END
 from lance_spark.store.log import Log
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.recovery import open_log
-from lance_spark.store.writers import Job
+from lance_spark.store.topic import check_name
+from lance_spark.store.writers import Job, check_job
 
 METADATA = "stage.json"
-FORMAT = 1
-# Stages and topics share one space of ids, so that a stage can be appended to wherever
-# a topic can; topics stay below.
-FIRST_STAGE_ID = 2**31
-STAGE_ID_END = 2**32
+_KEYS = {"id", "topic", "writer", "sequence", "opened_ns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +58,35 @@ class StageMetadata:
 
 def encode_metadata(metadata: StageMetadata) -> bytes:
     """Encode metadata as the JSON file's content."""
-    fields = {
-        "format": FORMAT,
-        "id": metadata.id,
-        "topic": metadata.topic,
-        "writer": metadata.job.writer,
-        "sequence": metadata.job.sequence,
-        "opened_ns": metadata.opened_ns,
-    }
-    return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
+    return encode_document(
+        {
+            "id": metadata.id,
+            "topic": metadata.topic,
+            "writer": metadata.job.writer,
+            "sequence": metadata.job.sequence,
+            "opened_ns": metadata.opened_ns,
+        }
+    )
 
 
 def decode_metadata(data: bytes) -> StageMetadata:
-    """Decode the JSON file's content.
+    """Decode the JSON file's content, whatever its format.
 
     Raises:
-        StoreError: it is not a stage's metadata.
+        StoreError: it is damaged.
     """
-    try:
-        fields = json.loads(data)
-        if fields["format"] != FORMAT:
-            raise StoreError(f"stage format {fields['format']} is not supported")
-        job = Job(str(fields["writer"]), int(fields["sequence"]))
-        opened_ns = int(fields["opened_ns"])
-        return StageMetadata(int(fields["id"]), str(fields["topic"]), job, opened_ns)
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"stage can't be read: {error!r}") from error
+    return _take(decode_document(data).fields)
+
+
+def _take(fields: dict[str, Any]) -> StageMetadata:
+    check_keys(fields, _KEYS)
+    if not isinstance(fields["topic"], str) or not isinstance(fields["writer"], str):
+        raise StoreError("topic or writer is not text")
+    job = Job(fields["writer"], integer(fields, "sequence"))
+    check_job(*job)
+    check_name(fields["topic"])
+    stage_id = integer(fields, "id", STAGE_ID_END - 1)
+    return StageMetadata(stage_id, fields["topic"], job, integer(fields, "opened_ns"))
 
 
 class Stage:
@@ -100,6 +107,7 @@ class Stage:
         cls, context: Context, directory: Path, metadata: StageMetadata
     ) -> Stage:
         """Make a stage on disk, durably."""
+        context.identity.prepare()
         context.files.mkdir(directory)
         replace_file(context.files, directory / METADATA, encode_metadata(metadata))
         context.files.sync_dir(directory.parent)
@@ -198,10 +206,15 @@ def read_metadata(context: Context, directory: Path) -> StageMetadata | None:
     """Read what a stage was opened for; None if it is half made or half removed.
 
     Raises:
-        StoreError: it can't be read.
+        StoreError: it is damaged.
     """
     data = read_file(context.files, directory / METADATA)
-    return None if data is None else decode_metadata(data)
+    if data is None:
+        return None
+    metadata = _take(context.identity.accept(decode_document(data)))
+    if str(metadata.id) != directory.name:
+        raise StoreError(f"it is that of stage {metadata.id}")
+    return metadata
 
 
 def remove_stage(context: Context, directory: Path) -> None:

@@ -15,12 +15,14 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
+    DamagedFile,
     LanceError,
     LimitReached,
     StageError,
@@ -47,13 +49,14 @@ from lance_spark.store.commit import (
 )
 from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, LogState
-from lance_spark.store.files import make_directories, read_file
+from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
 from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Entry, Journal, parse_journal
+from lance_spark.store.journal import Entry, Journal, Parsed, parse_journal
 from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.settlement import Outcome, settle
+from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import (
     Stage,
     StageMetadata,
@@ -95,6 +98,7 @@ class Staging:
         self._journaling = threading.Lock()
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
+        self._damaged: dict[int, DamagedFile] = {}
         self._writers = Writers()
         self._journal: Journal  # Made by `open_journal`, before anything else.
         # Commits that the last process did not end, and what to do about them.
@@ -125,39 +129,109 @@ class Staging:
         files, path = self._context.files, self._root / JOURNAL
         data = None if is_new else read_file(files, path)
         parsed = parse_journal(data or b"")
-        if parsed.fault is None:
-            for start, end in parsed.damaged:
-                text = "an entry is damaged; the commit in it is forgotten"
-                self._context.findings.damage(JOURNAL, text, start, end)
-            if data is not None and len(data) > parsed.end:
-                text = "an entry was not finished; cut off"
-                self._context.findings.note(JOURNAL, text, parsed.end, len(data))
-            self._writers.replay(parsed.entries)
-            self._journal = Journal.resume(files, path, parsed.end)
+        if parsed.lost is not None:
+            if not is_new:
+                self._lose_journal(path, parsed, missing=data is None, now_ns=now_ns)
+            self._journal = Journal.create(files, path, self._writers.entries())
             return
-        if not is_new:
-            reason = "it is missing" if data is None else parsed.fault
-            if data is not None:
-                files.replace(path, path.with_name(path.name + ".damaged"))
-            text = f"the journal is lost ({reason}): earlier commits are forgotten"
-            self._context.findings.damage(JOURNAL, text)
-            self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
-        self._journal = Journal.create(files, path, self._writers.entries())
+        self._writers.replay(parsed.entries)
+        if parsed.torn:
+            self._context.findings.note(JOURNAL, "a mark was not finished; set anew")
+        if len(data or b"") > max(parsed.end, parsed.mark.end):
+            text = "an entry was not finished; cut off"
+            self._context.findings.note(JOURNAL, text, parsed.end, len(data or b""))
+        if parsed.current:
+            self._journal = Journal.resume(files, path, parsed)
+            return
+        entries = [*parsed.entries, *self._mend_journal(parsed, now_ns)]
+        try:
+            self._identity.prepare()
+            if parsed.damaged or parsed.faults:
+                keep_copy(files, path)
+            self._journal = Journal.create(files, path, entries)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            prepare = self._identity.prepare
+            self._journal = Journal.outdated(files, path, entries, prepare=prepare)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the journal is of this version; else there was no room for it."""
+        return not self._journal.is_outdated
+
+    def _lose_journal(
+        self, path: Path, parsed: Parsed, *, missing: bool, now_ns: int
+    ) -> None:
+        if not missing:
+            self._context.files.replace(path, path.with_name(path.name + ".damaged"))
+        reason = "it is missing" if missing else parsed.lost
+        text = f"the journal is lost ({reason}): earlier commits are forgotten"
+        self._context.findings.damage(JOURNAL, text)
+        self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
+
+    def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
+        """Report what is damaged; give the entries that make up for it.
+
+        Raises:
+            DamagedFile: a commit is begun, and nothing says which one. Parts of it may
+                be in its topics: they must not be shown.
+        """
+        findings = self._context.findings
+        for fault in parsed.faults:
+            findings.damage(JOURNAL, f"{fault}; it is written anew")
+        damaged = list(parsed.damaged)
+        added: list[Entry] = []
+        if parsed.is_begun_unread:
+            reason = "a commit is begun, and its entry can't be read"
+            raise DamagedFile(self._root, JOURNAL, reason)
+        if parsed.ended is not None:
+            # Its last entry is damaged; the mark says what it was.
+            plan = decode_begin(parsed.ended.begin)
+            done = parsed.ended.is_done
+            added = [encode_done(plan.commit) if done else encode_undone(plan.job)]
+            text = f"an entry is damaged; {_who(plan)} was ended, by the mark"
+            findings.damage(JOURNAL, text, *damaged.pop())
+        for start, end in damaged:
+            text = "an entry is damaged; the commit in it is forgotten"
+            findings.damage(JOURNAL, text, start, end)
+        if damaged:
+            added.append({"kind": "lost", "at_ns": now_ns})
+        self._writers.replay(added)
+        return added
 
     def _load_stage(self, directory: Path) -> None:
         try:
-            metadata = read_metadata(self._context, directory)
+            metadata = self._read_stage(directory)
             # A stage that a crash left over behind its commit is not even opened: its
             # files may be a topic's by now, and are not to be mended as a stage's.
             if metadata is None or self._is_over(metadata):
                 remove_stage(self._context, directory)
                 return
             stage = Stage.open(self._context, directory, metadata)
+        except DamagedFile as error:
+            # Kept until a person drops it: a commit that names it is refused.
+            self._damaged[int(directory.name)] = error
+            self._context.findings.damage(f"stages/{directory.name}", str(error))
+            return
         except StoreError as error:
             # Kept for a person to look at; a commit that names it is refused.
             self._context.findings.damage(f"stages/{directory.name}", str(error))
             return
         self._stages[stage.metadata.id] = stage
+
+    def _read_stage(self, directory: Path) -> StageMetadata | None:
+        stage_id = int(directory.name)
+        try:
+            return read_metadata(self._context, directory)
+        except StoreError as error:
+            for plan, _ in self._unsettled:
+                if stage_id in plan.stages:
+                    # The journal knows what the stage is for.
+                    return plan.stage_metadata(stage_id)
+            file = f"stages/{stage_id}/{STAGE_METADATA}"
+            effect = f"stage {stage_id} can't be used"
+            raise DamagedFile(self._root, file, str(error), effect) from error
 
     def _is_over(self, stage: StageMetadata) -> bool:
         last = self._writers.last(stage.job.writer)
@@ -169,11 +243,31 @@ class Staging:
         """Decide about commits that a crash has interrupted, before topics open."""
         for entry in self._writers.pending.values():
             plan = decode_begin(entry)
-            outcome = settle(self._context, self._root, plan)
-            self._unsettled.append((plan, outcome))
+            if not self._hold(plan):
+                outcome = settle(self._context, self._root, plan)
+                self._unsettled.append((plan, outcome))
+
+    def _hold(self, plan: CommitPlan) -> bool:
+        """Let a commit wait, if one of its topics can't be opened.
+
+        It stays in the journal as it is, and all its topics stay closed: some may have
+        a part of it that must not be seen, and is set back once all can be opened.
+        """
+        there = [planned for planned in plan.topics if not planned.created]
+        errors = filter(None, (self._catalog.find_damage(t.id) for t in there))
+        error = next(errors, None)
+        if error is None:
+            return False
+        effect = f"{_who(plan)} waits, and its topics are closed"
+        waiting = DamagedFile(error.root, error.file, error.reason, effect)
+        for planned in plan.topics:
+            self._catalog.hold(planned.id, waiting, planned.name)
+        self._failure = self._failure or str(waiting)
+        self._doubtful.add(plan.job)
+        return True
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        who = f"commit {plan.job.sequence} of {plan.job.writer!r}"
+        who = _who(plan)
         if outcome is Outcome.UNDONE:
             self._note(encode_undone(plan.job))
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
@@ -209,6 +303,7 @@ class Staging:
         """Open a stage for a topic, which need not exist yet."""
         check_name(topic)
         check_job(writer, sequence)
+        self._catalog.find(topic)  # Refuses a name that a damaged topic may have.
         with self._stages_lock:
             if len(self._stages) >= self._context.config.stages_max:
                 raise StageError(
@@ -233,10 +328,13 @@ class Staging:
 
         Raises:
             StageExpired, StageUnknown: it is not there.
+            DamagedFile: nothing says what it is for.
         """
         with self._stages_lock:
             stage = self._stages.get(stage_id)
         if stage is None:
+            if stage_id in self._damaged:
+                raise copy(self._damaged[stage_id])
             if self._writers.is_expired(stage_id):
                 raise StageExpired(
                     f"stage {stage_id} expired: nothing was written to its job for "
@@ -393,6 +491,9 @@ class Staging:
         if self._failure is None:  # Else the files may be another process's by now.
             for stage in self._job(job):
                 self._drop(stage)
+            # The journal does not say that these are over: they must not come back.
+            with self._writing("forget stages for good"):
+                self._context.files.sync_dir(self._directory)
         return result
 
     def _find_named(self, job: Job, named: NamedStage) -> Stage:
@@ -608,3 +709,7 @@ def _check_content(stage: Stage, named: NamedStage) -> None:
             f"stage {named.id} holds {stage.batches} batches of {stage.size} "
             f"bytes; the commit says {named.batches} of {named.bytes}"
         )
+
+
+def _who(plan: CommitPlan) -> str:
+    return f"commit {plan.job.sequence} of {plan.job.writer!r}"

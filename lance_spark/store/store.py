@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark.errors import (
+    DamagedFile,
     StoreClosed,
     StoreError,
     StoreWriteFailed,
@@ -31,24 +32,31 @@ from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
 from lance_spark.store.context import Context
 from lance_spark.store.extent import Appended
-from lance_spark.store.files import File, Files, OsFiles, make_directories, read_file
+from lance_spark.store.files import (
+    File,
+    Files,
+    OsFiles,
+    is_full,
+    keep_copy,
+    make_directories,
+    read_file,
+)
 from lance_spark.store.finding import Finding, Findings
 from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import Identity
+from lance_spark.store.identity import FIRST_STAGE_ID, Identity
 from lance_spark.store.log import Log
 from lance_spark.store.reader import Slice, View
 from lance_spark.store.retention import plan_retention
 from lance_spark.store.spare import Spare
-from lance_spark.store.stage import FIRST_STAGE_ID, Stage
+from lance_spark.store.stage import Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
 from lance_spark.store.topic import DEFAULT_TOPIC, Topic
+from lance_spark.store.upgrade import upgrade_files
 from lance_spark.store.watch import Wake, Watchers
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
-# How far ids jump when the file that counts them is lost: nobody has used these.
-_LOST_ID_JUMP = 1_000_000
 
 
 class Store:
@@ -93,21 +101,12 @@ class Store:
             table_bytes_max=self.config.index_cache_bytes,
         )
         self._spare = Spare(self._files, self.path / LOCK)
-        context = Context(
-            self._files,
-            self.config,
-            framing,
-            self._segments,
-            self._findings,
-            self._spare,
-            observe_sync,
-        )
         with self._disk("open", StoreError):
             make_directories(self._files, self.path)
             self._lock: File = self._files.lock(self.path / LOCK)
         try:
             with self._disk("open", StoreError):
-                self._load(context)
+                self._load(observe_sync)
         except BaseException:
             self._lock.close()
             raise
@@ -115,54 +114,78 @@ class Store:
         if background and self.config.fsync is Fsync.BATCH:
             self._syncer = Syncer(self.config.sync_interval_s)
 
-    def _load(self, context: Context) -> None:
-        path = self.path / IDENTITY
-        identity = Identity.read(self._files, path)
+    def _load(self, observe_sync: Callable[[float], None]) -> None:
+        identity = Identity.read(self._files, self.path / IDENTITY)
         is_new = identity is None and not self._files.list(self.path / "segments")
         if identity is None:
-            identity = self._make_identity(path, is_new=is_new)
+            identity = Identity.derive(self._files, self.path, is_new=is_new)
+            if not is_new:
+                text = "missing; ids go on far above those that can be seen"
+                self._findings.damage(IDENTITY, text)
+        context = Context(
+            self._files,
+            self.config,
+            self._framing,
+            self._segments,
+            self._findings,
+            self._spare,
+            identity,
+            observe_sync,
+        )
         self._catalog = Catalog(context, self.path, identity)
         self._staging = Staging(context, self.path, identity, self._catalog)
-        self._staging.open_journal(is_new=is_new, now_ns=self._clock_ns())
-        # A store is one from here on: its journal is there, and will be missed.
-        identity.write()
+        if is_new:
+            self._staging.open_journal(is_new=True, now_ns=self._clock_ns())
+            # A store is one from here on: its journal is there, and will be missed.
+            identity.prepare()
+        else:
+            # Nothing of the new format is written before this file says so.
+            self._if_room("say format 2", identity.prepare)
+            self._staging.open_journal(is_new=False, now_ns=self._clock_ns())
         self._staging.settle()
+        upgraded = self._if_room("upgrade", lambda: upgrade_files(context, self.path))
         self._catalog.load(self._clock_ns() // 1_000_000_000)
         self._staging.load()
-        self._consumers = self._load_consumers()
+        self._consumers = self._load_consumers(identity)
+        if upgraded and self._staging.is_current and self._consumers.is_written:
+            self._if_room("end the upgrade", identity.finish_upgrade)
 
-    def _make_identity(self, path: Path, *, is_new: bool) -> Identity:
-        topics = self._files.list(self.path / "segments")
-        highest = max([0, *(int(e.name) for e in topics if e.name.isdecimal())])
-        jump = 0 if is_new else _LOST_ID_JUMP
-        if not is_new:
-            text = "missing; ids go on far above those that can be seen"
-            self._findings.damage(IDENTITY, text)
-        stages = self._files.list(self.path / "stages")
-        ids = [int(e.name) for e in stages if e.name.isdecimal()]
-        return Identity(
-            self._files,
-            path,
-            next_topic=highest + 1 + jump,
-            next_stage=max([FIRST_STAGE_ID - 1, *ids]) + 1 + jump,
-        )
+    def _if_room(self, doing: str, step: Callable[[], None]) -> bool:
+        """Do what can wait until there is room on the disk; tell whether it is done."""
+        try:
+            step()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._findings.note(IDENTITY, f"no room to {doing}: {error}")
+            return False
+        return True
 
-    def _load_consumers(self) -> Consumers:
+    def _load_consumers(self, identity: Identity) -> Consumers:
         path = self.path / CONSUMERS
         data = read_file(self._files, path)
         parsed = parse_consumers(data or b"")
-        if data is not None and parsed.fault:
+        if data is not None and parsed.lost:
             self._files.replace(path, path.with_name(path.name + ".damaged"))
-            self._findings.damage(CONSUMERS, f"{parsed.fault}; kept as .damaged")
-        elif parsed.damaged:
-            text = f"{parsed.damaged} offsets are damaged and forgotten"
-            self._findings.damage(CONSUMERS, text)
+            self._findings.damage(CONSUMERS, f"{parsed.lost}; kept as .damaged")
+        for fault in parsed.faults:
+            self._findings.damage(CONSUMERS, f"{fault}; it is written anew")
+        for start, end in parsed.damaged:
+            text = "an offset is damaged and forgotten"
+            self._findings.damage(CONSUMERS, text, start, end)
+        if parsed.torn is not None:
+            text = "an entry was not finished; left out"
+            self._findings.note(CONSUMERS, text, parsed.torn, len(data or b""))
+        if parsed.damaged or parsed.faults:
+            self._if_room("keep a copy", lambda: keep_copy(self._files, path))
         has = self._catalog.has
-        parsed = parsed._replace(
-            offsets={k: o for k, o in parsed.offsets.items() if has(k.topic)}
+        return Consumers(
+            self._files,
+            path,
+            {k: o for k, o in parsed.offsets.items() if has(k.topic)},
+            sync=self.config.fsync is not Fsync.NONE,
+            prepare=identity.prepare,
         )
-        sync = self.config.fsync is not Fsync.NONE
-        return Consumers(self._files, path, parsed, sync=sync)
 
     @property
     def findings(self) -> list[Finding]:
@@ -171,11 +194,15 @@ class Store:
 
     # Topics.
 
-    def topics(self) -> list[Topic]:
-        """List the topics by id, without the default topic."""
+    def topics(self, *, default: bool = False) -> list[Topic]:
+        """List the open topics by id, with the default topic if that is asked for."""
         self._check_open()
-        named = [t for t in self._catalog if t.metadata.id != DEFAULT_TOPIC]
+        named = [t for t in self._catalog if default or t.metadata.id != DEFAULT_TOPIC]
         return sorted(named, key=lambda topic: topic.metadata.id)
+
+    def closed(self, topic: int) -> DamagedFile | None:
+        """Tell why a topic is closed; None if it is not."""
+        return self._catalog.closed(topic)
 
     @property
     def topics_version(self) -> int:
@@ -187,12 +214,17 @@ class Store:
 
         Raises:
             UnknownTopic: there is none.
+            DamagedFile: it is closed.
         """
         self._check_open()
         return self._catalog.get(topic)
 
     def find_topic(self, name: str) -> Topic | None:
-        """Find a topic by its name."""
+        """Find a topic by its name.
+
+        Raises:
+            DamagedFile: it is closed, or may be one that is closed and has no name.
+        """
         self._check_open()
         return self._catalog.find(name)
 

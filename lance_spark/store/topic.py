@@ -1,29 +1,40 @@
 """A topic: its metadata, and the log of its records.
 
 `metadata.json` has the fields of LWP §6.2 and one of our own, `log_start`, which says
-where the log begins. What has to outlive a segment's files is written there first.
+where the log begins. What has to outlive a segment's files is written there first. The
+file has a checksum (see `document`): while it does not hold, the topic is closed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lance_spark.errors import InvalidName, OptionError, StoreError, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
+from lance_spark.store.document import (
+    check_keys,
+    decode_document,
+    encode_document,
+    integer,
+)
 from lance_spark.store.extent import LogStart
 from lance_spark.store.files import read_file, replace_file
+from lance_spark.store.identity import FIRST_STAGE_ID
 from lance_spark.store.log import Log
 
 METADATA = "metadata.json"
-FORMAT = 1
+_KEYS = {
+    *("id", "name", "created_at", "topic_epoch", "auth", "retention", "log_start"),
+}
 # The topic that exists without being created (LWP §6.1). It has no name.
 DEFAULT_TOPIC = 0
 NAME_BYTES_MAX = 255
+_PLACE_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,62 +83,79 @@ def check_name(name: str) -> None:
 
 def encode_metadata(metadata: TopicMetadata) -> bytes:
     """Encode metadata as the JSON file's content."""
-    fields = {
-        "format": FORMAT,
-        "id": metadata.id,
-        "name": metadata.name,
-        "created_at": metadata.created_at,
-        "topic_epoch": metadata.epoch,
-        "auth": metadata.auth,
-        "retention": {
-            "max_age_secs": metadata.retention.max_age_s,
-            "max_bytes": metadata.retention.max_bytes,
-        },
-        "log_start": metadata.start._asdict(),
-    }
-    return json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n"
+    return encode_document(
+        {
+            "id": metadata.id,
+            "name": metadata.name,
+            "created_at": metadata.created_at,
+            "topic_epoch": metadata.epoch,
+            "auth": metadata.auth,
+            "retention": {
+                "max_age_secs": metadata.retention.max_age_s,
+                "max_bytes": metadata.retention.max_bytes,
+            },
+            "log_start": metadata.start._asdict(),
+        }
+    )
 
 
 def decode_metadata(data: bytes) -> TopicMetadata:
-    """Decode the JSON file's content.
+    """Decode the JSON file's content, whatever its format.
 
     Raises:
-        StoreError: it is not a topic's metadata.
+        StoreError: it is damaged.
     """
+    return _take(decode_document(data).fields)
+
+
+def _take(fields: dict[str, Any]) -> TopicMetadata:
+    check_keys(fields, _KEYS)
+    retention, start, name = fields["retention"], fields["log_start"], fields["name"]
+    check_keys(retention, {"max_age_secs", "max_bytes"})
+    check_keys(start, {"offset", "record", "segment"})
+    if not isinstance(fields["auth"], (dict, NoneType)):
+        raise StoreError("auth is not an object")
+    topic = integer(fields, "id", FIRST_STAGE_ID - 1)
+    if topic != DEFAULT_TOPIC or name != "":
+        if not isinstance(name, str):
+            raise StoreError("name is not text")
+        check_name(name)
     try:
-        fields = json.loads(data)
-        if fields["format"] != FORMAT:
-            raise StoreError(f"metadata format {fields['format']} is not supported")
-        retention, start = fields["retention"], fields["log_start"]
-        return TopicMetadata(
-            id=int(fields["id"]),
-            name=str(fields["name"]),
-            created_at=int(fields["created_at"]),
-            epoch=int(fields["topic_epoch"]),
-            auth=fields["auth"],
-            retention=Retention(
-                int(retention["max_age_secs"]), int(retention["max_bytes"])
-            ),
-            start=LogStart(
-                int(start["offset"]), int(start["record"]), int(start["segment"])
-            ),
+        kept = Retention(
+            integer(retention, "max_age_secs"), integer(retention, "max_bytes")
         )
-    except (ValueError, KeyError, TypeError, OptionError) as error:
-        raise StoreError(f"metadata can't be read: {error!r}") from error
+    except OptionError as error:
+        raise StoreError(f"retention: {error}") from error
+    return TopicMetadata(
+        id=topic,
+        name=name,
+        created_at=integer(fields, "created_at"),
+        epoch=integer(fields, "topic_epoch"),
+        auth=fields["auth"],
+        retention=kept,
+        start=LogStart(*(integer(start, key, _PLACE_MAX) for key in LogStart._fields)),
+    )
 
 
 def read_metadata(context: Context, directory: Path) -> TopicMetadata | None:
     """Read a topic's metadata; None if it has none.
 
     Raises:
-        StoreError: it can't be read.
+        StoreError: it is damaged.
     """
     data = read_file(context.files, directory / METADATA)
-    return None if data is None else decode_metadata(data)
+    if data is None:
+        return None
+    fields = context.identity.accept(decode_document(data))
+    metadata = _take(fields)
+    if str(metadata.id) != directory.name:
+        raise StoreError(f"it is that of topic {metadata.id}")
+    return metadata
 
 
 def write_metadata(context: Context, directory: Path, metadata: TopicMetadata) -> None:
     """Replace a topic's metadata, durably."""
+    context.identity.prepare()
     replace_file(context.files, directory / METADATA, encode_metadata(metadata))
 
 

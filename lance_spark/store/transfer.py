@@ -38,6 +38,11 @@ def adopt_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) ->
     removed; the index is written anew with the new log's header.
     """
     with target.exclusive(), target.writing("adopt a stage"):
+        last = target.segments()[-1:]
+        if last and not last[0].closed:
+            # A stage before this one may have been copied there, and a later sync
+            # looks only at the segment that is the last one then.
+            target.sync()
         source.open_segment(segment).sync()
         rows = _read_rows(source, segment)
         adopted = _moved(segment, target, now_ns)

@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+from crc32c import crc32c
+
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt
 from lance_spark.store import Finding, Severity, Store, StoreConfig, View, check_store
@@ -95,6 +97,13 @@ def look(store: Store) -> Seen:
         for writer, commit in store._staging._writers._last.items()
     ]
     return Seen(tuple(topics), tuple(sorted(offsets)), tuple(sorted(writers)))
+
+
+def newer(document: bytes) -> bytes:
+    """Make a small file what a later release might write: format 99, well sealed."""
+    body = document[: document.rindex(b",\n")]
+    body = body.replace(b'"format": 2', b'"format": 99', 1)
+    return body + f',\n  "crc32c": "{crc32c(body):08x}"\n}}\n'.encode()
 
 
 def damage(findings: list[Finding]) -> list[Finding]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import RecordError, StoreError
 from lance_spark.model import Buffer, Scan
 from lance_spark.store import LogStart, Severity, check_store
+from lance_spark.store.document import encode_document
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -27,9 +31,14 @@ from lance_spark.store.format import (
     mark_position,
     seal_rows,
 )
+from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.journal import encode_entry
+from lance_spark.store.stage import decode_metadata as decode_stage
+from lance_spark.store.stage import encode_metadata as encode_stage
+from lance_spark.store.topic import decode_metadata as decode_topic
+from lance_spark.store.topic import encode_metadata as encode_topic
 from tests.store.jobs import commit, stage
-from tests.store.kit import batch, open_store
+from tests.store.kit import batch, newer, open_store
 
 
 @pytest.fixture
@@ -107,12 +116,17 @@ def test_identity(path: Path) -> None:
     assert check(path) == ["damage: store.json: missing"]
     (path / "store.json").write_text("{}")
     [found] = check(path)
-    assert found.startswith("damage: store.json: ") and "can't be read" in found
+    assert found.startswith("damage: store.json: ") and "check --repair" in found
+    (path / "store.json").write_bytes(newer(encode_document({})))
+    [found] = check(path)
+    assert "format 99 is not supported" in found and "--repair" not in found
 
 
 def test_a_lost_journal(path: Path) -> None:
     (path / "journal.log").write_bytes(b"")
-    assert check(path) == ["damage: journal.log: 0 bytes are no journal"]
+    assert check(path) == [
+        "damage: journal.log: 0 bytes are no journal: earlier commits are forgotten"
+    ]
     (path / "journal.log").unlink()
     assert check(path) == [
         "damage: journal.log: missing: earlier commits are forgotten"
@@ -121,19 +135,46 @@ def test_a_lost_journal(path: Path) -> None:
 
 def test_a_journal_or_offsets_of_another_version(path: Path) -> None:
     for name in ("journal.log", "consumers.log"):
-        data = bytearray((path / name).read_bytes())
-        data[8] = 2
-        (path / name).write_bytes(data)
+        data = (path / name).read_bytes()
+        head = data[:8] + (3).to_bytes(4, "little")
+        crc = crc32c(head).to_bytes(4, "little")
+        (path / name).write_bytes(head + crc + data[16:])
     first, second = check(path)
-    assert first.startswith("damage: journal.log: the journal has version 2")
-    assert second.startswith("damage: consumers.log: the offsets have version 2")
+    assert first.startswith("damage: journal.log: the journal has version 3")
+    assert second.startswith("damage: consumers.log: the offsets have version 3")
+
+
+def test_a_damaged_head_or_mark(path: Path) -> None:
+    """The head is damage; of the two marks a crash may leave one half-written."""
+    for name in ("journal.log", "consumers.log"):
+        good = (path / name).read_bytes()
+        flip(path / name, 9)
+        assert check(path) == [
+            f"damage: {name}: its head is damaged; the next opening writes it anew"
+        ]
+        (path / name).write_bytes(good)
+        flip(path / name, 20)
+        assert not any(found.startswith("damage") for found in check(path))
+        flip(path / name, 44)
+        assert check(path)[0] == (
+            f"damage: {name}: both of its marks are damaged; the next opening writes "
+            "it anew"
+        )
+        (path / name).write_bytes(good)
 
 
 def test_a_damaged_entry_of_the_journal(path: Path) -> None:
-    flip(path / "journal.log", 16 + 12 + 20)
+    flip(path / "journal.log", HEAD_BYTES + 12 + 20)
     [found, *_] = check(path)
-    assert found.startswith("damage: journal.log [16, ")
+    assert found.startswith(f"damage: journal.log [{HEAD_BYTES}, ")
     assert found.endswith("not an entry")
+
+
+def test_the_last_entry_of_the_journal_is_damaged(path: Path) -> None:
+    """It was answered for: the mark behind it says so."""
+    flip(path / "journal.log", (path / "journal.log").stat().st_size - 3)
+    [found, *_] = check(path)
+    assert found.startswith("damage: journal.log [") and found.endswith("not an entry")
 
 
 def test_an_unfinished_entry_of_the_journal(path: Path) -> None:
@@ -170,10 +211,22 @@ def test_a_journal_that_was_lost_once(path: Path) -> None:
 
 
 def test_consumer_offsets(path: Path) -> None:
-    flip(path / "consumers.log", 20)
-    assert check(path) == ["damage: consumers.log: 1 entries are damaged"]
-    (path / "consumers.log").write_bytes(b"")
-    assert check(path) == ["damage: consumers.log: not a file of consumer offsets"]
+    log = path / "consumers.log"
+    good = log.read_bytes()
+    where = f"consumers.log [{HEAD_BYTES}, {HEAD_BYTES + 24})"
+    flip(log, HEAD_BYTES + 4)
+    assert check(path) == [f"damage: {where}: an entry is damaged"]
+    log.write_bytes(good[:-1])
+    assert check(path) == [f"damage: {where}: an entry is damaged"]
+    log.write_bytes(good + b"torn")
+    assert check(path) == [
+        f"note: consumers.log [{len(good)}, {len(good) + 4}): an entry is not "
+        "finished; the next opening leaves it out"
+    ]
+    log.write_bytes(b"")
+    assert check(path) == [
+        "damage: consumers.log: 0 bytes are no file of consumer offsets"
+    ]
     (path / "consumers.log").unlink()
     assert check(path) == [
         "note: consumers.log: missing: no consumer has committed anything"
@@ -199,14 +252,32 @@ def test_what_is_no_topic_is_passed_over(path: Path) -> None:
 
 def test_metadata_of_a_topic(path: Path) -> None:
     metadata = path / "segments" / "1" / "metadata.json"
+    where = "damage: segments/1/metadata.json: "
     text = metadata.read_text()
     metadata.write_text(text.replace('"id": 1', '"id": 5'))
-    assert check(path) == ["damage: segments/1: the metadata is of topic 5"]
+    assert check(path)[0].startswith(f"{where}the checksum does not hold")
+    old = decode_topic(text.encode())
+    metadata.write_bytes(encode_topic(replace(old, id=5)))
+    assert check(path)[0].startswith(f"{where}it is that of topic 5")
     metadata.write_text("{}")
     [found] = check(path)
-    assert found.startswith("damage: segments/1: metadata can't be read")
+    assert found.startswith(where) and "check --repair" in found
     metadata.unlink()
-    assert check(path) == ["damage: segments/1: metadata.json is missing"]
+    assert check(path)[0].startswith(f"{where}missing")
+
+
+def test_format_1_in_a_store_that_is_upgraded(path: Path) -> None:
+    """No release writes such a file any more."""
+    for metadata in (
+        path / "segments" / "1" / "metadata.json",
+        stage_directory(path) / "stage.json",
+    ):
+        fields = json.loads(good := metadata.read_bytes())
+        del fields["crc32c"]
+        metadata.write_text(json.dumps({**fields, "format": 1}))
+        [found] = check(path)
+        assert "it has format 1 and no checksum, in an upgraded store" in found
+        metadata.write_bytes(good)
 
 
 def test_metadata_of_a_stage(path: Path) -> None:
@@ -214,10 +285,14 @@ def test_metadata_of_a_stage(path: Path) -> None:
     where, metadata = f"stages/{directory.name}", directory / "stage.json"
     text = metadata.read_text()
     metadata.write_text(text.replace(f'"id": {directory.name}', '"id": 5'))
-    assert check(path) == [f"damage: {where}: the metadata is of another stage"]
+    [found] = check(path)
+    assert found.startswith(f"damage: {where}/stage.json: the checksum does not hold")
+    metadata.write_bytes(encode_stage(replace(decode_stage(text.encode()), id=5)))
+    [found] = check(path)
+    assert found.startswith(f"damage: {where}/stage.json: it is that of another stage")
     metadata.write_text("{}")
     [found] = check(path)
-    assert found.startswith(f"damage: {where}: stage can't be read")
+    assert found.startswith(f"damage: {where}/stage.json: ")
     metadata.unlink()
     assert check(path) == [
         f"note: {where}: half-made or dropped; the next opening removes it"
@@ -233,10 +308,8 @@ def test_damage_in_a_stage(path: Path) -> None:
 
 def test_segments_before_the_start(path: Path) -> None:
     metadata = path / "segments" / "1" / "metadata.json"
-    old = '"offset": 0,\n    "record": 0,\n    "segment": 0'
-    new = '"offset": 900,\n    "record": 20,\n    "segment": 1'
-    assert old in metadata.read_text()
-    metadata.write_text(metadata.read_text().replace(old, new))
+    old = decode_topic(metadata.read_bytes())
+    metadata.write_bytes(encode_topic(replace(old, start=LogStart(900, 20, 1))))
     assert check(path) == [
         "note: segments/1: segments before the start; the next opening drops"
     ]

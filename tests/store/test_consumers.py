@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lance_spark.store.consumers import (
     parse_consumers,
 )
 from lance_spark.store.files import read_file
+from lance_spark.store.head import HEAD_BYTES
 from tests.store.disk import DiskFiles
 from tests.store.jobs import hooked, refusing
 
@@ -26,7 +28,7 @@ PATH = Path("/consumers.log")
 
 def opened(files: DiskFiles, *, sync: bool = True) -> Consumers:
     parsed = parse_consumers(read_file(files, PATH) or b"")
-    return Consumers(files, PATH, parsed, sync=sync)
+    return Consumers(files, PATH, parsed.offsets, sync=sync)
 
 
 def entry(consumer: int, topic: int, offset: int) -> bytes:
@@ -42,13 +44,13 @@ def test_an_entry_on_disk() -> None:
 
 def test_the_last_entry_counts() -> None:
     data = HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30)
-    assert parse_consumers(data) == Parsed({(7, 1): 30, (7, 2): 20}, 3, 0)
+    assert parse_consumers(data) == Parsed({(7, 1): 30, (7, 2): 20}, 3)
 
 
 def test_a_damaged_entry_is_passed_over() -> None:
     damaged = bytearray(HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30))
     damaged[16 + 24 + 3] ^= 1
-    assert parse_consumers(bytes(damaged)) == Parsed({(7, 1): 30}, 3, 1)
+    assert parse_consumers(bytes(damaged)) == Parsed({(7, 1): 30}, 3, ((40, 64),))
 
 
 def test_a_torn_entry_is_left_out() -> None:
@@ -59,12 +61,71 @@ def test_a_torn_entry_is_left_out() -> None:
 
 @pytest.mark.parametrize("data", [b"", HEADER[:15], b"X" + HEADER[1:]])
 def test_another_file(data: bytes) -> None:
-    assert parse_consumers(data).fault == "not a file of consumer offsets"
+    assert "file of consumer offsets" in str(parse_consumers(data).lost)
 
 
 def test_another_version_is_not_touched() -> None:
-    with pytest.raises(StoreError, match="version 2, which is not supported"):
-        parse_consumers(b"LSCONSU0" + (2).to_bytes(4, "little") + bytes(4))
+    head = b"LSCONSU0" + (3).to_bytes(4, "little")
+    with pytest.raises(StoreError, match="version 3, which is not supported"):
+        parse_consumers(head + crc32c(head).to_bytes(4, "little"))
+
+
+# Version 2: a head that is checked, and marks.
+
+
+def written(files: DiskFiles) -> bytes:
+    place = opened(files)
+    for consumer in (7, 8, 9):
+        place.commit(consumer, 1, 10 * consumer)
+    return read_file(files, PATH) or b""
+
+
+def test_no_flipped_bit_makes_other_offsets(files: DiskFiles) -> None:
+    good = written(files)
+    expected = parse_consumers(good)
+    assert expected == Parsed({(7, 1): 70, (8, 1): 80, (9, 1): 90}, 3)
+    for bit in range(len(good) * 8):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        found = parse_consumers(bytes(flipped))
+        assert found.offsets.items() <= expected.offsets.items(), bit
+        missing = len(expected.offsets) - len(found.offsets)
+        assert missing == len(found.damaged) == (bit // 8 >= HEAD_BYTES), bit
+        # Of a mark, the other one is left, and all entries are whole.
+        in_mark = 16 <= bit // 8 < HEAD_BYTES
+        assert bool(found.damaged or found.faults) is not in_mark, bit
+
+
+def test_no_cut_makes_other_offsets(files: DiskFiles) -> None:
+    good = written(files)
+    for size in range(len(good)):
+        found = parse_consumers(good[:size])
+        assert found.lost or found.damaged or found.faults, size
+
+
+def test_an_entry_behind_the_mark_may_be_torn(files: DiskFiles) -> None:
+    good = written(files)
+    for cut in range(1, 24):
+        torn = parse_consumers(good + entry(5, 5, 2**64 - 1)[:cut])
+        assert (torn.damaged, torn.torn) == ((), len(good))
+        torn = parse_consumers(good + entry(5, 5, 2**64 - 1)[:cut] + bytes(24 - cut))
+        assert (torn.damaged, torn.torn) == ((), len(good))
+    between = parse_consumers(good + bytes(24) + entry(5, 5, 2**64 - 1))
+    assert between.damaged == ((len(good), len(good) + 24),)
+
+
+def test_no_room_to_write_the_file_anew(files: DiskFiles) -> None:
+    written(files)
+    with refusing(files, "pwrite", "consumers.log", code=errno.ENOSPC):
+        place = opened(files)
+        assert not place.is_written
+        assert place.committed(8, 1) == 80
+        with pytest.raises(StoreWriteFailed, match="could not commit offset 1"):
+            place.commit(8, 1, 1)
+        place.close()
+    place = opened(files)
+    place.commit(8, 1, 1)
+    assert opened(files).all() == {(7, 1): 70, (8, 1): 1, (9, 1): 90}
 
 
 def test_offsets_survive(files: DiskFiles) -> None:
@@ -85,7 +146,8 @@ def test_a_commit_is_synced_if_the_policy_says_so(files: DiskFiles) -> None:
         place = opened(files, sync=sync)
         with hooked(files, lambda operation, name: operations.append(operation)):
             place.commit(7, 1, 10)
-    assert operations == ["pwrite", "sync", "pwrite"]
+    # With a sync, the mark follows it.
+    assert operations == ["pwrite", "sync", "pwrite", "pwrite"]
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync"])
@@ -121,7 +183,7 @@ def test_the_file_is_rewritten_when_most_of_it_is_old(
         place.commit(7, 1, offset)
         place.commit(7, 2, offset)
         sizes.add(len(read_file(files, PATH) or b""))
-    assert max(sizes) == 16 + 8 * 24
+    assert max(sizes) == HEAD_BYTES + 8 * 24
     assert opened(files).all() == {(7, 1): 49, (7, 2): 49}
 
 

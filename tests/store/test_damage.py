@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from lance_spark.columnar.scan import scan
-from lance_spark.errors import Corrupt
+from lance_spark.errors import Corrupt, DamagedFile
 from lance_spark.store import NamedStage, Severity, Store, check_store
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
+from lance_spark.store.head import HEAD_BYTES
 from tests.store.kit import (
     batch,
     check_clean,
@@ -303,12 +304,14 @@ def test_a_lost_end_of_a_commit_does_not_undo_what_came_after(filled: Path) -> N
 )
 def test_lost_metadata_of_a_topic(filled: Path, harm: Callable[[Path], None]) -> None:
     harm(filled / "segments" / "1" / "metadata.json")
-    assert found(filled)
+    said = found(filled)
+    assert said
     with open_store(filled) as store:
-        topic = store.find_topic("recovered-1")
-        assert topic is not None and read_all(topic.log) == data_of(TAGS)
+        with pytest.raises(DamagedFile, match=r"topic 1 is closed: .*metadata.json"):
+            store.topic(1)
         assert damage(store.findings)
-    check_clean(filled)
+        assert read_all(store.topic(2).log) == batch("staged")
+    assert found(filled) == said
 
 
 def test_a_lost_identity(filled: Path) -> None:
@@ -323,7 +326,7 @@ def test_a_lost_identity(filled: Path) -> None:
 
 
 def test_damaged_consumer_offsets(filled: Path) -> None:
-    flip(filled / "consumers.log", 20)
+    flip(filled / "consumers.log", HEAD_BYTES + 4)
     assert any("consumers.log" in finding for finding in found(filled))
     with open_store(filled) as store:
         assert store.committed_offset(1, 1) is None

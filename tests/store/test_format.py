@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -20,6 +22,7 @@ from lance_spark.store.format import (
     encode_batch_row,
     encode_header,
     encode_mark,
+    has_lost_mark,
     make_batch_rows,
     mark_position,
     parse_segment_name,
@@ -98,6 +101,23 @@ def test_a_torn_mark_leaves_the_older_one() -> None:
     for size in range(24):
         torn = new[:size].ljust(32, b"\xee")
         assert decode_mark(with_marks(old, torn)) == Mark(100, 1, 4)
+
+
+def test_a_mark_that_was_there_is_missed() -> None:
+    none, bad = bytes(32), b"\xee" * 32
+    zero, one, two = (encode_mark(Mark(100, 1, count)) for count in range(3))
+    for first, second in [(zero, none), (zero, one), (two, one)]:
+        assert not has_lost_mark(with_marks(first, second))
+    for first, second in [(zero, bad), (two, none), (none, one), (bad, one)]:
+        assert has_lost_mark(with_marks(first, second))
+    assert has_lost_mark(with_marks(none, none))
+    assert not has_lost_mark(encode_header(HEADER, Mark()))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_header_says_how_its_segment_is_written(lazy: bool) -> None:
+    header = replace(HEADER, lazy=lazy)
+    assert decode_header(encode_header(header, Mark())) == header
 
 
 def test_no_mark_at_all() -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.errors import StoreError
+from lance_spark.errors import DamagedFile, StoreError
+from lance_spark.store.document import encode_document
 from lance_spark.store.files import read_file
-from lance_spark.store.identity import Identity
-from lance_spark.store.stage import FIRST_STAGE_ID, STAGE_ID_END
+from lance_spark.store.identity import FIRST_STAGE_ID, STAGE_ID_END, Identity
 from tests.store.disk import DiskFiles
 from tests.store.jobs import refusing
+from tests.store.kit import newer
 
 PATH = Path("/store.json")
 
@@ -37,11 +38,10 @@ def test_no_file(files: DiskFiles) -> None:
 
 def test_the_file(files: DiskFiles) -> None:
     make(files).new_topic()
-    assert json.loads(read_file(files, PATH) or b"") == {
-        "format": 1,
-        "next_topic": 2,
-        "next_stage": 2**31,
-    }
+    data = read_file(files, PATH) or b""
+    fields = {"next_topic": 2, "next_stage": 2**31, "upgrading": False}
+    assert data == encode_document(fields)
+    assert json.loads(data)["format"] == 2
 
 
 def test_topics_count_up(files: DiskFiles) -> None:
@@ -89,16 +89,35 @@ def test_no_id_is_left(files: DiskFiles) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "can't be read"),
-        (b"[]", "can't be read"),
-        (b'{"format": 1}', "can't be read"),
-        (b'{"format": 1, "next_topic": "x", "next_stage": 1}', "can't be read"),
-        (b'{"format": 2}', "format 2 is not supported"),
+        (b"", "not even JSON"),
+        (b"[]", "not even JSON"),
+        (b'{"format": 1}', "other fields than next_stage, next_topic"),
+        (b'{"format": 1, "next_topic": "x", "next_stage": 1}', "next_topic is x"),
+        (b'{"format": 2}', "the checksum does not hold"),
+        (b'{"format": 99}', "the checksum does not hold"),
     ],
 )
 def test_a_file_that_can_not_be_used(
     files: DiskFiles, data: bytes, reason: str
 ) -> None:
     files.open(PATH, create=True).pwrite(data, 0)
-    with pytest.raises(StoreError, match=f"/store.json: {reason}"):
+    with pytest.raises(DamagedFile, match=f"/store.json is damaged .*{reason}") as met:
         Identity.read(files, PATH)
+    assert "run `lance-spark check --repair /`" in str(met.value)
+
+
+def test_a_newer_format_is_no_damage(files: DiskFiles) -> None:
+    files.open(PATH, create=True).pwrite(newer(encode_document({})), 0)
+    with pytest.raises(StoreError, match=r"/store.json: format 99 is not supported"):
+        Identity.read(files, PATH)
+
+
+def test_format_1_is_read_and_written_anew(files: DiskFiles) -> None:
+    data = b'{"format": 1, "next_topic": 7, "next_stage": 2147483700}'
+    files.open(PATH, create=True).pwrite(data, 0)
+    identity = read(files)
+    assert (identity.next_topic, identity.upgrading) == (7, True)
+    identity.prepare()
+    assert read(files).upgrading
+    identity.finish_upgrade()
+    assert not read(files).upgrading and read(files).next_topic == 7

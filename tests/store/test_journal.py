@@ -5,18 +5,23 @@ from __future__ import annotations
 import errno
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import read_file
+from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
 from lance_spark.store.journal import (
     ENTRY_BYTES_MAX,
+    MAGIC,
+    EndedCommit,
+    Entry,
     Journal,
     Parsed,
+    Standing,
     encode_entry,
-    encode_file_header,
     parse_journal,
 )
 from tests.store.disk import DiskFiles
@@ -25,6 +30,23 @@ from tests.store.jobs import refusing
 PATH = Path("/journal.log")
 HEADER = b"LSJOURN0" + (1).to_bytes(4, "little") + bytes(4)
 ONE, TWO, THREE = ({"kind": "done", "n": n} for n in (1, 2, 3))
+BEGIN, DONE, UNDONE = (
+    {"kind": kind, "writer": "w", "sequence": 1} for kind in ("begin", "done", "undone")
+)
+
+
+def of_version_1(entries: list[Entry], end: int, damaged: Any = ()) -> Parsed:
+    return Parsed(entries, end, list(damaged), current=False)
+
+
+def whole(*entries: Entry, marked: int | None = None) -> bytes:
+    """A journal of version 2 whose mark speaks of all entries, or of the first ones."""
+    standing = Standing()
+    for entry in entries[:marked]:
+        standing.add(entry)
+    sizes = [len(encode_entry(entry)) for entry in entries[:marked]]
+    mark = DurableMark(HEAD_BYTES + sum(sizes), state=standing.state)
+    return encode_head(MAGIC, mark) + b"".join(map(encode_entry, entries))
 
 
 def parsed(files: DiskFiles) -> Parsed:
@@ -37,12 +59,11 @@ def test_the_bytes_on_disk() -> None:
     body = b'{"kind":"done","n":1}'
     length, crc = len(body).to_bytes(4, "little"), crc32c(body).to_bytes(4, "little")
     assert encode_entry(ONE) == b"LSJE" + length + crc + body
-    assert encode_file_header() == HEADER
 
 
 def test_entries_come_back_in_order() -> None:
     data = HEADER + b"".join(map(encode_entry, (ONE, TWO, THREE)))
-    assert parse_journal(data) == Parsed([ONE, TWO, THREE], len(data), [])
+    assert parse_journal(data) == of_version_1([ONE, TWO, THREE], len(data))
 
 
 def test_names_of_any_language() -> None:
@@ -52,9 +73,9 @@ def test_names_of_any_language() -> None:
 
 def test_an_unfinished_entry_is_left_out() -> None:
     data = HEADER + encode_entry(ONE)
-    whole = data + encode_entry(TWO)
-    for size in range(len(data), len(whole)):
-        assert parse_journal(whole[:size]) == Parsed([ONE], len(data), [])
+    full = data + encode_entry(TWO)
+    for size in range(len(data), len(full)):
+        assert parse_journal(full[:size]) == of_version_1([ONE], len(data))
 
 
 def test_every_flipped_bit_of_an_entry_is_noticed() -> None:
@@ -65,12 +86,13 @@ def test_every_flipped_bit_of_an_entry_is_noticed() -> None:
         damaged = bytearray(HEADER + first + second + third)
         damaged[start + bit // 8] ^= 1 << bit % 8
         found = parse_journal(bytes(damaged))
-        assert found == Parsed([ONE, THREE], end + len(third), [(start, end)]), bit
+        expected = of_version_1([ONE, THREE], end + len(third), [(start, end)])
+        assert found == expected, bit
 
 
 def test_a_length_over_the_limit() -> None:
     entry = b"LSJE" + (ENTRY_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
-    assert parse_journal(HEADER + entry) == Parsed([], 16, [])
+    assert parse_journal(HEADER + entry) == of_version_1([], 16)
 
 
 def test_an_entry_that_is_no_object() -> None:
@@ -83,15 +105,148 @@ def test_an_entry_that_is_no_object() -> None:
         (b"", "0 bytes are no journal"),
         (HEADER[:15], "15 bytes are no journal"),
         (b"X" + HEADER[1:], "not a journal file"),
+        (bytes(100), "not a journal file"),
     ],
 )
 def test_another_file(data: bytes, fault: str) -> None:
-    assert parse_journal(data) == Parsed([], 0, [], fault)
+    assert parse_journal(data) == Parsed([], 0, [], lost=fault)
 
 
 def test_another_version_is_not_touched() -> None:
-    with pytest.raises(StoreError, match="version 2, which is not supported"):
-        parse_journal(b"LSJOURN0" + (2).to_bytes(4, "little") + bytes(4))
+    head = b"LSJOURN0" + (3).to_bytes(4, "little")
+    with pytest.raises(StoreError, match="version 3, which is not supported"):
+        parse_journal(head + crc32c(head).to_bytes(4, "little"))
+
+
+# Version 2: a head that is checked, and marks.
+
+
+@pytest.mark.parametrize("end", [DONE, UNDONE])
+def test_no_flipped_bit_makes_version_2_another_journal(end: Entry) -> None:
+    """Entries that were answered for are there, or missed; the mark knows the end."""
+    good = whole(ONE, BEGIN, end)
+    expected = parse_journal(good)
+    assert expected.current and expected.entries == [ONE, BEGIN, end]
+    for bit in range(len(good) * 8):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        found = parse_journal(bytes(flipped))
+        assert found.lost is None
+        missing = len(expected.entries) - len(found.entries)
+        assert missing == (bit // 8 >= HEAD_BYTES), bit
+        assert missing == len(found.damaged), bit
+        assert found.damaged or found.faults or found.torn, bit
+        lost_end = missing and end not in found.entries
+        assert found.ended == (EndedCommit(BEGIN, end is DONE) if lost_end else None)
+        assert not found.is_begun_unread
+
+
+def test_no_cut_makes_version_2_another_journal() -> None:
+    good = whole(ONE, BEGIN, DONE)
+    for size in range(len(good)):
+        found = parse_journal(good[:size])
+        assert found.lost or found.damaged or found.faults, size
+        assert found.entries == [ONE, BEGIN, DONE][: len(found.entries)]
+
+
+def test_an_entry_behind_the_mark_may_be_torn() -> None:
+    good = whole(ONE, TWO, marked=1)
+    for size in range(len(whole(ONE)), len(good)):
+        found = parse_journal(good[:size])
+        assert (found.entries, found.damaged, found.current) == ([ONE], [], True)
+
+
+def spoil(data: bytes, *entries: Entry) -> Parsed:
+    """Damage the last byte of some entries, each the first of its kind in the data."""
+    spoiled = bytearray(data)
+    for entry in entries:
+        encoded = encode_entry(entry)
+        spoiled[data.index(encoded) + len(encoded) - 1] ^= 1
+    return parse_journal(bytes(spoiled))
+
+
+def job(kind: str, sequence: int) -> Entry:
+    return {"kind": kind, "writer": "w", "sequence": sequence}
+
+
+def test_a_commit_that_is_begun_and_can_not_be_read() -> None:
+    assert spoil(whole(ONE, BEGIN), BEGIN).is_begun_unread
+    # An entry behind the mark says that it ended, all the same.
+    assert not spoil(whole(ONE, BEGIN, DONE, marked=2), BEGIN).is_begun_unread
+    # One of several.
+    others = (job("begin", 2), BEGIN, job("done", 2), job("begin", 3))
+    assert spoil(whole(*others), BEGIN).is_begun_unread
+    assert not spoil(whole(*others, DONE), BEGIN).is_begun_unread
+
+
+@pytest.mark.parametrize("kind", ["done", "undone"])
+def test_the_damaged_end_of_one_of_several_commits(kind: str) -> None:
+    """Its topics may hold more by now: it must not be taken for one under way."""
+    entries = [job("begin", n) for n in (1, 2, 3)]
+    entries += [job("undone", 1), job(kind, 2), ONE, job("begin", 4)]
+    for marked in (5, 6, 7):
+        found = spoil(whole(*entries, marked=marked), job(kind, 2))
+        assert found.ended == EndedCommit(job("begin", 2), kind == "done")
+        assert not found.is_begun_unread
+    # One that was begun again behind it is under way.
+    again = spoil(whole(*entries, job("begin", 2), marked=7), job(kind, 2))
+    assert (again.ended, again.is_begun_unread) == (None, False)
+    # An entry that has nothing to do with it explains nothing.
+    assert spoil(whole(*entries), ONE).ended is None
+    # Two at once can't be told apart: a person has to look.
+    assert spoil(whole(*entries), job("undone", 1), job(kind, 2)).is_begun_unread
+
+
+def test_the_mark_follows_the_entries(files: DiskFiles) -> None:
+    journal, standing = Journal.create(files, PATH, [ONE]), Standing()
+    for entry in (BEGIN, job("begin", 2), DONE, job("undone", 2), {"kind": "expired"}):
+        journal.append(entry)
+        standing.add(entry)
+        found = parsed(files)
+        assert found.mark.end == len(read_file(files, PATH) or b"")
+        assert (found.mark.state, found.torn) == (standing.state, False)
+    assert standing.begun == {}
+    # Nothing is known any more of what was undone before.
+    journal.rewrite([DONE])
+    assert parsed(files).mark.state == 0
+
+
+def test_a_refused_mark_is_no_refused_entry(files: DiskFiles) -> None:
+    journal = Journal.create(files, PATH, [])
+    with refusing(files, "pwrite", "journal.log", skip=1):
+        journal.append(ONE)
+    assert parsed(files).entries == [ONE]
+    journal.append(TWO)
+    assert parsed(files).entries == [ONE, TWO] and parsed(files).current
+
+
+def test_a_torn_mark_is_set_anew(files: DiskFiles) -> None:
+    journal = Journal.create(files, PATH, [ONE])
+    for entry in (TWO, THREE):
+        files.open(PATH).pwrite(b"torn", 16 if entry is TWO else 40)
+        found = parsed(files)
+        assert found.torn and found.current
+        journal = Journal.resume(files, PATH, found)
+        assert not parsed(files).torn
+        journal.append(entry)
+    assert parsed(files).entries == [ONE, TWO, THREE]
+
+
+def test_version_1_is_written_anew_when_there_is_room(files: DiskFiles) -> None:
+    files.open(PATH, create=True).pwrite(HEADER + encode_entry(ONE), 0)
+    prepared: list[int] = []
+    journal = Journal.outdated(files, PATH, [ONE], prepare=lambda: prepared.append(1))
+    assert journal.is_outdated and not prepared
+    with refusing(files, "pwrite", "journal.log.tmp"), pytest.raises(OSError):
+        journal.append(TWO)
+    assert parse_journal(read_file(files, PATH) or b"").entries == [ONE]
+    journal.append(TWO)
+    assert prepared and not journal.is_outdated
+    assert parsed(files).entries == [ONE, TWO] and parsed(files).current
+    journal.close()
+
+
+# The file.
 
 
 def test_create_append_resume(files: DiskFiles) -> None:
@@ -99,7 +254,7 @@ def test_create_append_resume(files: DiskFiles) -> None:
     journal.append(TWO)
     assert journal.size == len(read_file(files, PATH) or b"")
     journal.close()
-    journal = Journal.resume(files, PATH, journal.size)
+    journal = Journal.resume(files, PATH, parsed(files))
     journal.append(THREE)
     assert parsed(files).entries == [ONE, TWO, THREE]
 
@@ -107,9 +262,8 @@ def test_create_append_resume(files: DiskFiles) -> None:
 def test_what_a_killed_process_wrote_is_durable_once_it_was_read(
     files: DiskFiles,
 ) -> None:
-    data = HEADER + encode_entry(ONE)
-    files.open(PATH, create=True).pwrite(data, 0)
-    Journal.resume(files, PATH, len(data))
+    files.open(PATH, create=True).pwrite(whole(ONE, marked=0), 0)
+    Journal.resume(files, PATH, parsed(files))
     left = DiskFiles(files.disk.without_power("drop", random.Random(0)))
     assert parsed(left).entries == [ONE]
 
@@ -117,10 +271,10 @@ def test_what_a_killed_process_wrote_is_durable_once_it_was_read(
 def test_resume_cuts_off_what_is_not_whole(files: DiskFiles) -> None:
     journal = Journal.create(files, PATH, [ONE])
     files.open(PATH).pwrite(b"LSJE torn", journal.size)
-    Journal.resume(files, PATH, journal.size).append(TWO)
-    assert parsed(files) == Parsed(
-        [ONE, TWO], journal.size + len(encode_entry(TWO)), []
-    )
+    Journal.resume(files, PATH, parsed(files)).append(TWO)
+    found = parsed(files)
+    assert found.entries == [ONE, TWO] and found.current
+    assert found.end == journal.size + len(encode_entry(TWO))
 
 
 def test_an_entry_over_the_limit_is_refused(

@@ -1,28 +1,31 @@
 """Random operations against a dictionary, thousands of steps.
 
-The model is what a user would say the store is: a start, and the batches behind it, for
-each topic; stages by id; the last sequence of each writer. After every step a random
-part is compared, and after every reopening everything.
+The model is what a user would say the store is: a start, and the batches behind it with
+their append times, for each topic; stages by id; the last sequence of each writer.
+After every step a random part is compared, and after every reopening everything.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import pytest
 
 from lance_spark.errors import CommitConflict, OutOfRange, StageUnknown, UnknownTopic
-from lance_spark.model import Retention
+from lance_spark.model import Location, Retention
 from lance_spark.store import CommitStatus, Fsync, NamedStage, Store, StoreConfig
 from tests.store.disk import Disk, DiskFiles
+from tests.store.jobs import DAY_S, SECOND_NS
 from tests.store.kit import batch, check_clean, damage, open_store, read_all
 
 pytestmark = pytest.mark.crash
 
 STEPS = 4000
 SEEDS = 3 if "LANCE_CRASH_ROUNDS" not in os.environ else 40
+RECORD_BYTES = 45
 
 
 @dataclass
@@ -33,6 +36,9 @@ class TopicModel:
     start: int = 0
     first_record: int = 0
     batches: list[bytes] = field(default_factory=list)
+    # When each of the batches was appended, and the time that none goes back behind.
+    times: list[int] = field(default_factory=list)
+    floor_ns: int = 0
 
     @property
     def data(self) -> bytes:
@@ -42,11 +48,26 @@ class TopicModel:
     def end(self) -> int:
         return self.start + sum(map(len, self.batches))
 
+    def append(self, data: bytes, now_ns: int) -> None:
+        self.floor_ns = max(self.floor_ns, now_ns)
+        self.batches.append(data)
+        self.times.append(self.floor_ns)
+
     def drop_until(self, offset: int) -> None:
         while self.start < offset:
             dropped = self.batches.pop(0)
+            self.times.pop(0)
             self.start += len(dropped)
-            self.first_record += len(dropped) // 45
+            self.first_record += len(dropped) // RECORD_BYTES
+
+    def locations(self) -> list[Location]:
+        """Give the place of every record, and the end."""
+        offset, record, places = self.start, self.first_record, []
+        for data, time_ns in zip(self.batches, self.times, strict=True):
+            for _ in range(len(data) // RECORD_BYTES):
+                places.append(Location(offset, record, time_ns))
+                offset, record = offset + RECORD_BYTES, record + 1
+        return [*places, Location(offset, record, 0)]
 
 
 @dataclass
@@ -72,6 +93,8 @@ class Machine:
             open_segments_max=6,
             index_cache_bytes=self.random.choice([0, 10_000]),
             journal_bytes_max=2048,
+            stage_ttl_s=10_000 * DAY_S,
+            writer_ttl_s=10_000 * DAY_S,
         )
         self.topics: dict[str, TopicModel] = {}
         self.stages: dict[int, StageModel] = {}
@@ -79,6 +102,7 @@ class Machine:
         self.offsets: dict[tuple[int, int], int] = {}
         self.ids: set[int] = set()
         self.now_ns = 10**18
+        self.step_ns = 10**6
         self.count = 0
         self.store = self.open()
 
@@ -88,7 +112,7 @@ class Machine:
         return store
 
     def clock(self) -> int:
-        self.now_ns += 10**6
+        self.now_ns += self.step_ns
         return self.now_ns
 
     def make_batch(self) -> bytes:
@@ -123,7 +147,7 @@ class Machine:
             data = self.make_batch()
             appended = self.store.append(topic.id, data)
             assert (appended.start, appended.end) == (topic.end, topic.end + len(data))
-            topic.batches.append(data)
+            topic.append(data, self.now_ns)
 
     def append_together(self) -> None:
         topic = self.pick()
@@ -131,8 +155,8 @@ class Machine:
             datas = [self.make_batch() for _ in range(self.random.randrange(1, 5))]
             for data in datas:
                 appended = self.store.append(topic.id, data, wait=False)
+                topic.append(data, self.now_ns)
             self.store.wait_durable(topic.id, appended)
-            topic.batches.extend(datas)
 
     def stage(self) -> None:
         writer = f"w{self.random.randrange(3)}"
@@ -196,7 +220,10 @@ class Machine:
             topic.drop_until(topic.end)
         for stage in winners:
             if self.stages[stage].topic == name:
-                topic.batches.extend(self.stages[stage].batches)
+                for data in self.stages[stage].batches:
+                    topic.append(data, self.now_ns)
+        if name in overwrite and not topic.batches:
+            topic.floor_ns = 0  # Not a segment is left that knows a time.
 
     def repeat(
         self,
@@ -235,11 +262,27 @@ class Machine:
         if topic is not None:
             retention = Retention(max_bytes=self.random.choice([0, 500, 2000]))
             self.store.set_retention(topic.id, retention)
-            self.store.maintain()
-            for model in self.topics.values():
-                start = self.store.view(model.id).start.offset
-                model.drop_until(start)
-                assert model.start == start
+            self.maintain()
+
+    def maintain(self) -> None:
+        self.store.maintain()
+        for model in self.topics.values():
+            start = self.store.view(model.id).start.offset
+            model.drop_until(start)
+            assert model.start == start
+
+    def pass_time(self) -> None:
+        """Let segments get too old, or set the clock back."""
+        if self.stages:
+            # A stage has times of its own, which its commit does not go back behind.
+            self.now_ns += DAY_S * SECOND_NS
+        else:
+            self.now_ns += self.random.choice([DAY_S, DAY_S, -DAY_S // 2]) * SECOND_NS
+        self.maintain()
+
+    def stand_still(self) -> None:
+        """Let several batches have the same time, or go on."""
+        self.step_ns = 10**6 - self.step_ns
 
     def commit_offset(self) -> None:
         topic = self.pick()
@@ -286,15 +329,43 @@ class Machine:
         piece = view.read(offset, max_bytes)
         inside = offset - topic.start
         assert piece.read() == data[inside : piece.end - topic.start]
-        assert (piece.end - topic.start) % 45 == 0 or not data
+        assert (piece.end - topic.start) % RECORD_BYTES == 0 or not data
         assert len(piece) > 0 or offset == topic.end
-        assert len(piece) <= max(max_bytes, 45)
-        assert piece.records == (piece.end - topic.start) // 45 - -(-inside // 45)
-        located = view.locate_offset(offset)
-        record = -(-inside // 45)
-        assert located.offset - topic.start == record * 45
-        assert located.record == topic.first_record + record
-        assert view.locate_record(located.record).offset == located.offset
+        assert len(piece) <= max(max_bytes, RECORD_BYTES)
+        last = (piece.end - topic.start) // RECORD_BYTES
+        assert piece.records == last - -(-inside // RECORD_BYTES)
+
+    def locate(self) -> None:
+        """Compare each kind of locate, everywhere in a short log."""
+        topic = self.pick()
+        if topic is None:
+            return
+        view, places = self.store.view(topic.id), topic.locations()
+        end = len(places) - 1
+        offsets = [place.offset for place in places]
+        times = topic.times
+        first = [
+            bisect_left([p.append_time_ns for p in places[:end]], t) for t in times
+        ]
+        assert view.locate_start() == places[0]
+        assert view.locate_end() == places[end]
+        assert view.locate_time(0) == places[0]
+        assert view.locate_time(2**63 - 1) == places[end]
+        for number in self.sample(range(-2, end + 3)):
+            place = places[min(max(number, 0), end)]
+            assert view.locate_record(max(0, topic.first_record + number)) == place
+        for offset in self.sample(range(max(0, topic.start - 50), topic.end + 50)):
+            found = min(bisect_left(offsets, offset), end)
+            assert view.locate_offset(offset) == places[found]
+        for number in self.sample(range(len(times))):
+            assert view.locate_time(times[number]) == places[first[number]]
+            # Just behind a batch comes the next one with another time, or the end.
+            behind = [f for f, t in zip(first, times, strict=True) if t > times[number]]
+            found = behind[0] if behind else end
+            assert view.locate_time(times[number] + 1) == places[found]
+
+    def sample(self, numbers: range) -> list[int]:
+        return self.random.sample(numbers, min(len(numbers), 40))
 
     def forget_stale(self) -> None:
         """Opening drops the stages that can never be committed any more."""
@@ -321,12 +392,15 @@ OPERATIONS = {
     "append_together": 10,
     "append_stage": 25,
     "compare": 60,
+    "locate": 20,
     "stage": 10,
     "commit": 8,
     "create": 4,
     "delete": 2,
     "abort": 2,
     "retain": 3,
+    "pass_time": 2,
+    "stand_still": 1,
     "commit_offset": 4,
     "reopen": 1,
     "kill": 1,

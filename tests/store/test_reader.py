@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
-from lance_spark.model import Location
+from lance_spark.model import Location, Retention
 from lance_spark.store import LogStart, Store, StoreConfig, View
 from tests.store.disk import Disk, DiskFiles
-from tests.store.jobs import Clock, reopen
+from tests.store.jobs import DAY_S, SECOND_NS, Clock, commit, reopen
 from tests.store.kit import SMALL, batch, check_clean, open_store, record
 
 PROPERTY = settings(
@@ -247,6 +247,29 @@ def test_an_empty_log(store: Store) -> None:
     assert view.read(0, 100).read() == b""
     assert view.locate_offset(0) == view.locate_record(0) == nothing
     assert view.locate_time(0) == view.locate_start() == view.locate_end() == nothing
+
+
+def test_times_of_a_log_that_begins_with_an_empty_segment(files: DiskFiles) -> None:
+    """Maintenance rolls an empty segment, and retention drops those before it."""
+    clock = Clock()
+    store = open_plain(files, clock)
+    for sequence in (1, 2):
+        commit(store, "one", "w", sequence, batch("large", 20))  # Adopted, as it is.
+        clock.forward(2 * DAY_S)
+        store.maintain()
+    last = clock() - 2 * DAY_S * SECOND_NS
+    store.set_retention(1, Retention(max_bytes=1000))
+    store.maintain()
+    for _ in range(2):
+        view = store.view(1)
+        assert [s.size for s in view.segments] == [0, 900, 0]
+        assert view.start == (900, 20, 1)
+        assert view.locate_start() == Location(900, 20, last)
+        for time_ns in (0, 1, last - 2 * DAY_S * SECOND_NS, last - 1, last):
+            assert view.locate_time(time_ns) == view.locate_start()
+        assert view.locate_time(last + 1) == view.locate_end() == Location(1800, 40, 0)
+        store = reopen(store)
+    store.close()
 
 
 def test_a_slice_can_be_sent_by_the_kernel(store: Store) -> None:

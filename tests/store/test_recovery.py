@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lance_spark.store import LogStart, Store
+from lance_spark.columnar.scan import scan
+from lance_spark.model import Location, Retention
+from lance_spark.store import Fsync, LogStart, Store, StoreConfig, check_store
 from lance_spark.store.extent import LogEnd
 from lance_spark.store.files import OsFiles
 from lance_spark.store.format import (
     HEADER_BYTES,
+    ROW_BYTES,
+    Header,
     Mark,
     SegmentName,
+    decode_header,
     decode_mark,
+    encode_header,
     encode_mark,
     mark_position,
 )
 from lance_spark.store.recovery import Found, list_segments, reset_files
-from tests.store.disk import DiskFiles
+from lance_spark.store.repair import Answers, repairing
+from tests.store.disk import DiskFiles, Inode
 from tests.store.jobs import Clock, content, kill, reopen
-from tests.store.kit import batch, check_clean, damage, open_store, record
+from tests.store.kit import (
+    ROOT,
+    SMALL,
+    batch,
+    check_clean,
+    corrupt_ranges,
+    damage,
+    open_store,
+    record,
+)
 
 
 def names(directory: Path) -> list[str]:
@@ -144,6 +161,151 @@ def test_rows_cut_in_the_middle_of_a_batch(files: DiskFiles) -> None:
         check_clean(files=left)
 
 
+# Lazy segments, of which each whole row is a promise.
+
+
+def lazy(**options: object) -> StoreConfig:
+    return StoreConfig(fsync=Fsync.NONE, **{**SMALL, **options})  # type: ignore[arg-type]
+
+
+def index_of(files: DiskFiles) -> Inode:
+    [name] = [n for n in files.disk.seen if "/segments/1/" in n and n.endswith(".idx")]
+    return files.disk.inodes[files.disk.seen[name]]
+
+
+def killed_with_rows(files: DiskFiles, tags: str) -> DiskFiles:
+    """Append batches of one row each with `fsync=none`, and kill the process."""
+    store = open_store(files=files, config=lazy())
+    store.create_topic("one")
+    for tag in tags:
+        store.append(1, batch(tag, 1))
+    return DiskFiles(files.disk.killed())
+
+
+@pytest.mark.parametrize("row", range(5))
+@pytest.mark.parametrize("later", list(Fsync))
+def test_a_damaged_row_of_a_killed_lazy_store(
+    files: DiskFiles, row: int, later: Fsync
+) -> None:
+    """All was acknowledged and is intact: all is kept, whatever the policy is now."""
+    left = killed_with_rows(files, "abcde")
+    index_of(left).seen[HEADER_BYTES + row * ROW_BYTES + 20] ^= 1
+    findings = check_store(ROOT, framing=scan, files=left)
+    assert [f.text for f in damage(findings)] == [f"row {row} is damaged"]
+    config = StoreConfig(fsync=later, **SMALL)  # type: ignore[arg-type]
+    with open_store(files=left, config=config) as again:
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abcde")
+        said = "\n".join(map(str, again.findings))
+        assert "acknowledged" not in said and "cut off" not in said
+        # Only behind the last row that can be read, nothing proves what was written.
+        assert bool(damage(again.findings)) == (row == 4)
+        again.append(1, batch("f", 1))
+    check_clean(files=left)
+
+
+def test_a_damaged_row_of_a_killed_store_of_0_5(files: DiskFiles) -> None:
+    """Its header does not say that it is lazy; the policy of today does."""
+    left = killed_with_rows(files, "abcde")
+    index = index_of(left)
+    header = decode_header(bytes(index.seen))
+    assert isinstance(header, Header) and header.lazy
+    index.seen[:HEADER_BYTES] = encode_header(replace(header, lazy=False), Mark())
+    index.seen[HEADER_BYTES + 2 * ROW_BYTES] ^= 1
+    with open_store(files=left, config=lazy()) as again:
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abcde")
+        assert damage(again.findings) == []
+        again.append(1, batch("f", 1))
+        # From here on the index says which policy it is written with.
+        assert [s.lazy for s in again.topic(1).log.segments()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "policies", [(Fsync.NONE, Fsync.BATCH), (Fsync.BATCH, Fsync.NONE)]
+)
+def test_a_segment_is_written_under_one_policy(
+    files: DiskFiles, policies: tuple[Fsync, Fsync]
+) -> None:
+    for round_, fsync in enumerate(policies * 2):
+        config = StoreConfig(fsync=fsync, **SMALL)  # type: ignore[arg-type]
+        with open_store(files=files, config=config) as store:
+            if not round_:
+                store.create_topic("one")
+            for tag in "ab":
+                store.append(1, batch(f"{round_}{tag}"))
+            assert store.findings == []
+            segments = store.topic(1).log.segments()
+            assert [s.size for s in segments] == [270] * (round_ + 1)
+            assert segments[-1].lazy == (fsync is Fsync.NONE)
+    check_clean(files=files)
+
+
+def test_a_lazy_store_that_was_killed_in_the_middle_of_an_append(
+    files: DiskFiles,
+) -> None:
+    """Half a batch, and whole bytes with half of their rows, were not acknowledged."""
+    store = open_store(files=files, config=lazy())
+    store.create_topic("one")
+    store.append(1, batch("a", 6))
+    before = files.disk.killed()
+    store.append(1, batch("b", 6))
+    rows = (len(index_of(files).seen) - HEADER_BYTES) // ROW_BYTES // 2
+    for data_bytes in (271, 400, 540):
+        for index_bytes in range(0, rows * ROW_BYTES, 24):
+            if index_bytes and data_bytes < 540:
+                continue  # The rows are written behind the bytes.
+            disk = files.disk.killed()
+            for name, number in disk.seen.items():
+                if name.endswith(".lnc"):
+                    disk.inodes[number].truncate(data_bytes)
+                elif name.endswith(".idx"):
+                    size = len(before.inodes[number].seen)
+                    disk.inodes[number].truncate(size + index_bytes)
+            left = DiskFiles(disk)
+            findings = check_store(ROOT, framing=scan, files=left)
+            assert findings and not damage(findings)
+            with open_store(files=left, config=lazy()) as again:
+                assert content(again, "one") == batch("a", 6)
+                [found] = again.findings
+                assert str(found) == (
+                    f"note: segments/1 [270, {data_bytes}): there is no index row for "
+                    "it; cut off"
+                )
+            check_clean(files=left)
+
+
+def test_a_lazy_store_that_lost_power(files: DiskFiles) -> None:
+    """Rows promise bytes that are gone: that is damage, and offsets stay taken."""
+    left = killed_with_rows(files, "abcde")
+    [data] = [n for n in left.disk.seen if "/segments/1/" in n and n.endswith(".lnc")]
+    left.disk.inodes[left.disk.seen[data]].truncate(3 * 45)
+    assert damage(check_store(ROOT, framing=scan, files=left))
+    with open_store(files=left, config=lazy()) as again:
+        assert damage(again.findings)
+        assert corrupt_ranges(again.topic(1).log) == [(135, 225)]
+        assert again.append(1, batch("f", 1)).start == 225
+    assert damage(check_store(ROOT, framing=scan, files=left))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_mark_that_can_not_be_read(files: DiskFiles, slots: int) -> None:
+    """It may have been the newest, so that the rows behind the other one count."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    for tag in "abc":
+        store.append(1, batch(tag, 1))
+    left = DiskFiles(files.disk.killed())
+    index = index_of(left)
+    newest = mark_position(decode_mark(bytes(index.seen)).count)
+    for at in [newest, mark_position(0), mark_position(1)][: 1 if slots == 1 else 3]:
+        index.seen[at : at + 32] = bytes(32)
+    index.seen[HEADER_BYTES + 2 * ROW_BYTES :] = bytes(ROW_BYTES)
+    assert damage(check_store(ROOT, framing=scan, files=left))
+    with open_store(files=left) as again:
+        assert damage(again.findings)
+        assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abc")
+    check_clean(files=left)
+
+
 # Half-made segments.
 
 
@@ -239,16 +401,23 @@ def test_an_end_without_segments(store: Store) -> None:
 # Without metadata, or an index.
 
 
+def repair(path: Path) -> None:
+    """Mend topic 1 as `lance-spark check --repair` does."""
+    answers = Answers({1: "again"}, {1: Retention()}, {1: None})
+    with repairing(path, answers, framing=scan) as [step]:
+        assert step.run is not None
+        step.run()
+
+
 def test_records_without_metadata_are_found_again(store: Store) -> None:
     directory = fill(store, "a", "b", "c")
     store.topic(1).drop_before(LogStart(900, 20, 1))
     store.close()
     (directory / "metadata.json").unlink()
+    repair(store.path)
     with open_store(store.path) as again:
-        topic = again.find_topic("recovered-1")
-        assert topic is not None
-        assert topic.log.start == LogStart(900, 20, 1)
-        assert content(again, "recovered-1") == batch("b", 20) + batch("c", 20)
+        assert again.topic(1).log.start == LogStart(900, 20, 1)
+        assert content(again, "again") == batch("b", 20) + batch("c", 20)
 
 
 def lose(directory: Path, number: int, ending: str) -> None:
@@ -266,10 +435,9 @@ def test_without_metadata_and_first_index_the_offsets_are_the_same(
     store.close()
     (directory / "metadata.json").unlink()
     lose(directory, 1, "idx")
+    repair(store.path)
     with open_store(store.path) as again:
-        topic = again.find_topic("recovered-1")
-        assert topic is not None
-        assert topic.log.start.offset == 900
+        assert again.topic(1).log.start.offset == 900
         assert again.view(1).read(900, 900).read() == batch("b", 20)
         assert again.view(1).read(1800, 900).read() == batch("c", 20)
 
@@ -283,9 +451,10 @@ def test_without_metadata_and_any_index_offsets_start_at_0(
     (directory / "metadata.json").unlink()
     for index in directory.glob("*.idx"):
         index.unlink()
+    repair(store.path)
     with open_store(store.path) as again:
         expected = b"".join(batch(tag, 20) for tag in "ab"[:segments])
-        assert content(again, "recovered-1") == expected
+        assert content(again, "again") == expected
 
 
 def test_nothing_but_an_index_that_can_not_be_read(store: Store) -> None:
@@ -295,8 +464,9 @@ def test_nothing_but_an_index_that_can_not_be_read(store: Store) -> None:
     lose(directory, 0, "lnc")
     [index] = directory.glob("*.idx")
     index.write_bytes(b"")
+    repair(store.path)
     with open_store(store.path) as again:
-        assert content(again, "recovered-1") == b""
+        assert content(again, "again") == b""
         again.append(1, batch("z"))
 
 
@@ -332,10 +502,40 @@ def test_times_when_an_index_was_rebuilt_and_the_clock_went_back(
         assert [s.last_append_ns for s in view.segments] == [latest, latest]
         assert view.locate_time(latest - 1).offset == 0
         again.topic(1).drop_before(LogStart(900, 20, 1))
-        assert again.view(1).locate_time(latest - 1) == view.locate_end()
-        assert again.view(1).locate_time(0).offset == 900
         again.append(1, batch("c"))
-        assert again.view(1).locate_time(latest).offset == 1800
+        # The new index says that its batches are not older than those before them.
+        for _ in range(2):
+            view = again.view(1)
+            assert view.locate_start() == Location(900, 20, latest)
+            for time_ns in (0, latest - 1, latest):
+                assert view.locate_time(time_ns) == view.locate_start()
+            assert view.locate_time(latest + 1) == view.locate_end()
+            again = reopen(again)
+        again.close()
+
+
+def test_times_when_the_clock_went_back_behind_a_segments_start(
+    files: DiskFiles,
+) -> None:
+    """A row that is made anew does not count as later than the one behind it."""
+    clock = Clock()
+    with open_store(files=files, clock_ns=clock) as store:
+        log = store.create_topic("one").log
+        store.append(1, batch("a"))
+        first = clock()
+        log.close_segment()
+        clock.forward(500)
+        log.roll_if_aged(clock())
+        clock.forward(-400)
+        for tag in "bc":
+            store.append(1, batch(tag))
+        index = log.directory / log.segments()[1].name.index_file
+    files.open(index).pwrite(bytes(48), 128)
+    with open_store(files=files) as again:
+        assert content(again, "one") == b"".join(map(batch, "abc"))
+        view = again.view(1)
+        assert view.locate_time(first + 1) == Location(135, 3, clock())
+    check_clean(files=files)
 
 
 def test_an_empty_file_without_index_is_forgotten(store: Store) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from lance_spark.columnar.scan import scan
-from lance_spark.errors import Corrupt
+from lance_spark.errors import Corrupt, DamagedFile, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
-from lance_spark.store.files import remove_tree
+from lance_spark.store.files import read_file, remove_tree
+from lance_spark.store.head import DurableMark, encode_mark, mark_position
+from lance_spark.store.journal import Standing, parse_journal
 from tests.store.disk import DiskFiles
 from tests.store.jobs import content, hooked, kill, stage
 from tests.store.kit import ROOT, batch, check_clean, damage, open_store
@@ -109,14 +111,14 @@ def test_topics_that_are_made_are_not_made_again(files: DiskFiles, part: int) ->
     again: list[str] = []
 
     def hook(tried: str, name: str) -> None:
-        # In front of `begin`, in the middle, in front of `done`.
+        # In front of `begin` and of its mark, in the middle, in front of `done`.
         is_entry = tried == "pwrite" and "journal" in name
         if is_entry or (tried == "mkdir" and name.endswith("/20")):
             left.append(DiskFiles(files.disk.killed()))
 
     with hooked(files, hook):
         store.commit_stages("w", 1, [], names)
-    found = left[part]
+    found = left[{0: 0, 1: 2, 2: 3}[part]]
     with hooked(found, lambda tried, name: again.append(tried)):
         reopened = open_store(files=found)
     with reopened as store:
@@ -140,6 +142,13 @@ def without_done(files: DiskFiles) -> None:
     at = journal.rindex(b"LSJE")
     assert b'"done"' in journal[at:]
     files.disk.inodes[number].truncate(at)
+    # As if the process had died before the entry: the mark of `begin` is the last.
+    standing = Standing()
+    for entry in parse_journal(journal[:at]).entries:
+        standing.add(entry)
+    begun = DurableMark(at, 100, standing.state)
+    for mark in (begun, begun._replace(turn=101)):
+        files.disk.inodes[number].write(mark_position(mark), encode_mark(mark))
 
 
 def test_its_stages_are_gone_and_its_bytes_are_there(files: DiskFiles) -> None:
@@ -197,15 +206,11 @@ def test_retention_has_dropped_what_it_wrote(files: DiskFiles) -> None:
     check_clean(files=again._files)
 
 
-@pytest.mark.parametrize("lost", ["removed", "unreadable"])
-def test_a_stage_is_missing(files: DiskFiles, lost: str) -> None:
+def test_a_stage_is_missing(files: DiskFiles) -> None:
     """Nobody can carry it out any more: nothing of it stays, and that is said."""
     left, named = crash(files, "link", "segments/2/")
     directory = ROOT / "stages" / str(named[1].id)
-    if lost == "removed":
-        remove_tree(left, directory)
-    else:
-        left.open(directory / "stage.json").truncate(0)
+    remove_tree(left, directory)
     with open_store(files=left) as store:
         [first, *_] = damage(store.findings)
         assert "commit 1 of 'w' is undone: its stages are missing" in {
@@ -219,12 +224,36 @@ def test_a_stage_is_missing(files: DiskFiles, lost: str) -> None:
         assert content(store, "one") == batch("0") + batch("z")
 
 
+def test_the_file_of_a_stage_is_damaged(files: DiskFiles) -> None:
+    """The journal says what the stage is for: the commit is finished."""
+    left, named = crash(files, "link", "segments/2/")
+    left.open(ROOT / "stages" / str(named[1].id) / "stage.json").truncate(0)
+    assert_done(left, named, "commit 1 of 'w' was finished")
+
+
 def test_the_metadata_of_a_target_is_damaged_as_well(files: DiskFiles) -> None:
-    left, _ = crash(files, "link", "segments/2/")
-    left.open(ROOT / "segments/1/metadata.json").truncate(0)
-    with open_store(files=left) as store:
-        assert damage(store.findings) != []
-        assert content(store, "two") == batch("b", 30)
+    """The commit waits with all its topics, and is finished once that is mended."""
+    left, named = crash(files, "link", "segments/2/")
+    path = ROOT / "segments/1/metadata.json"
+    good = read_file(left, path) or b""
+    left.open(path).truncate(0)
+    for _ in range(2):
+        with open_store(files=left) as store:
+            assert damage(store.findings) != []
+            for name in ("one", "two"):
+                with pytest.raises(DamagedFile, match="commit 1 of 'w' waits"):
+                    store.find_topic(name)
+            with pytest.raises(DamagedFile):
+                store.append(1, batch("x"))
+            assert store.find_topic("another") is None
+            other = store.create_topic(f"other-{_}").metadata.id
+            store.append(other, batch("y"))
+            with pytest.raises(StoreReadOnly, match="waits"):
+                store.commit_stages("v", 1, [], [f"other-{_}"])
+            with pytest.raises(StoreReadOnly):
+                store.maintain()
+    left.open(path).pwrite(good, 0)
+    assert_done(left, named, "commit 1 of 'w' was finished")
 
 
 def stage_file(files: DiskFiles, named: NamedStage, ending: str) -> Path:

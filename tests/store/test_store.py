@@ -29,9 +29,10 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Retention
 from lance_spark.store import NamedStage, Store, StoreConfig
+from lance_spark.store.document import encode_document
 from lance_spark.store.files import File, OsFiles
+from lance_spark.store.identity import FIRST_STAGE_ID
 from lance_spark.store.journal import encode_entry
-from lance_spark.store.stage import FIRST_STAGE_ID
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage
 from tests.store.kit import (
@@ -39,6 +40,7 @@ from tests.store.kit import (
     batch,
     check_clean,
     damage,
+    newer,
     open_store,
     read_all,
     record,
@@ -93,7 +95,7 @@ def test_the_same_process_is_kept_out_too(store: Store) -> None:
 
 
 def test_the_lock_goes_when_opening_fails(tmp_path: Path) -> None:
-    (tmp_path / "store.json").write_text('{"format": 99}')
+    (tmp_path / "store.json").write_bytes(newer(encode_document({})))
     for _ in range(2):
         with pytest.raises(StoreError, match="format 99 is not supported"):
             open_store(tmp_path)
@@ -104,10 +106,11 @@ def test_a_file_of_another_version_is_not_touched(store: Store, name: str) -> No
     store.close()
     path = store.path / name
     data = path.read_bytes()
-    path.write_bytes(data[:8] + (2).to_bytes(4, "little") + data[12:])
-    with pytest.raises(StoreError, match="version 2, which is not supported"):
+    head = data[:8] + (3).to_bytes(4, "little")
+    path.write_bytes(head + crc32c(head).to_bytes(4, "little") + data[16:])
+    with pytest.raises(StoreError, match="version 3, which is not supported"):
         open_store(store.path)
-    assert path.read_bytes()[8] == 2
+    assert path.read_bytes()[8] == 3
     path.write_bytes(data)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from lance_spark.errors import InvalidName, StoreError
 from lance_spark.model import Retention
 from lance_spark.store import LogStart, Store, TopicMetadata
+from lance_spark.store.document import encode_document
 from lance_spark.store.topic import check_name, decode_metadata, encode_metadata
 from tests.store.jobs import reopen
 
@@ -61,8 +63,9 @@ def test_metadata_comes_back() -> None:
 
 def test_metadata_has_the_fields_of_the_specification() -> None:
     fields = json.loads(encode_metadata(METADATA))
+    assert len(fields.pop("crc32c")) == 8
     assert fields == {
-        "format": 1,
+        "format": 2,
         "id": 7,
         "name": "Ωμέγα",
         "created_at": 1_700,
@@ -75,21 +78,55 @@ def test_metadata_has_the_fields_of_the_specification() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"{}", b"\xff", b"null"])
 def test_what_is_no_metadata(data: bytes) -> None:
-    with pytest.raises(StoreError, match="metadata can't be read"):
+    with pytest.raises(StoreError):
         decode_metadata(data)
 
 
-def test_every_field_is_needed() -> None:
-    fields = json.loads(encode_metadata(METADATA))
+def unchecked(metadata: TopicMetadata) -> dict[str, Any]:
+    """What a release up to 0.5 wrote."""
+    fields = {**json.loads(encode_metadata(metadata)), "format": 1}
+    del fields["crc32c"]
+    return fields
+
+
+def test_format_1_is_read() -> None:
+    assert decode_metadata(json.dumps(unchecked(METADATA)).encode()) == METADATA
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_every_field_is_needed(format_: int) -> None:
+    fields = unchecked(METADATA)
     for name in fields:
         less = {key: value for key, value in fields.items() if key != name}
-        with pytest.raises(StoreError, match="metadata can't be read"):
-            decode_metadata(json.dumps(less).encode())
+        data = json.dumps(less).encode()
+        if format_ == 2:
+            less.pop("format", None)
+            data = encode_document(less)
+            if name == "format":
+                continue
+        with pytest.raises(StoreError):
+            decode_metadata(data)
 
 
-def test_another_format() -> None:
-    with pytest.raises(StoreError, match="metadata format 2 is not supported"):
-        decode_metadata(b'{"format": 2}')
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("id", 2**31),
+        ("id", True),
+        ("id", "7"),
+        ("name", 7),
+        ("name", "a/b"),
+        ("created_at", -1),
+        ("topic_epoch", 1.5),
+        ("auth", []),
+        ("retention", {"max_age_secs": 0}),
+        ("log_start", {"offset": 2**63, "record": 0, "segment": 0}),
+        ("extra", 1),
+    ],
+)
+def test_fields_that_can_not_be(key: str, value: object) -> None:
+    with pytest.raises(StoreError):
+        decode_metadata(json.dumps({**unchecked(METADATA), key: value}).encode())
 
 
 def test_changes_survive(store: Store) -> None:
@@ -107,8 +144,7 @@ def test_changes_survive(store: Store) -> None:
 
 
 def test_metadata_with_a_retention_that_can_not_be() -> None:
-    data = encode_metadata(TopicMetadata(1, "one", 0)).replace(
-        b'"max_bytes": 0', b'"max_bytes": -1'
-    )
-    with pytest.raises(StoreError, match="can't be read"):
-        decode_metadata(data)
+    fields = unchecked(TopicMetadata(1, "one", 0))
+    fields["retention"]["max_bytes"] = -1
+    with pytest.raises(StoreError, match="max_bytes is -1"):
+        decode_metadata(json.dumps(fields).encode())

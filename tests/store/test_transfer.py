@@ -13,7 +13,7 @@ from lance_spark.store import Fsync, Store, StoreConfig
 from lance_spark.store.files import OsFiles
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, hooked, reopen, stage
-from tests.store.kit import SMALL, batch, check_clean, open_store
+from tests.store.kit import SMALL, batch, check_clean, damage, open_store
 
 
 def data_files(store: Store, directory: str) -> list[Path]:
@@ -49,6 +49,28 @@ def test_a_large_stage_of_several_segments(store: Store) -> None:
         assert content(again, "one") == b"".join(expected)
         assert again.view(1).locate_record(33).offset == 135 + 1350
         again.append(1, batch("y"))
+
+
+@pytest.mark.parametrize("fsync", list(Fsync))
+@pytest.mark.parametrize("sizes", ["sl", "sls", "lsl", "ssl", "sll"])
+def test_small_and_large_stages_of_one_commit_are_durable(
+    files: DiskFiles, sizes: str, fsync: Fsync
+) -> None:
+    """What is copied is synced before a segment is adopted behind it."""
+    config = StoreConfig(fsync=fsync, **SMALL)  # type: ignore[arg-type]
+    with open_store(files=files, config=config) as store:
+        store.create_topic("one")
+        store.append(1, batch("0"))
+        named = [
+            stage(store, "one", "w", 1, batch(f"{n}", 20 if size == "l" else 3))
+            for n, size in enumerate(sizes)
+        ]
+        store.commit_stages("w", 1, named)
+        committed = content(store, "one")
+        left = DiskFiles(files.disk.without_power("drop", random.Random(0)))
+    with open_store(files=left, config=config) as again:
+        assert damage(again.findings) == []
+        assert content(again, "one") == committed
 
 
 def test_the_next_batch_does_not_go_into_an_adopted_file(store: Store) -> None:

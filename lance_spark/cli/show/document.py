@@ -9,13 +9,11 @@ from typing import Any
 from lance_spark.cli.show.source import Selection, Source, print_rest
 from lance_spark.cli.text import count, format_json, print_table
 from lance_spark.errors import StoreError
-from lance_spark.store.consumers import ConsumerKey, encode_entry, parse_consumers
+from lance_spark.store.consumers import parse_consumers
+from lance_spark.store.document import decode_document
 from lance_spark.store.journal import parse_journal
 from lance_spark.store.stage import decode_metadata as decode_stage
 from lance_spark.store.topic import decode_metadata as decode_topic
-
-_CONSUMERS_HEADER_BYTES = 16
-_CONSUMER_ENTRY_BYTES = len(encode_entry(ConsumerKey(0, 0), 0))
 
 
 def show_journal(source: Source, selection: Selection) -> None:
@@ -25,8 +23,8 @@ def show_journal(source: Source, selection: Selection) -> None:
         LanceError: where something is no entry.
     """
     parsed = parse_journal(source.read_whole())
-    if parsed.fault is not None:
-        raise source.error(f"{parsed.fault} (byte 0)")
+    if parsed.lost is not None:
+        raise source.error(f"{parsed.lost} (byte 0)")
     entries = parsed.entries
     print(f"journal of {count(source.size, 'byte')}, {count(len(entries), 'entry')}")
 
@@ -39,8 +37,10 @@ def show_journal(source: Source, selection: Selection) -> None:
 
     print_table(("entry", "kind", "content"), rows(), right=("entry",))
     print_rest(selection, "entries", more=len(entries) > selection.end)
+    for fault in parsed.faults:
+        raise source.error(f"{fault} (byte 0)")
     for start, end in parsed.damaged:
-        raise source.error(f"no entry in the bytes [{start}, {end}), before later ones")
+        raise source.error(f"no entry in the bytes [{start}, {end}) that is whole")
     if parsed.end < source.size:
         raise source.error(f"an entry is not finished at byte {parsed.end}")
 
@@ -51,10 +51,9 @@ def show_consumers(source: Source, selection: Selection) -> None:
     Raises:
         LanceError: where an entry is damaged or cut off.
     """
-    data = source.read_whole()
-    parsed = parse_consumers(data)
-    if parsed.fault is not None:
-        raise source.error(f"{parsed.fault} (byte 0)")
+    parsed = parse_consumers(source.read_whole())
+    if parsed.lost is not None:
+        raise source.error(f"{parsed.lost} (byte 0)")
     offsets = sorted(parsed.offsets.items())
     print(
         f"consumer offsets: {count(len(offsets), 'offset')} in {parsed.entries} entries"
@@ -65,28 +64,20 @@ def show_consumers(source: Source, selection: Selection) -> None:
     )
     print_table(("consumer", "topic", "offset"), rows)
     print_rest(selection, "offsets", more=len(offsets) > selection.end)
+    for fault in parsed.faults:
+        raise source.error(f"{fault} (byte 0)")
     if parsed.damaged:
-        found = count(parsed.damaged, "damaged entry")
-        raise source.error(f"{found}, the first at byte {_find_damaged(data)}")
-    rest = (len(data) - _CONSUMERS_HEADER_BYTES) % _CONSUMER_ENTRY_BYTES
-    if rest:
-        raise source.error(f"the last entry is cut off at byte {len(data) - rest}")
-
-
-def _find_damaged(data: bytes) -> int:
-    """Find the first damaged entry, by parsing each as if it were the only one."""
-    header = data[:_CONSUMERS_HEADER_BYTES]
-    at = _CONSUMERS_HEADER_BYTES
-    while not parse_consumers(header + data[at : at + _CONSUMER_ENTRY_BYTES]).damaged:
-        at += _CONSUMER_ENTRY_BYTES
-    return at
+        found = count(len(parsed.damaged), "damaged entry")
+        raise source.error(f"{found}, the first at byte {parsed.damaged[0][0]}")
+    if parsed.torn is not None:
+        raise source.error(f"the last entry is cut off at byte {parsed.torn}")
 
 
 # The JSON files of a store by a key that only they have: what they are, their decoder.
 _DOCUMENTS: dict[str, tuple[str, Callable[[bytes], Any] | None]] = {
     "log_start": ("metadata of a topic", decode_topic),
     "opened_ns": ("metadata of a stage", decode_stage),
-    "next_topic": ("identity of a store", None),
+    "next_topic": ("identity of a store", decode_document),
 }
 
 

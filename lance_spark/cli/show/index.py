@@ -65,6 +65,8 @@ def _show_header(header: Header, head: bytes, rows: int) -> None:
     print(f"  base record  {header.base_record}")
     if header.time_floor_ns:
         print(f"  time floor   {format_time(header.time_floor_ns)}")
+    if header.lazy:
+        print("  written with fsync=none: each whole row is a promise")
     newest = decode_mark(head)
     for number in (0, 1):
         mark = _decode_one_mark(head, number)

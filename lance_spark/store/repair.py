@@ -1,0 +1,345 @@
+"""Mending what an opening must not mend by itself: `lance-spark check --repair`.
+
+An opening never guesses: a topic or stage whose file is damaged is closed, and a store
+without its ids is not opened. Here a person says what no other file proves. Each step
+tells what it will do before it is done, and keeps the damaged file as `.damaged`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
+from lance_spark.model import Framing, Retention
+from lance_spark.store.cache import SegmentCache
+from lance_spark.store.commit import TopicPlan, decode_begin
+from lance_spark.store.config import StoreConfig
+from lance_spark.store.consumers import parse_consumers
+from lance_spark.store.context import Context
+from lance_spark.store.extent import LogStart
+from lance_spark.store.files import Files, OsFiles, keep_copy, read_file
+from lance_spark.store.finding import Findings
+from lance_spark.store.format import HEADER_BYTES, decode_header
+from lance_spark.store.identity import FILE as IDENTITY
+from lance_spark.store.identity import Identity
+from lance_spark.store.journal import Journal, Parsed, parse_journal
+from lance_spark.store.recovery import Found, list_segments, open_log
+from lance_spark.store.spare import Spare
+from lance_spark.store.stage import METADATA as STAGE_METADATA
+from lance_spark.store.stage import read_metadata as read_stage
+from lance_spark.store.stage import remove_stage
+from lance_spark.store.staging import JOURNAL
+from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.topic import (
+    DEFAULT_TOPIC,
+    METADATA,
+    TopicMetadata,
+    check_name,
+    read_metadata,
+    write_metadata,
+)
+from lance_spark.store.writers import Writers
+
+_NO_ANSWER = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a person says of damaged topics and stages, by their ids.
+
+    Args:
+        names: names of topics.
+        retentions: what may be dropped from them.
+        rules: their access rules; None for no rule.
+        created: when they were made, in seconds since 1970. Streams take a topic with
+            another time for another topic.
+        dropped: stages that are to go.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    retentions: Mapping[int, Retention] = field(default_factory=dict)
+    rules: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    created: Mapping[int, int] = field(default_factory=dict)
+    dropped: Set[int] = frozenset()
+
+    @property
+    def topics(self) -> frozenset[int]:
+        """All topics that something is said of."""
+        said = (self.names, self.retentions, self.rules, self.created)
+        return frozenset(topic for answers in said for topic in answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that is damaged.
+
+    Args:
+        file: the damaged file, relative to the data directory.
+        text: what will be done, or what a person has to say first.
+        run: does it; None while something has to be said.
+    """
+
+    file: str
+    text: str
+    run: Callable[[], None] | None = None
+
+
+@contextmanager
+def repairing(
+    root: Path, answers: Answers, *, framing: Framing, files: Files | None = None
+) -> Iterator[list[Step]]:
+    """Plan the repair of a store that nobody has open; it stays locked meanwhile.
+
+    Raises:
+        StoreLocked: a process has the store open.
+        OptionError: an answer can't be used.
+        StoreError: the disk refused.
+    """
+    files = files or OsFiles()
+    try:
+        lock = files.lock(root / LOCK)
+        try:
+            yield list(_Repair(root, files, framing, answers).plan())
+        finally:
+            lock.close()
+    except OSError as error:
+        raise StoreError(f"{root}: could not repair: {error}") from error
+
+
+class _Repair:
+    def __init__(
+        self, root: Path, files: Files, framing: Framing, answers: Answers
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._answers = answers
+        data = read_file(files, root / JOURNAL)
+        self._journal = parse_journal(data or b"")
+        writers = Writers()
+        writers.replay(self._journal.entries)
+        self._pending = [decode_begin(entry) for entry in writers.pending.values()]
+        self._damage: DamagedFile | None = None
+        identity = None
+        try:
+            identity = Identity.read(files, root / IDENTITY)
+        except DamagedFile as error:
+            self._damage = error
+        self._identity = identity or Identity.derive(files, root, is_new=False)
+        self._context = Context(
+            files,
+            StoreConfig(),
+            framing,
+            SegmentCache(open_max=8, table_bytes_max=1 << 20),
+            Findings(),
+            Spare(files, root / LOCK),
+            self._identity,
+        )
+
+    def plan(self) -> Iterator[Step]:
+        if self._damage is not None:
+            yield Step(
+                IDENTITY,
+                f"{self._damage.reason}: write it anew; ids go on far above all that "
+                f"can be seen, those of topics at {self._identity.next_topic}",
+                self._write_identity,
+            )
+        if self._journal.is_begun_unread:
+            yield Step(
+                JOURNAL,
+                "the entry of a commit that was begun is damaged: give the commit up; "
+                "its topics may show a part of it, and its writer has to write again",
+                lambda: self._write_journal(self._journal),
+            )
+        yield from self._plan_topics()
+        yield from self._plan_stages()
+
+    def _write_identity(self) -> None:
+        keep_copy(self._files, self._root / IDENTITY)
+        self._identity.prepare()
+
+    def _write_journal(self, parsed: Parsed) -> None:
+        path = self._root / JOURNAL
+        self._identity.prepare()
+        keep_copy(self._files, path)
+        lost = {"kind": "lost", "at_ns": time.time_ns()}
+        Journal.create(self._files, path, [*parsed.entries, lost]).close()
+
+    # Topics.
+
+    def _plan_topics(self) -> Iterator[Step]:
+        taken: dict[str, int] = {}
+        damaged: dict[int, str] = {}
+        for topic in _ids(self._files, self._root / "segments"):
+            directory = self._directory(topic)
+            try:
+                metadata = read_metadata(self._context, directory)
+                if metadata is not None:
+                    taken[metadata.name] = topic
+                elif list_segments(self._files, directory):
+                    damaged[topic] = "it is missing"
+            except StoreError as error:
+                damaged[topic] = str(error)
+        for topic in self._answers.topics - damaged.keys():
+            raise OptionError(f"topic {topic}: its {METADATA} is not damaged")
+        for topic, reason in damaged.items():
+            yield self._plan_topic(topic, reason, taken)
+
+    def _plan_topic(self, topic: int, reason: str, taken: dict[str, int]) -> Step:
+        file = f"segments/{topic}/{METADATA}"
+        answers = self._answers
+        name = "" if topic == DEFAULT_TOPIC else answers.names.get(topic)
+        retention = answers.retentions.get(topic)
+        rule: Any = answers.rules.get(topic, _NO_ANSWER)
+        missing = [
+            f"--{option} {topic}={value}"
+            for option, value, said in (
+                ("name", "NAME", name is not None),
+                ("retention", "none|AGE,SIZE", retention is not None),
+                ("auth", "none|JSON", rule is not _NO_ANSWER),
+            )
+            if not said
+        ]
+        if name is None or retention is None or missing:
+            return Step(file, f"{reason}: the topic is closed; say {' '.join(missing)}")
+        if topic != DEFAULT_TOPIC:
+            self._check_name(topic, name, taken)
+        start = self._find_start(topic)
+        if isinstance(start, str):
+            return Step(file, f"{reason}: the topic stays closed: {start}")
+        made = answers.created.get(topic)
+        metadata = TopicMetadata(
+            topic,
+            name,
+            int(time.time()) if made is None else made,
+            retention=retention,
+            auth=rule,
+            start=start or LogStart(),
+        )
+        where = (
+            "found by rebuilding its first index"
+            if start is None
+            else f"{start.offset} (record {start.record}, segment {start.segment})"
+        )
+        text = (
+            f"{reason}: write it anew: name {name!r}, log start {where}, retention "
+            f"{retention.max_age_s} s and {retention.max_bytes} bytes (0: no limit), "
+            f"{'no access rule' if rule is None else f'access rule {rule}'}, "
+        )
+        if made is None:
+            text += f"made now; streams that follow it need --created {topic}=SECONDS"
+        else:
+            text += f"made at {made} s"
+        prove = start is None
+        return Step(file, text, lambda: self._write_topic(metadata, prove=prove))
+
+    def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
+        try:
+            check_name(name)
+        except InvalidName as error:
+            raise OptionError(f"--name {topic}={name}: {error}") from error
+        if name in taken:
+            raise OptionError(
+                f"--name {topic}={name}: topic {taken[name]} has that name"
+            )
+        taken[name] = topic
+        planned = self._planned(topic)
+        if planned is not None and planned.name != name:
+            raise OptionError(
+                f"--name {topic}={name}: a commit that was begun calls the topic "
+                f"{planned.name!r}"
+            )
+
+    def _planned(self, topic: int) -> TopicPlan | None:
+        topics = [t for plan in self._pending for t in plan.topics]
+        return next((t for t in topics if t.id == topic and not t.created), None)
+
+    def _find_start(self, topic: int) -> LogStart | str | None:
+        """Find where a log starts; None if its first index has to be rebuilt for that.
+
+        A text says that nothing proves it.
+        """
+        planned = self._planned(topic)
+        if planned is not None:
+            # The next opening sets the topic back to what the commit has found.
+            return planned.start
+        found = list_segments(self._files, self._directory(topic))
+        if not found:
+            return LogStart(self._highest_offset(topic))
+        for segment in found[:2]:
+            base = self._read_base(topic, segment)
+            if base is not None:
+                return base if segment is found[0] else None
+        if found[0].name.number == 0:
+            return LogStart()
+        return "nothing proves where its log starts: its first indexes are damaged"
+
+    def _read_base(self, topic: int, found: Found) -> LogStart | None:
+        path = self._directory(topic) / found.name.index_file
+        header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
+        if isinstance(header, str) or (header.topic, header.name) != (
+            topic,
+            found.name,
+        ):
+            return None
+        return LogStart(header.base_offset, header.base_record, found.name.number)
+
+    def _directory(self, topic: int) -> Path:
+        return self._root / "segments" / str(topic)
+
+    def _highest_offset(self, topic: int) -> int:
+        """Find the highest offset of an empty topic that other files speak of."""
+        consumers = parse_consumers(
+            read_file(self._files, self._root / CONSUMERS) or b""
+        )
+        offsets = [o for k, o in consumers.offsets.items() if k.topic == topic]
+        for entry in self._journal.entries:
+            ranges = entry.get("ranges", ())
+            offsets += [end for found, _, _, end in ranges if found == topic]
+        return max(offsets, default=0)
+
+    def _write_topic(self, metadata: TopicMetadata, *, prove: bool) -> None:
+        directory = self._directory(metadata.id)
+        if prove:
+            start = open_log(self._context, metadata.id, directory, None).start
+            metadata = replace(metadata, start=start)
+        if self._files.exists(directory / METADATA):
+            keep_copy(self._files, directory / METADATA)
+        write_metadata(self._context, directory, metadata)
+
+    # Stages.
+
+    def _plan_stages(self) -> Iterator[Step]:
+        damaged = {}
+        for stage in _ids(self._files, self._root / "stages"):
+            try:
+                read_stage(self._context, self._root / "stages" / str(stage))
+            except StoreError as error:
+                damaged[stage] = str(error)
+        for stage in self._answers.dropped - damaged.keys():
+            raise OptionError(f"stage {stage}: its {STAGE_METADATA} is not damaged")
+        for stage, reason in damaged.items():
+            if any(stage in plan.stages for plan in self._pending):
+                continue  # The journal says what it is for.
+            yield self._plan_stage(stage, reason)
+
+    def _plan_stage(self, stage: int, reason: str) -> Step:
+        directory = self._root / "stages" / str(stage)
+        file = f"stages/{stage}/{STAGE_METADATA}"
+        if stage not in self._answers.dropped:
+            return Step(
+                file,
+                f"{reason}: nothing says which job and topic its rows are for; the job "
+                f"has to write them again; say --drop-stage {stage} to remove them",
+            )
+        text = f"{reason}: remove the stage with the rows that wait in it"
+        return Step(file, text, lambda: remove_stage(self._context, directory))
+
+
+def _ids(files: Files, directory: Path) -> list[int]:
+    entries = files.list(directory)
+    return sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
