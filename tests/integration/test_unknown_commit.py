@@ -1,4 +1,4 @@
-"""A commit whose outcome the broker can't know: a real client, a disk that fails.
+"""Commits on a disk that fails or hangs, with a real client and broker.
 
 The client asks again until the broker is started again and knows, or until its time is
 up, and says so then. A commit that is known to have failed is written anew by another
@@ -11,7 +11,9 @@ import errno
 import logging
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient, StageWriter
+from lance_spark.client import LanceClient, Producer, StageWriter
 from lance_spark.client.runtime import Runtime
 from lance_spark.errors import (
     CommitUnknownError,
@@ -231,3 +233,38 @@ def test_what_was_never_sent_is_known(scene: Scene) -> None:
         one.abort_stages("w", 1)
         with pytest.raises(StageNotFound):
             one.commit_stages("w", 1, contents)
+
+
+def test_other_clients_are_served_while_a_commit_is_held(scene: Scene) -> None:
+    """The disk hangs in the middle of a commit with as many names as are allowed."""
+    reached, go = threading.Event(), threading.Event()
+    names = [f"name-{n}" for n in range(scene.broker.config.overwrite_max)]
+
+    def before(operation: str, name: str) -> None:
+        if operation == "mkdir" and not reached.is_set():
+            reached.set()
+            assert go.wait(PATIENCE_S)
+
+    with (
+        make_client(scene.broker.address) as client,
+        make_client(scene.broker.address) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        contents = stage(other, "w", 1)
+        scene.files.before = before
+        long = pool.submit(client.commit_stages, "long", 1, [], overwrite=names)
+        try:
+            assert reached.wait(PATIENCE_S)
+            # Each of these would wait for ever if it waited for the commit.
+            with Producer(other, other.topic_id("old")) as producer:
+                producer.send(b"meanwhile")
+            assert read_values(other, "old") == [b"meanwhile"]
+            scene.files.before = lambda operation, name: None
+            other.delete_topic(other.create_topic("brief").id)
+            other.commit_stages("w", 1, contents)
+            assert read_values(other, "new") == ROWS["new"]
+            assert not long.done()
+        finally:
+            go.set()
+        assert len(long.result(PATIENCE_S).topics) == len(names)
+        assert {info.name for info in other.topics()} == {*names, *ROWS}
