@@ -142,22 +142,19 @@ def parse_journal(data: bytes) -> Parsed:
         at = end = at + _ENTRY_HEADER.size + entry[1]
         entries.append(entry[0])
         begun = end if entry[0].get("kind") == "begin" else begun
-    if head.fault is not None and not entries and head.version == 1:
+    if head.faults and not entries and head.version == 1:
         return Parsed([], 0, [], lost="not a journal file")
     if end < head.mark.end:
         damaged.append((end, head.mark.end))
-    faults = () if head.fault is None else (head.fault,)
-    if head.torn == 2:
-        faults = (*faults, "both of its marks are damaged")
     return Parsed(
         entries,
         end,
         damaged,
         begun,
         head.mark,
-        faults,
-        current=head.version == VERSION and not faults and not damaged,
-        torn=head.torn == 1,
+        head.faults,
+        current=head.version == VERSION and not head.faults and not damaged,
+        torn=head.torn,
     )
 
 
