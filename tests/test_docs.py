@@ -277,7 +277,7 @@ def test_format_shows_the_bytes_that_are_written(
     for name, text in shown.items():
         written = (tmp_path / "data" / name).read_bytes()
         if name == "journal.log":
-            written = written[:20]  # The entries are shown as JSON.
+            written = written[:68]  # The entries are shown as JSON.
         assert parse_hex(text).hex(" ") == written.hex(" "), name
     documents = {name: text for name, text in blocks(page, "json") if name}
     journal = documents.pop("journal.log")
@@ -298,7 +298,7 @@ def parse_documents(text: str) -> list[Any]:
 
 def read_journal(path: Path) -> list[Any]:
     """Read the entries of a journal as the page says that they are written."""
-    data, found, at = path.read_bytes(), [], 16
+    data, found, at = path.read_bytes(), [], 64
     while at < len(data):
         assert data[at : at + 4] == b"LSJE"
         length = int.from_bytes(data[at + 4 : at + 8], "little")

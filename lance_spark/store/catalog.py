@@ -137,8 +137,9 @@ class Catalog:
 
     def closed(self, topic: int) -> DamagedFile | None:
         """Tell why a topic is closed; None if it is not."""
-        error, _ = self._closed_topics.get(topic, (None, None))
-        return copy(error)  # With a traceback it would be part of a cycle.
+        found = self._closed_topics.get(topic)
+        # With a traceback it would be part of a cycle.
+        return None if found is None else copy(found[0])
 
     def directory(self, topic: int) -> Path:
         """Tell where a topic's files are."""

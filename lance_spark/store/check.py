@@ -230,8 +230,9 @@ class _Checker:
             return
         try:
             identity.accept(decode_document(data))
-            if decode_stage(data).id != stage:
-                raise StoreError("it is that of another stage")
+            metadata = decode_stage(data)
+            if metadata.id != stage:
+                raise StoreError(f"it is that of stage {metadata.id}")
         except StoreError as error:
             yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
         yield from self._log(where, stage, LogStart())

@@ -100,7 +100,7 @@ def parse_consumers(data: bytes) -> Parsed:
         else:
             at = head.start + number * _ENTRY.size
             bad.append((at, at + _ENTRY.size))
-    if head.fault is not None and not offsets and head.version == 1:
+    if head.faults and not offsets and head.version == 1:
         return Parsed({}, lost="not a file of consumer offsets")
     torn = whole if whole < len(data) else None
     if whole < head.mark.end:
@@ -109,10 +109,7 @@ def parse_consumers(data: bytes) -> Parsed:
     elif head.version > 1 and bad and bad[-1][1] == whole > head.mark.end:
         # One entry is synced before the next is written: only the last can be torn.
         torn = bad.pop()[0]
-    faults = () if head.fault is None else (head.fault,)
-    if head.torn == 2:
-        faults = (*faults, "both of its marks are damaged")
-    return Parsed(offsets, entries, tuple(bad), torn, faults)
+    return Parsed(offsets, entries, tuple(bad), torn, head.faults)
 
 
 class Consumers:

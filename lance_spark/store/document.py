@@ -70,7 +70,7 @@ def decode_document(data: bytes, *, added: Set[str] = frozenset()) -> Document:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise StoreError("the checksum does not hold: it is not even JSON")
+        raise StoreError("the checksum does not hold")
     version = integer(fields, "format")
     del fields["format"]
     if checked:

@@ -57,15 +57,15 @@ class Head(NamedTuple):
         version: 1 or 2.
         start: where the first entry is.
         mark: how far entries are durable; version 1 can't tell.
-        fault: why the head can't be relied on; entries and marks may be sound.
-        torn: how many of the two marks are not whole; a crash may leave one.
+        faults: what is damaged; entries may be sound all the same.
+        torn: one of the marks is not whole, as a crash may leave it.
     """
 
     version: int
     start: int
     mark: DurableMark
-    fault: str | None = None
-    torn: int = 0
+    faults: tuple[str, ...] = ()
+    torn: bool = False
 
 
 def encode_head(magic: bytes, mark: DurableMark) -> bytes:
@@ -101,11 +101,13 @@ def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
         raise StoreError(f"{what} version {version}, which is not supported")
     if (found, version, crc) == (magic, 1, 0):
         return Head(1, _START_1, NO_MARK)
-    fault = None if sound else "its head is damaged"
-    if sound or marks:
-        start = min(HEAD_BYTES, len(data))
-        return Head(VERSION, start, mark, fault, torn=2 - len(marks))
-    return Head(1, _START_1, NO_MARK, fault)
+    faults = () if sound else ("its head is damaged",)
+    if not sound and not marks:
+        return Head(1, _START_1, NO_MARK, faults)
+    if not marks:
+        faults = (*faults, "both of its marks are damaged")
+    start = min(HEAD_BYTES, len(data))
+    return Head(VERSION, start, mark, faults, torn=len(marks) == 1)
 
 
 def _decode_mark(data: bytes, number: int) -> DurableMark | None:

@@ -157,13 +157,10 @@ def parse_journal(data: bytes) -> Parsed:
         at = end = at + _ENTRY_HEADER.size + entry[1]
         entries.append(entry[0])
         ends.append(end)
-    if head.fault is not None and not entries and head.version == 1:
+    if head.faults and not entries and head.version == 1:
         return Parsed([], 0, [], lost="not a journal file")
     if end < head.mark.end:
         damaged.append((end, head.mark.end))
-    faults = () if head.fault is None else (head.fault,)
-    if head.torn == 2:
-        faults = (*faults, "both of its marks are damaged")
     ended, is_begun_unread = None, False
     if damaged and head.mark != NO_MARK:
         ended, is_begun_unread = _explain(entries, ends, head.mark)
@@ -174,9 +171,9 @@ def parse_journal(data: bytes) -> Parsed:
         ended,
         is_begun_unread,
         head.mark,
-        faults,
-        current=head.version == VERSION and not faults and not damaged,
-        torn=head.torn == 1,
+        head.faults,
+        current=head.version == VERSION and not head.faults and not damaged,
+        torn=head.torn,
     )
 
 

@@ -131,3 +131,102 @@ def test_progress_only_on_a_terminal(
     seen.clear()
     run("check", "--quiet", store_path)
     assert seen == []
+
+
+# Repair.
+
+
+def test_nothing_to_repair(run: Run, store_path: Path) -> None:
+    assert run("check", "--repair", store_path) == (0, "nothing to repair\n", "")
+
+
+def test_a_topic_is_repaired_once_all_is_said(
+    run: Run, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = store_path / "segments/1/metadata.json"
+    made = str(json.loads(file.read_bytes())["created_at"])
+    good = file.read_bytes()
+    _flip(file, 30)
+    damaged = file.read_bytes()
+    done = run("check", store_path)
+    assert done.code == 1
+    assert done.lines[0].startswith("damage: segments/1/metadata.json: the checksum")
+    done = run("check", "--repair", "--yes", store_path)
+    assert done.code == 1
+    assert done.lines == [
+        "needs you: segments/1/metadata.json: the checksum does not hold: the topic is "
+        "closed; say --name 1=NAME --retention 1=none|AGE,SIZE --auth 1=none|JSON",
+        "not repaired: 1 file, see above",
+    ]
+    said = ("--name", "1=events", "--retention", "1=none", "--auth", "1=none")
+    said = (*said, "--created", f"1={made}")
+    monkeypatch.setattr(check.click, "confirm", lambda *_, **__: False)
+    done = run("check", "--repair", *said, store_path)
+    assert done.code == 1
+    assert done.lines[0].startswith(
+        "will repair: segments/1/metadata.json: the checksum does not hold: write it "
+        "anew: name 'events', log start 0 (record 0, segment 0), retention 0 s and 0 "
+        f"bytes (0: no limit), no access rule, made at {made} s"
+    )
+    assert done.lines[1:] == ["nothing was changed"]
+    assert file.read_bytes() == damaged
+    done = run("check", "--repair", "--yes", *said, store_path)
+    assert (done.code, done.lines[1:]) == (
+        0,
+        [f"repaired: {file.relative_to(store_path)}"],
+    )
+    assert json.loads(file.read_bytes()) == json.loads(good)
+    assert file.with_name("metadata.json.damaged").read_bytes() == damaged
+    assert run("check", store_path).code == 0
+
+
+def test_rules_and_limits_are_said(run: Run, store_path: Path) -> None:
+    file = store_path / "segments/1/metadata.json"
+    _flip(file, 30)
+    rule = {"mtls_enabled": True, "allowed_cns": ["a"]}
+    said = ("--retention", "1=24h,10m", "--auth", f"1={json.dumps(rule)}")
+    done = run("check", "--repair", "-y", "--name", "1=again", *said, store_path)
+    assert done.code == 0, done
+    assert "streams that follow it need --created 1=SECONDS" in done.out
+    fields = json.loads(file.read_bytes())
+    assert fields["name"] == "again"
+    assert fields["retention"] == {"max_age_secs": 86400, "max_bytes": 10 << 20}
+    assert fields["auth"]["allowed_cns"] == ["a"]
+
+
+def test_ids_are_made_anew(run: Run, store_path: Path) -> None:
+    _flip(store_path / "store.json", 3)
+    done = run("check", "--repair", "--yes", store_path)
+    assert done.code == 0
+    assert done.lines[0].startswith("will repair: store.json: ")
+    assert "far above all that can be seen" in done.lines[0]
+    with Store(store_path, framing=validate) as store:
+        assert store.create_topic("new").metadata.id > 1_000_000
+    assert run("check", store_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--yes"], "goes with --repair only"),
+        (["--name", "1=x"], "goes with --repair only"),
+        (["--repair", "--name", "x"], "'x' is not ID=NAME"),
+        (["--repair", "--retention", "1=7d"], "neither none nor AGE,SIZE"),
+        (["--repair", "--auth", "1={"], "neither none nor JSON"),
+        (["--repair", "--auth", "1=[]"], "is not an access rule"),
+        (["--repair", "--created", "1=now"], "'now' is not a number"),
+        (["--repair", "--name", "1=x"], "its metadata.json is not damaged"),
+    ],
+)
+def test_what_can_not_be_said(
+    run: Run, store_path: Path, arguments: list[str], reason: str
+) -> None:
+    done = run("check", *arguments, store_path)
+    assert done.code != 0 and done.out == ""
+    assert reason in " ".join(done.err.split())
+
+
+def test_a_store_in_use_is_not_repaired(run: Run, store_path: Path) -> None:
+    with Store(store_path, framing=validate):
+        done = run("check", "--repair", store_path)
+    assert done.code == 1 and "already in use" in done.err

@@ -267,13 +267,18 @@ def test_journal(run: Run, store_path: Path) -> None:
     assert done.code == 1
     assert len(done.lines) == 2 + 1
     at = sound.rindex(b"LSJE")
-    assert (
-        done.err == f"lance-spark: {journal}: an entry is not finished at byte {at}\n"
-    )
-    journal.write_bytes(sound[:16] + b"junk" + sound[16:])
+    text = f"no entry in the bytes [{at}, {len(sound)}) that is whole"
+    assert done.err == f"lance-spark: {journal}: {text}\n"
+    journal.write_bytes(sound + b"LSJE")
+    text = f"an entry is not finished at byte {len(sound)}"
+    assert run("inspect", journal).err == f"lance-spark: {journal}: {text}\n"
+    journal.write_bytes(sound[:8] + b"!" + sound[9:])
+    text = "its head is damaged (byte 0)"
+    assert run("inspect", journal).err == f"lance-spark: {journal}: {text}\n"
+    journal.write_bytes(sound[:64] + b"junk" + sound[64:])
     done = run("inspect", journal)
     assert (done.code, len(done.lines)) == (1, 4)
-    assert "no entry in the bytes [16, 20)" in done.err
+    assert "no entry in the bytes [64, 68)" in done.err
     journal.write_bytes(b"short")
     assert "5 bytes are no journal (byte 0)" in run("inspect", journal).err
 
@@ -284,13 +289,17 @@ def test_consumers(run: Run, store_path: Path) -> None:
     done = run("inspect", path)
     assert (done.code, done.err) == (0, "")
     assert done.lines[-1].split() == [f"{CONSUMER}", "1", "16"]
-    path.write_bytes(sound + sound[16:-1] + b"!")
+    path.write_bytes(sound + sound[64:-1] + b"!" + sound[64:])
     done = run("inspect", path)
     assert done.code == 1
     assert done.lines[-1].split() == [f"{CONSUMER}", "1", "16"]
-    assert "1 damaged entry, the first at byte 40" in done.err
+    assert "1 damaged entry, the first at byte 88" in done.err
     path.write_bytes(sound[:-1])
-    assert "the last entry is cut off at byte 16" in run("inspect", path).err
+    assert "1 damaged entry, the first at byte 64" in run("inspect", path).err
+    path.write_bytes(sound + b"cut")
+    assert "the last entry is cut off at byte 88" in run("inspect", path).err
+    path.write_bytes(sound[:8] + b"!" + sound[9:])
+    assert "its head is damaged (byte 0)" in run("inspect", path).err
     path.write_bytes(b"x" * 40)
     assert "not a file of consumer offsets (byte 0)" in run("inspect", path).err
 
@@ -311,8 +320,8 @@ def test_documents(run: Run, store_path: Path) -> None:
     [
         (b'{"a": "\xc3\xa9", }', "not JSON at byte 12: "),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
-        (b'{"format": 1, "log_start": {}}', "metadata can't be read: KeyError("),
-        (b'{"format": 9, "opened_ns": 1}', "stage format 9 is not supported"),
+        (b'{"format": 1, "log_start": {}}', "it has other fields than auth, "),
+        (b'{"format": 9, "opened_ns": 1}', "the checksum does not hold"),
         (b"", "not JSON at byte 0: "),
     ],
 )

@@ -289,7 +289,7 @@ def test_metadata_of_a_stage(path: Path) -> None:
     assert found.startswith(f"damage: {where}/stage.json: the checksum does not hold")
     metadata.write_bytes(encode_stage(replace(decode_stage(text.encode()), id=5)))
     [found] = check(path)
-    assert found.startswith(f"damage: {where}/stage.json: it is that of another stage")
+    assert found.startswith(f"damage: {where}/stage.json: it is that of stage 5")
     metadata.write_text("{}")
     [found] = check(path)
     assert found.startswith(f"damage: {where}/stage.json: ")

@@ -274,6 +274,33 @@ def test_a_flip_in_the_middle_of_a_commit(killed: DiskFiles) -> None:
                 compare_commit(store, done, (name, bit))
 
 
+def test_a_commit_that_is_begun_and_can_not_be_read(killed: DiskFiles) -> None:
+    """Parts of it may be in topics that nothing names: a person has to know that."""
+    files = DiskFiles(killed.disk.clone())
+    journal = files.disk.inodes[files.disk.seen["/data/journal.log"]]
+    journal.seen[-1] ^= 1
+    [*_, last] = damage(check_store(ROOT, framing=scan, files=files))
+    assert "a commit is begun, and its entry can't be read" in last.text
+    image = files.disk.image()
+    for _ in range(2):
+        with pytest.raises(DamagedFile, match=r"journal\.log is damaged .*--repair"):
+            open_store(files=files)
+    assert (
+        dict(files.disk.image())["/data/journal.log"]
+        == dict(image)[  # type: ignore[arg-type]
+            "/data/journal.log"  # type: ignore[index]
+        ]
+    )
+    assert repair(files, Answers()) == []
+    with open_store(files=files) as store:
+        now = look(store)
+        assert now.writers == {"w": 1, "v": 5}
+        assert now.topics[1][2].startswith(b"".join(batch(tag, 20) for tag in "abc"))
+        assert len(now.stages) == 3
+    said = damage(check_store(ROOT, framing=scan, files=files))
+    assert [finding.where for finding in said] == ["journal.log"]  # It says `lost`.
+
+
 def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     now = look(store)
     if store._staging._failure is not None:
@@ -284,6 +311,7 @@ def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     if "k" not in now.writers:
         # Only a journal that lost the commit's entry: that was said, and repaired.
         assert at[0].endswith("journal.log"), at
+        assert store._staging._writers.lost_ns, at
         assert now.topics[1][2][: 63 * 45] == done.topics[1][2][: 63 * 45], at
         return
     closed = done.topics.keys() - now.topics.keys()

@@ -89,8 +89,8 @@ def test_no_id_is_left(files: DiskFiles) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "not even JSON"),
-        (b"[]", "not even JSON"),
+        (b"", "the checksum does not hold"),
+        (b"[]", "the checksum does not hold"),
         (b'{"format": 1}', "other fields than next_stage, next_topic"),
         (b'{"format": 1, "next_topic": "x", "next_stage": 1}', "next_topic is x"),
         (b'{"format": 2}', "the checksum does not hold"),

@@ -6,15 +6,17 @@ import errno
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lance_spark.errors import StoreWriteFailed
-from lance_spark.store import NamedStage
+from lance_spark.model import Retention
+from lance_spark.store import NamedStage, Store
 from lance_spark.store.files import read_file
 from tests.store.disk import DIRECTORY, Disk, DiskFiles, Inode
-from tests.store.jobs import hooked
+from tests.store.jobs import hooked, refusing
 from tests.store.kit import ROOT, batch, check_clean, look, open_store
 from tests.store.test_frozen import FROZEN
 
@@ -140,6 +142,36 @@ def test_a_full_disk_keeps_nothing_from_being_read(old: DiskFiles) -> None:
     assert not is_upgrading(old)
     assert set(formats(old).values()) == {2}
     check_clean(files=old)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.set_retention(1, Retention(5, 5)),
+        lambda store: store.open_stage("events", "w", 1),
+        lambda store: store.commit_offset(1, 1, 45),
+        lambda store: store.abort_stages("nobody", 1),
+        lambda store: store.commit_stages("job-9", 1, [], ["events"]),
+    ],
+)
+def test_no_file_is_new_before_the_identity_says_so(
+    old: DiskFiles, write: Callable[[Store], object]
+) -> None:
+    """Also not if there is room only after the opening."""
+    with refusing(old, "pwrite", "/data", code=errno.ENOSPC):
+        store = open_store(files=old)
+    assert set(formats(old).values()) == {1}
+
+    def hook(operation: str, name: str) -> None:
+        found = formats(old)
+        assert found["/data/store.json"] == 2 or 2 not in found.values()
+
+    with hooked(old, hook):
+        write(store)
+        hook("", "")
+    store.close()
+    open_store(files=old).close()
+    assert set(formats(old).values()) == {2}
 
 
 def test_a_damaged_file_of_format_1_is_left_alone(old: DiskFiles) -> None:
