@@ -120,5 +120,9 @@ class Reserve:
         except OSError as error:
             if not (is_full(error) and self._files.exists(self._path)):
                 raise
-        remove_if_there(self._files, self._path)
+        self.give_up()
         return do()
+
+    def give_up(self) -> None:
+        """Let others have its room."""
+        remove_if_there(self._files, self._path)

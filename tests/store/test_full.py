@@ -13,10 +13,10 @@ import pytest
 
 from lance_spark.errors import StoreWriteFailed
 from lance_spark.model import Retention
-from lance_spark.store import Fsync, Store, StoreConfig
+from lance_spark.store import CommitStatus, Fsync, Store, StoreConfig
 from lance_spark.store.spare import RESERVE, Reserve
 from tests.store.disk import Disk, DiskFiles
-from tests.store.jobs import commit, content, refusing, stage
+from tests.store.jobs import commit, content, hooked, refusing, stage
 from tests.store.kit import SMALL, batch, check_clean, damage, open_store
 
 BATCHES = 40
@@ -148,6 +148,36 @@ def test_a_disk_that_is_full_after_the_reserve_is_spent() -> None:
     assert store.view(2).start.offset > 0
     store.close()
     check_clean(files=files)
+
+
+@pytest.mark.parametrize("records", [3, 20], ids=["copied", "adopted"])
+@pytest.mark.parametrize("topic", ["one", "new"])
+def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
+    """Its stages are kept, and it can be committed once there is room."""
+    files = DiskFiles(Disk())
+    store = open_store(files=files)
+    fill(store)
+    named = stage(store, topic, "v", 1, batch("rows", records))
+    pictures: list[Disk] = []
+    with hooked(files, lambda operation, name: pictures.append(files.disk.killed())):
+        store.commit_stages("v", 1, [named])
+    before = content(open_store(files=DiskFiles(pictures[0].killed())), "one")
+    undone = 0
+    for picture in pictures:
+        left = DiskFiles(picture)
+        left.capacity = left.used
+        with open_store(files=left) as again:
+            assert damage(again.findings) == []
+            notes = "\n".join(map(str, again.findings))
+            if "is undone" in notes:
+                undone += 1
+                assert content(again, "one") == before
+                again.delete_topic(2)
+                result = again.commit_stages("v", 1, [named])
+                assert result.status is CommitStatus.COMMITTED
+                assert content(again, topic).endswith(batch("rows", records))
+        check_clean(files=left)
+    assert undone
 
 
 def test_a_reserve_that_can_not_be_kept(files: DiskFiles) -> None:
