@@ -11,7 +11,7 @@ from lance_spark.store.config import StoreConfig
 from lance_spark.store.files import Files
 from lance_spark.store.finding import Findings
 from lance_spark.store.identity import Identity
-from lance_spark.store.spare import Spare
+from lance_spark.store.spare import Reserve, Spare
 
 
 def _ignore(seconds: float) -> None:
@@ -20,7 +20,7 @@ def _ignore(seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Files, settings, framing, open segments, findings, spare descriptors, ids.
+    """Files, settings, framing, open segments, findings, what is kept back, ids.
 
     `observe_sync` is told how long each sync of a log has taken.
     """
@@ -31,5 +31,6 @@ class Context:
     segments: SegmentCache
     findings: Findings
     spare: Spare
+    reserve: Reserve
     identity: Identity
     observe_sync: Callable[[float], None] = _ignore

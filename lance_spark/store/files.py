@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -229,8 +229,11 @@ class OsFiles:
             raise
         file = OsFile(descriptor)
         if write:
-            file.truncate(0)
-            file.pwrite(f"{os.getpid()}\n".encode(), 0)
+            owner = f"{os.getpid()}\n".encode()
+            # Over the old content, which needs no room. It is only shown to a person.
+            with suppress(OSError):
+                file.pwrite(owner, 0)
+                file.truncate(len(owner))
         return file
 
 

@@ -240,6 +240,12 @@ def write_index(
     context: Context, directory: Path, header: Header, rebuilt: Rebuilt
 ) -> None:
     """Put a rebuilt index in the place of the old one."""
+    context.reserve.spend(lambda: _write_index(context, directory, header, rebuilt))
+
+
+def _write_index(
+    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+) -> None:
     path = directory / header.name.index_file
     temporary = path.with_name(path.name + ".tmp")
     remove_if_there(context.files, temporary)

@@ -242,7 +242,8 @@ class _Recovery:
             limit = self._end_before(following, segment)
             if limit is not None and limit < mark.position:
                 return self._recover_overlong(segment, found, limit)
-        if segment.size == data_bytes == mark.position and segment.rows == mark.rows:
+        rows_agree = segment.rows == mark.rows == _row_count(found)
+        if segment.size == data_bytes == mark.position and rows_agree:
             return segment
         # Files of 0.5 do not tell their policy: that of today is most likely theirs.
         return self._recover(segment, found, mark, promising or self._lazy)

@@ -29,7 +29,7 @@ from lance_spark.store.identity import FILE as IDENTITY
 from lance_spark.store.identity import Identity
 from lance_spark.store.journal import Journal, Parsed, parse_journal
 from lance_spark.store.recovery import Found, list_segments, open_log
-from lance_spark.store.spare import Spare
+from lance_spark.store.spare import RESERVE, Reserve, Spare
 from lance_spark.store.stage import METADATA as STAGE_METADATA
 from lance_spark.store.stage import read_metadata as read_stage
 from lance_spark.store.stage import remove_stage
@@ -137,6 +137,7 @@ class _Repair:
             SegmentCache(open_max=8, table_bytes_max=1 << 20),
             Findings(),
             Spare(files, root / LOCK),
+            Reserve(files, root / RESERVE),
             self._identity,
         )
 

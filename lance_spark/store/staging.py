@@ -282,6 +282,16 @@ class Staging:
                 self._undo(plan, saved, error)
                 self._context.findings.damage(JOURNAL, f"{who} is undone: {error}")
                 return
+            except (StoreWriteFailed, OSError) as error:
+                cause = error if isinstance(error, OSError) else error.__cause__
+                if not (isinstance(cause, OSError) and is_full(cause)):
+                    raise
+                # A full disk must not keep the store from opening. The stages stay, so
+                # that the writer can commit again once there is room.
+                self._context.reserve.give_up()
+                self._undo(plan, saved, error)
+                self._context.findings.note(JOURNAL, f"{who} is undone: {error}")
+                return
             self._show(plan, created)
         else:
             self._note(encode_done(plan.commit))

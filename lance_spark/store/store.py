@@ -47,7 +47,7 @@ from lance_spark.store.identity import FIRST_STAGE_ID, Identity
 from lance_spark.store.log import Log
 from lance_spark.store.reader import Slice, View
 from lance_spark.store.retention import plan_retention
-from lance_spark.store.spare import Spare
+from lance_spark.store.spare import RESERVE, Reserve, Spare
 from lance_spark.store.stage import Stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.syncer import Syncer
@@ -101,6 +101,7 @@ class Store:
             table_bytes_max=self.config.index_cache_bytes,
         )
         self._spare = Spare(self._files, self.path / LOCK)
+        self._reserve = Reserve(self._files, self.path / RESERVE)
         with self._disk("open", StoreError):
             make_directories(self._files, self.path)
             self._lock: File = self._files.lock(self.path / LOCK)
@@ -129,6 +130,7 @@ class Store:
             self._segments,
             self._findings,
             self._spare,
+            self._reserve,
             identity,
             observe_sync,
         )
@@ -149,6 +151,7 @@ class Store:
         self._consumers = self._load_consumers(identity)
         if upgraded and self._staging.is_current and self._consumers.is_written:
             self._if_room("end the upgrade", identity.finish_upgrade)
+        self._reserve.keep()
 
     def _if_room(self, doing: str, step: Callable[[], None]) -> bool:
         """Do what can wait until there is room on the disk; tell whether it is done."""
@@ -535,6 +538,7 @@ class Store:
                     failure = error
         self._staging.expire(now_ns)
         self._staging.compact(now_ns)
+        self._reserve.keep()
         if failure is not None:
             raise failure
 

@@ -201,6 +201,7 @@ class DiskFile:
             taken = int(len(content) * self._files.torn_share)
             self._inode.write(position, content[:taken])
             raise
+        self._files.take_room(position + len(content) - self.size(), self._name)
         self._inode.write(position, content)
 
     def truncate(self, size: int) -> None:
@@ -228,10 +229,13 @@ class DiskFiles:
     `before` is called with the name of each operation that changes something and the
     file concerned, `before_read` with the others; the operation raises what they raise.
     `torn_share` is how much a write that is refused has written all the same.
+    With a `capacity` in bytes the disk can be full: no file grows past it, and none is
+    made on a disk without room.
     """
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
+        self.capacity: int | None = None
         self.locks: set[str] = set()
         self.before: Callable[[str, str], None] = lambda operation, name: None
         self.before_read: Callable[[str, str], None] = lambda operation, name: None
@@ -239,6 +243,16 @@ class DiskFiles:
 
     def changing(self, operation: str, name: str) -> None:
         self.before(operation, name)
+
+    @property
+    def used(self) -> int:
+        """Count the bytes of all files that have a name."""
+        numbers = {n for n in self.disk.seen.values() if n != DIRECTORY}
+        return sum(len(self.disk.inodes[n].seen) for n in numbers)
+
+    def take_room(self, size: int, name: str) -> None:
+        if self.capacity is not None and size > max(0, self.capacity - self.used):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
     def reading(self, operation: str, name: str) -> None:
         self.before_read(operation, name)
@@ -253,6 +267,7 @@ class DiskFiles:
         name = str(path)
         if create:
             self.changing("create", name)
+            self.take_room(1, name)
             self._number(path.parent)
             if name in self.disk.seen:
                 raise FileExistsError(errno.EEXIST, "File exists", name)
@@ -294,6 +309,7 @@ class DiskFiles:
     def mkdir(self, path: Path) -> None:
         if str(path) not in self.disk.seen:
             self.changing("mkdir", str(path))
+            self.take_room(1, str(path))
             self._number(path.parent)
             self.disk.change((str(path), DIRECTORY))
 

@@ -161,6 +161,26 @@ def test_rows_cut_in_the_middle_of_a_batch(files: DiskFiles) -> None:
         check_clean(files=left)
 
 
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_rows_of_a_first_batch_without_any_of_its_bytes(
+    files: DiskFiles, cut: int
+) -> None:
+    """A loss of power may leave some of its rows: they are cut off."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a", 8), wait=False)
+    left = DiskFiles(files.disk.killed())
+    for name, number in left.disk.seen.items():
+        if "/segments/1/" in name and name.endswith(".lnc"):
+            left.disk.inodes[number].truncate(0)
+        elif "/segments/1/" in name and name.endswith(".idx"):
+            left.disk.inodes[number].truncate(HEADER_BYTES + cut * ROW_BYTES)
+    with open_store(files=left) as again:
+        assert damage(again.findings) == []
+        assert content(again, "one") == b""
+    check_clean(files=left)
+
+
 # Lazy segments, of which each whole row is a promise.
 
 
