@@ -16,6 +16,7 @@ from lance_spark.broker.lwp import LwpSession
 from lance_spark.broker.plain import PlainSession
 from lance_spark.broker.service import Service
 from lance_spark.broker.session import Session, Shared
+from lance_spark.broker.turn import Turns
 from lance_spark.errors import ConnectionLimit, LanceError
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
@@ -65,6 +66,7 @@ class Server:
             Budget(config.memory_bytes_max),
             Budget(config.write_queue_bytes_max),
             Budget(config.memory_bytes_max // _WAITING_SHARE),
+            Turns(),
         )
         self._make_session = _session_factory(self._shared)
         _make_room(config)

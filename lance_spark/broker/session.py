@@ -30,6 +30,7 @@ from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.outlet import PIECE_BYTES, Outlet
 from lance_spark.broker.refusal import to_broker_error
 from lance_spark.broker.service import Service
+from lance_spark.broker.turn import Turn, Turns
 from lance_spark.errors import (
     AuthenticationRequired,
     Backpressure,
@@ -74,6 +75,8 @@ _OWED_BYTES_MAX = 4 * 1024 * 1024
 # What one position of a request that waits costs: itself, its place in the list that
 # is looked up, and the one among the watchers of its topic.
 WAIT_POSITION_BYTES = 512
+# A request with a longer payload has a list that takes time to read.
+_SHORT_BYTES = 4 * 1024
 # While others wait for memory, a client that sends nothing of a payload it has begun
 # for so long has to go.
 _STALL_S = 2.0
@@ -99,6 +102,8 @@ class Shared:
     queue: Budget
     # What requests hold that wait for data; a part of the memory.
     waiting: Budget
+    # Who computes.
+    turns: Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,9 @@ class Session(ABC):
         self._memory = shared.memory
         self._queue = shared.queue
         self._waiting = shared.waiting
+        # Taken for everything but waiting: given back before each send, receive, and
+        # wait for memory or the disk, and taken again where there is more to do.
+        self._turn = Turn(shared.turns)
         self._idle_timeout_s = idle_timeout_s
         self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
         self._parser = FrameParser(
@@ -166,13 +174,16 @@ class Session(ABC):
         """Serve the client; returns when the connection has ended."""
         try:
             while not self._ending and (frame := self._next_frame()) is not None:
+                self._turn.begin()
                 self._dispatch(frame)
+                self._turn.pause()
                 # The memory is free once the frame is dealt with.
                 del frame
                 self._free_memory()
         except (ConnectionLost, Timeout) as error:
             logger.debug("%s: %s", self._stream.peer, error)
         finally:
+            self._turn.rest()
             self._forgive()
             self._free_memory()
             if self._waker is not None:
@@ -191,6 +202,7 @@ class Session(ABC):
         except (ConnectionLost, Timeout) as lost:
             logger.debug("%s: %s", self._stream.peer, lost)
         finally:
+            self._turn.rest()
             self._free_memory()
 
     def _dispatch(self, frame: Frame) -> None:
@@ -204,6 +216,7 @@ class Session(ABC):
                 self._settle()
             return
         self._settle()
+        self._turn.begin()
         if kind is FrameType.CONTROL:
             self._control(frame)
         elif kind is FrameType.KEEPALIVE:
@@ -258,6 +271,8 @@ class Session(ABC):
         began_s = time.perf_counter()
         # A client can make up any number of commands; this is a label of the metrics.
         name = "Unknown"
+        if len(frame.payload) > _SHORT_BYTES:
+            self._turn.lengthen()
         try:
             message = self._decode(frame)
             name = type(message).__name__
@@ -312,9 +327,12 @@ class Session(ABC):
         """Read what has come; False at the end of the stream."""
         if not self._reserve():
             return False
-        size = self._receive(self._parser.buffer_for_read())
+        room = self._parser.buffer_for_read()
+        self._turn.rest()
+        size = self._receive(room)
         if size == 0:
             return False
+        self._turn.take()
         self._metrics.received(size)
         self._parser.bytes_written(size)
         return True
@@ -373,8 +391,10 @@ class Session(ABC):
             self._settle()
             deadline = Deadline.after(self._idle_timeout_s)
             holder = self if self._reserved else None
+            self._turn.rest()
             if not self._memory.take(size, deadline, holder=holder):
                 return False
+            self._turn.take()
         self._reserved += size
         return True
 
@@ -412,6 +432,7 @@ class Session(ABC):
         """Write a batch, and owe its acknowledgement."""
         size = len(batch.data)
         self._enqueue(size)
+        self._turn.take()
         try:
             appended = self._service.append(
                 self._client,
@@ -441,8 +462,10 @@ class Session(ABC):
         self._slow_down()
         self._settle()
         timeout_s = self._config.wait_timeout_s
+        self._turn.rest()
         if not self._queue.take(size, Deadline.after(timeout_s)):
             raise Timeout(f"the write queue was full for {timeout_s:g} s")
+        self._turn.take()
 
     def _slow_down(self) -> None:
         now = time.monotonic()
@@ -456,6 +479,7 @@ class Session(ABC):
         """Send all acknowledgements that are owed, once the disk has the batches."""
         if not self._owed:
             return
+        self._turn.rest()
         answers: list[Buffer] = []
         # For all of them: a disk that hangs must not cost each its own timeout.
         deadline = Deadline.after(self._config.wait_timeout_s)
@@ -489,6 +513,7 @@ class Session(ABC):
     # Sending.
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
+        self._turn.rest()
         self._outlet.send(buffers)
 
     def _send_error(self, error: BrokerError) -> None:
@@ -509,6 +534,7 @@ class Session(ABC):
         ]
 
     def _send_slice(self, head: bytes, found: Slice) -> None:
+        self._turn.rest()
         self._outlet.send_slice(head, found, self.checksum)
 
     # Waiting.
@@ -552,7 +578,10 @@ class Session(ABC):
                     waker.clear()
                     if ready():
                         return True
-                    if self._stream.wait_readable(deadline, waker):
+                    self._turn.rest()
+                    is_readable = self._stream.wait_readable(deadline, waker)
+                    self._turn.take()
+                    if is_readable:
                         break
             return False
         finally:

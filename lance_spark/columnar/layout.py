@@ -35,6 +35,9 @@ _STRUCTURED = np.zeros(256, np.bool_)
 _STRUCTURED[[_KEY_VALUE, _TIMESTAMPED, _KEY_TIMESTAMPED, _NULL]] = True
 _NONE = np.empty(0, np.int64)
 
+# How many records are looked at together when they are only checked.
+_ROWS = 64 * 1024
+
 STAMP_BYTES = 8
 KEY_LENGTH_BYTES = 2
 
@@ -136,13 +139,18 @@ def validate(data: Buffer) -> Scan:
     """
     view = as_bytes(data)
     found = scan(view)
-    layout = lay_out(view, found.starts, find_ends(found))
-    if not len(layout.bad):
-        return found
-    row = int(layout.bad[0])
-    position = int(found.starts[row])
-    fault = RecordError(explain_bad(view, layout, row), position)
-    return Scan(found.starts[:row], position, fault)
+    # In parts: with records of a few bytes a layout takes ten times what they do.
+    for first in range(0, len(found.starts), _ROWS):
+        starts = found.starts[first : first + _ROWS]
+        behind = first + _ROWS < len(found.starts)
+        end = int(found.starts[first + _ROWS]) if behind else found.end
+        layout = lay_out(view, starts, find_ends(Scan(starts, end, None)))
+        if len(layout.bad):
+            row = int(layout.bad[0])
+            position = int(starts[row])
+            fault = RecordError(explain_bad(view, layout, row), position)
+            return Scan(found.starts[: first + row], position, fault)
+    return found
 
 
 def check_records(data: Buffer) -> int:

@@ -10,7 +10,10 @@ import os
 import random
 import resource
 import socket
+import statistics
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +29,13 @@ from lance_spark.errors import (
 )
 from lance_spark.net.address import parse_address
 from lance_spark.wire import lwp
+from tests.integration.crowd import KINDS
 from tests.integration.kit import Raw, make_client, read_values, record, wait_for
 from tests.integration.process import HAS_PROC, BrokerProcess, count_files
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="/proc says what it costs")
 
+ROOT = Path(__file__).parent.parent.parent
 KIB, MIB = 1024, 1024 * 1024
 RECORD = record(b"hello")
 
@@ -266,6 +271,81 @@ def test_writers_that_stall_share_a_budget(process: BrokerProcess) -> None:
         # What was given back is used again, by whichever connection. Buffers that grow
         # are there twice for a moment.
         assert process.peak_bytes - rss < MEMORY + 2 * SLACK_BYTES
+
+
+# A crowd that does the worst it may, each request at its limits.
+
+# So many times its quiet latency an append of another client may take.
+SLOWER_MAX = 10
+ROUNDS = 5
+# What is computed at the same time, and what groups and stages hold, comes on top.
+COMPUTING_BYTES = 2 * SLACK_BYTES
+
+
+@contextlib.contextmanager
+def crowded(
+    process: BrokerProcess, kind: str, count: int, topic: int
+) -> Iterator[None]:
+    """Have a crowd at work, in a process of its own."""
+    command = [sys.executable, "-m", "tests.integration.crowd"]
+    command += [process.address, kind, str(count), str(topic)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"at work\n"
+            yield
+        finally:
+            child.stdin.close()
+            child.wait(60)
+
+
+def time_appends(producer: Producer, seconds: float) -> float:
+    """Append one record after the other for a while; give the median time of one."""
+    times: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s or len(times) < 5:
+        began_s = time.perf_counter()
+        producer.send(b"x")
+        producer.flush(60)
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["all", *(KINDS if IS_SOAK else ())])
+def test_a_crowd_at_its_limits(tmp_path: Path, kind: str) -> None:
+    """An append of another client stays quick, and memory bounded.
+
+    What is quiet is measured in the same minute, round by round, until one round is
+    good: a machine that is busy with other things must not fail this. Without turns
+    no round is.
+    """
+    count = 100 if IS_SOAK else 2 * len(KINDS)
+    with (
+        BrokerProcess(tmp_path / "data", memory_bytes_max=MEMORY) as process,
+        make_client(process.address) as client,
+        Producer(client, "quiet", create_topic=True) as producer,
+    ):
+        topic = client.ensure_topic("crowd").id
+        with Producer(client, "crowd") as filler:
+            for _ in range(20):
+                filler.send(bytes(MIB))
+        time_appends(producer, 0.5)
+        threads = process.threads
+        ratios: list[float] = []
+        while not ratios or (ratios[-1] >= SLOWER_MAX and len(ratios) < ROUNDS):
+            wait_for(lambda: process.threads <= threads, "the crowd is gone")
+            quiet = time_appends(producer, 0.5)
+            process.reset_peak()
+            rss = process.rss_bytes
+            with crowded(process, kind, count, topic):
+                time_appends(producer, 0.2)
+                ratios.append(time_appends(producer, 1.0) / quiet)
+            grown = process.peak_bytes - rss
+            assert grown < MEMORY + count * SESSION_BYTES + COMPUTING_BYTES
+        assert ratios[-1] < SLOWER_MAX, ratios
 
 
 def lz4_bomb(size: int) -> bytes:

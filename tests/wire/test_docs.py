@@ -94,10 +94,11 @@ def test_a_list_over_its_limit_builds_nothing(
     (items,) = [field for n, field in layout_of(message) if n == field_name]
     assert isinstance(items, Items)
 
-    def build(_: object) -> None:
+    def build(*_: object) -> None:
         raise AssertionError("something was built")
 
-    monkeypatch.setattr(items._item, "read", build)
+    for name in ("read", "read_many"):
+        monkeypatch.setattr(items._item, name, build)
     for count, room in ((items.items_max + 1, 300), (items.items_max, 0)):
         payload = count.to_bytes(4, "little") + bytes(count * room)
         with pytest.raises(RemoteProtocolError, match="items"):

@@ -17,6 +17,7 @@ ALLOWED = {
     "dataclasses",
     "enum",
     "functools",
+    "itertools",
     "json",
     "lance_spark",
     "lz4",

@@ -8,6 +8,7 @@ mean together is said by the messages.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import fields
@@ -116,11 +117,16 @@ class Field(ABC):
     def read(self, reader: PayloadReader) -> Any:
         """Read a value; raises RemoteProtocolError if it is not one."""
 
+    def read_many(self, reader: PayloadReader, count: int) -> tuple[Any, ...]:
+        """Read so many values, one behind the other."""
+        return tuple(self.read(reader) for _ in range(count))
+
 
 class Integer(Field):
     """An unsigned integer, by its struct format."""
 
     def __init__(self, code: str) -> None:
+        self.code = code
         self._layout = struct.Struct("<" + code)
         self.bytes_min = self._layout.size
 
@@ -223,6 +229,10 @@ class Group(Field):
         self._layout = layout
         self.bytes_min = sum(field.bytes_min for field in layout)
         assert len(self._names) == len(layout)
+        codes = [field.code for field in layout if isinstance(field, Integer)]
+        # Integers alone are read by one call for a whole list of them.
+        whole = len(codes) == len(layout)
+        self._struct = struct.Struct("<" + "".join(codes)) if whole else None
 
     def encode(self, value: Any) -> bytes:
         """Write an instance."""
@@ -232,6 +242,13 @@ class Group(Field):
     def read(self, reader: PayloadReader) -> Any:
         """Read an instance."""
         return self._value_type(*(field.read(reader) for field in self._layout))
+
+    def read_many(self, reader: PayloadReader, count: int) -> tuple[Any, ...]:
+        """Read so many instances."""
+        if self._struct is None:
+            return super().read_many(reader, count)
+        rows = self._struct.iter_unpack(reader.take(count * self._struct.size))
+        return tuple(itertools.starmap(self._value_type, rows))
 
 
 class Items(Field):
@@ -264,7 +281,7 @@ class Items(Field):
             raise reader.error(
                 f"list of {count} items is too long: at most {self.items_max}"
             )
-        return tuple(self._item.read(reader) for _ in range(count))
+        return self._item.read_many(reader, count)
 
 
 TRUTH = Truth()
