@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.errors import (
+    CommitUnknownError,
     LanceError,
     OptionError,
     RowError,
@@ -700,10 +701,10 @@ def test_nobody_knows_what_became_of_a_commit(
         patch.setattr(
             LanceClient,
             "commit_stages",
-            lambda *_, **__: (_ for _ in ()).throw(LanceError("no answer")),
+            lambda *_, **__: (_ for _ in ()).throw(CommitUnknownError("no answer")),
         )
         said = r"not known whether.*Restart the query: the micro-batch is replayed, and"
-        with pytest.raises(LanceError, match=said) as told:
+        with pytest.raises(CommitUnknownError, match=said) as told:
             writer.commit(messages, 0)
     assert "txnAppId" not in str(told.value)
 
