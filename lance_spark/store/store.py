@@ -274,8 +274,10 @@ class Store:
 
     def set_retention(self, topic: int, retention: Retention) -> None:
         """Change what may be dropped from a topic."""
+        found = self.topic(topic)
         with self._disk(f"change topic {topic}"):
-            self.topic(topic).update(retention=retention)
+            # Lowering it is how a full disk gets room.
+            self._reserve.spend(lambda: found.update(retention=retention))
 
     def set_auth(self, topic: int, auth: Mapping[str, Any]) -> None:
         """Change a topic's access rules; an empty mapping removes them."""

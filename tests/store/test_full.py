@@ -82,7 +82,7 @@ def expect_refusals(store: Store) -> None:
         lambda: store.append(1, batch("more", 30)),
         lambda: store.create_topic("three"),
         lambda: store.append_stage(store.stages()[0].metadata.id, 2, batch("x", 30)),
-        lambda: store.set_retention(2, Retention(max_bytes=10**9)),
+        lambda: store.set_auth(2, {"read": ["a"] * 100}),
     ):
         with pytest.raises(StoreWriteFailed, match="No space left on device"):
             write()
@@ -127,6 +127,7 @@ def test_deleting_makes_room(fsync: Fsync, end: Callable[[Store], None]) -> None
 def test_retention_makes_room(fsync: Fsync) -> None:
     store, files = open_full(fsync, be_killed)
     expect_refusals(store)
+    store.set_retention(2, Retention(max_bytes=1500))
     store.maintain()
     assert store.view(2).start.offset > 0
     assert files.exists(store.path / RESERVE)
