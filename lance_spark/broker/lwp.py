@@ -38,6 +38,10 @@ from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
 CAPABILITIES = tuple(capability.value for capability in wire.Capability)
 # What a client has to know before it asks.
 _LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
+# What a topic takes in a list, its name and numbers as JSON, and what it takes beside
+# its name in the answer to a member of a group.
+_TOPIC_BYTES = 512
+_ASSIGNED_BYTES = 64
 # A few mistakes are human; more are somebody who tries tokens.
 _TOKEN_ATTEMPTS_MAX = 3
 # What can't be read is a bad offset for these, and a bad payload for all others.
@@ -175,6 +179,7 @@ class LwpSession(Session):
 
     def _list_topics(self, message: wire.ListTopics) -> Message:
         topics = self._service.topics(self._client)
+        self._hold_answer(len(topics) * _TOPIC_BYTES)
         return wire.TopicListing(tuple(_describe(topic) for topic in topics))
 
     def _get_topic(self, message: wire.GetTopic) -> Message:
@@ -342,6 +347,7 @@ class LwpSession(Session):
         return wire.GroupLeft()
 
     def _assigned(self, names: tuple[str, ...]) -> tuple[wire.AssignedTopic, ...]:
+        self._hold_answer(sum(map(len, names)) + len(names) * _ASSIGNED_BYTES)
         ids = self._service.resolve(self._client, names)
         return tuple(wire.AssignedTopic(ids[n], n) for n in names if n in ids)
 

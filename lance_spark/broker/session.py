@@ -143,8 +143,9 @@ class Session(ABC):
         self._keepalives = TokenBucket(config.keepalive_rate, config.keepalive_burst)
         self._owed: list[Owed] = []
         self._owed_bytes = 0
-        # What the frame under way has taken of the memory.
+        # What the frame under way has taken of the memory, and of the share of waits.
         self._reserved = 0
+        self._lent = 0
         # A request that came while the one before it was still waiting for data.
         self._ahead: Frame | None = None
         # Long ago: the clock of a machine that has just started is near 0.
@@ -328,7 +329,7 @@ class Session(ABC):
         if not self._reserve():
             return False
         room = self._parser.buffer_for_read()
-        self._turn.rest()
+        self._turn.renew()
         size = self._receive(room)
         if size == 0:
             return False
@@ -398,7 +399,30 @@ class Session(ABC):
         self._reserved += size
         return True
 
+    def _hold_answer(self, size: int) -> None:
+        """Charge a large answer before it is built, until it is sent.
+
+        A client may ask for it and not read: such answers have the share of waits, so
+        that they keep no other client from the memory for its batches.
+
+        Raises:
+            Timeout: others hold what there is.
+        """
+        if size <= PIECE_BYTES:
+            return
+        self._turn.rest()
+        deadline = Deadline.after(self._config.wait_timeout_s)
+        if not self._waiting.take(size, deadline):
+            raise Timeout("no memory for the answer: other clients do not read theirs")
+        self._lent += size
+        if not self._hold(size):
+            raise Timeout("no memory for the answer: other clients send too much")
+        self._turn.begin()
+
     def _free_memory(self) -> None:
+        if self._lent:
+            self._waiting.give_back(self._lent)
+            self._lent = 0
         # A payload behind the frame just dealt with has taken nothing yet: that is
         # done when more of it is read.
         self._pace = None
@@ -480,21 +504,30 @@ class Session(ABC):
         if not self._owed:
             return
         self._turn.rest()
-        answers: list[Buffer] = []
+        failures: dict[int, LanceError] = {}
         # For all of them: a disk that hangs must not cost each its own timeout.
         deadline = Deadline.after(self._config.wait_timeout_s)
-        for owed in self._owed:
+        for number, owed in enumerate(self._owed):
             try:
                 self._service.wait_durable(
                     owed.target, owed.appended, deadline.remaining()
                 )
             except LanceError as error:
-                self._fail_batch(owed, error)
-                answers += self._error_frame(
-                    self._batch_error(error, owed.batch_id, owed.target)
-                )
-            else:
+                failures[number] = error
+        if len(self._owed) > 1:
+            # A sync wakes all that wait for it at the same moment; what they do then,
+            # they do in turn.
+            self._turn.begin()
+        answers: list[Buffer] = []
+        for number, owed in enumerate(self._owed):
+            failure = failures.get(number)
+            if failure is None:
                 answers.append(encode_ack(owed.batch_id, checksum=self.checksum))
+            else:
+                self._fail_batch(owed, failure)
+                answers += self._error_frame(
+                    self._batch_error(failure, owed.batch_id, owed.target)
+                )
             self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
         self._forgive()
         self._send(answers)
@@ -568,30 +601,28 @@ class Session(ABC):
         if wait_s <= 0 or self._has_more() or not self._hold_waiting(size):
             return False
         deadline = Deadline.after(min(wait_s, self._config.wait_s_max))
-        try:
-            if self._waker is None:
-                self._waker = Waker()
-            waker = self._waker
-            with self._service.watching(offsets, waker.set, catalog=catalog):
-                while not deadline.expired:
-                    # Cleared before the question: a change behind it sets it again.
-                    waker.clear()
-                    if ready():
-                        return True
-                    self._turn.rest()
-                    is_readable = self._stream.wait_readable(deadline, waker)
-                    self._turn.take()
-                    if is_readable:
-                        break
-            return False
-        finally:
-            self._waiting.give_back(size)
+        if self._waker is None:
+            self._waker = Waker()
+        waker = self._waker
+        with self._service.watching(offsets, waker.set, catalog=catalog):
+            while not deadline.expired:
+                # Cleared before the question: a change behind it sets it again.
+                waker.clear()
+                if ready():
+                    return True
+                self._turn.rest()
+                is_readable = self._stream.wait_readable(deadline, waker)
+                self._turn.take()
+                if is_readable:
+                    break
+        return False
 
     def _hold_waiting(self, size: int) -> bool:
         """Charge what a wait holds, to the waits and to the memory of all."""
         if not self._waiting.try_take(size):
             return False
         if self._memory.try_take(size):
+            self._lent += size
             self._reserved += size
             return True
         self._waiting.give_back(size)

@@ -21,13 +21,14 @@ import os
 import threading
 import time
 
-# A session is long when its turns take more of the processor than this.
-CPU_S_MAX = 0.001
+# A session is long when what it sends at once takes more of the processor than this.
+# An append of a small batch takes a third of it.
+CPU_S_MAX = 0.0015
 # A turn counts with what it took of the processor, and with a part of the time it took
 # in all, for requests that wait for the disk. The part is small, as on a busy machine
 # every turn takes long.
 _WALL_PART = 0.02
-# How much the last turn counts in the average: a session that was long once has to be
+# How much the last one counts in the average: a session that was long once has to be
 # short for some time before it counts as short again.
 _WEIGHT = 1 / 16
 # More run at once where there are processors: what is not Python runs in parallel.
@@ -107,7 +108,10 @@ class Turn:
         # Nothing is known of a new session: if it were short, a client could come anew
         # with each long request.
         self._average_s = 2 * CPU_S_MAX
-        # Whether requests were dealt with in this turn. To receive a part of one says
+        # What was used since the session has last received something: many requests
+        # that came together are as one.
+        self._burst_s = 0.0
+        # Whether requests were dealt with since then. To receive a part of one says
         # nothing of what it will take.
         self._has_worked = False
         self._used_s = 0.0
@@ -118,7 +122,7 @@ class Turn:
         """Wait until the session may go on; nothing if it has its turn already."""
         if self._held is not None:
             return
-        if self._average_s > CPU_S_MAX:
+        if max(self._average_s, self._burst_s) > CPU_S_MAX:
             self._held = self._turns.long
             self._used_s = self._held.take(self._used_s)
         else:
@@ -131,13 +135,18 @@ class Turn:
         if self._held is None:
             return
         wall_s = time.perf_counter() - self._since_s
-        took_s = time.thread_time() - self._cpu_s + _WALL_PART * wall_s
-        if self._has_worked or took_s > self._average_s:
-            self._average_s += (took_s - self._average_s) * _WEIGHT
-        self._has_worked = False
+        took_s = time.thread_time() - self._cpu_s
+        self._burst_s += took_s + _WALL_PART * wall_s
         self._used_s += wall_s
         held, self._held = self._held, None
         held.give_back()
+
+    def renew(self) -> None:
+        """Take note that everything is dealt with that had come."""
+        self.rest()
+        if self._has_worked or self._burst_s > self._average_s:
+            self._average_s += (self._burst_s - self._average_s) * _WEIGHT
+        self._has_worked, self._burst_s = False, 0.0
 
     def lengthen(self) -> None:
         """Go on among the long ones, as what comes now is known to take long."""

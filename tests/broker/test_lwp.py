@@ -12,7 +12,7 @@ import lz4.block
 import lz4.frame
 import pytest
 
-from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker import EmbeddedBroker, lwp
 from lance_spark.broker.lwp import CAPABILITIES
 from lance_spark.broker.session import WAIT_POSITION_BYTES
 from lance_spark.model import Retention
@@ -808,6 +808,31 @@ def test_waits_are_charged_and_leave_memory_to_others(
     # There is room again.
     late.send(late.message(many))
     assert eventually(lambda: shared.waiting.taken > 0)
+
+
+def test_large_answers_are_charged(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are built, to the share of waits; batches have the rest."""
+    monkeypatch.setattr(lwp, "_TOPIC_BYTES", 200_000)
+    broker = start(memory_bytes_max=4 * MIB, wait_timeout_s=0.02)
+    shared = broker._server._shared  # type: ignore[union-attr]
+    client = dial(broker)
+    client.create("a")
+    client.create("b")
+    assert len(client.ask(wire.ListTopics()).topics) == 2
+    assert eventually(lambda: not shared.waiting.taken and not shared.memory.taken)
+    # As if others had asked and did not read.
+    assert shared.waiting.try_take(MIB)
+    described: list[object] = []
+    monkeypatch.setattr(lwp, "_describe", described.append)
+    error = client.refused(wire.ListTopics())
+    assert error.code == 0x62
+    assert "no memory for the answer: other clients do not read" in error.message
+    assert described == []
+    client.write(0, records("a", 50_000), count=50_000)
+    assert shared.waiting.taken == MIB
+    assert eventually(lambda: not shared.memory.taken)
 
 
 # Consumers.

@@ -38,10 +38,10 @@ def settle_down(turn: Turn, clock: Clock) -> Turn:
     for _ in range(100):
         turn.begin()
         clock.spend(CPU_S_MAX / 10)
-        turn.rest()
+        turn.renew()
     turn.take()
     assert turn._held is turn._turns.short
-    turn.rest()
+    turn.renew()
     return turn
 
 
@@ -100,13 +100,13 @@ def test_one_long_request_is_remembered(clock: Clock) -> None:
     turn = settle_down(Turn(turns), clock)
     turn.begin()
     clock.spend(0.05)
-    turn.rest()
+    turn.renew()
     # Receiving parts of the next one does not make the session short again.
     for _ in range(100):
         turn.take()
         assert turn._held is turns.long
         clock.spend(0.00001)
-        turn.rest()
+        turn.renew()
     settle_down(turn, clock)
 
 
@@ -116,10 +116,10 @@ def test_a_session_that_waits_for_the_disk_is_long(clock: Clock) -> None:
     for _ in range(50):
         turn.begin()
         clock.spend(0.0001, wall_s=0.1)
-        turn.rest()
+        turn.renew()
     turn.take()
     assert turn._held is turns.long
-    turn.rest()
+    turn.renew()
 
 
 def test_what_is_known_to_be_long(clock: Clock) -> None:
@@ -180,3 +180,17 @@ def test_a_turn_that_never_comes_back(
     stuck.rest()
     assert turns.long._free == 1
     assert turns.long._given_up == set()
+
+
+def test_many_requests_that_come_together_are_as_one(clock: Clock) -> None:
+    """Each is short, and its answer is sent in between."""
+    turns = Turns()
+    turn = settle_down(Turn(turns), clock)
+    kinds = []
+    for _ in range(20):
+        turn.begin()
+        kinds.append(turn._held is turns.long)
+        clock.spend(CPU_S_MAX / 8)
+        turn.rest()
+    assert kinds == [False] * 8 + [True] * 12
+    turn.renew()
