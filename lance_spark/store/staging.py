@@ -98,7 +98,7 @@ class Staging:
         self._journaling = threading.Lock()
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
-        self._damaged: dict[int, DamagedFile] = {}
+        self._damaged: dict[int, StoreError] = {}
         self._writers = Writers()
         self._journal: Journal  # Made by `open_journal`, before anything else.
         # Commits that the last process did not end, and what to do about them.
@@ -209,13 +209,9 @@ class Staging:
                 remove_stage(self._context, directory)
                 return
             stage = Stage.open(self._context, directory, metadata)
-        except DamagedFile as error:
+        except StoreError as error:
             # Kept until a person drops it: a commit that names it is refused.
             self._damaged[int(directory.name)] = error
-            self._context.findings.damage(f"stages/{directory.name}", str(error))
-            return
-        except StoreError as error:
-            # Kept for a person to look at; a commit that names it is refused.
             self._context.findings.damage(f"stages/{directory.name}", str(error))
             return
         self._stages[stage.metadata.id] = stage

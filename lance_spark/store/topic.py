@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from lance_spark.errors import InvalidName, OptionError, StoreError, StoreReadOnly
+from lance_spark.errors import InvalidName, StoreError, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.document import (
@@ -120,12 +120,9 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         if not isinstance(name, str):
             raise StoreError("name is not text")
         check_name(name)
-    try:
-        kept = Retention(
-            integer(retention, "max_age_secs"), integer(retention, "max_bytes")
-        )
-    except OptionError as error:
-        raise StoreError(f"retention: {error}") from error
+    kept = Retention(
+        integer(retention, "max_age_secs"), integer(retention, "max_bytes")
+    )
     return TopicMetadata(
         id=topic,
         name=name,

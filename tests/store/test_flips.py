@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,14 @@ from lance_spark.columnar.scan import scan
 from lance_spark.errors import DamagedFile, StoreError, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store import Finding, NamedStage, Store, View, check_store
+from lance_spark.store.document import decode_document
+from lance_spark.store.files import read_file, replace_file
 from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.repair import Answers, repairing
+from lance_spark.store.stage import decode_metadata as decode_stage
+from lance_spark.store.stage import encode_metadata as encode_stage
 from tests.store.disk import Disk, DiskFiles
-from tests.store.jobs import commit, hooked, stage
+from tests.store.jobs import commit, hooked, refusing, stage
 from tests.store.kit import ROOT, batch, damage, open_store, read_all
 
 pytestmark = pytest.mark.crash
@@ -244,7 +248,7 @@ def killed() -> DiskFiles:
     left: list[DiskFiles] = []
 
     def hook(operation: str, name: str) -> None:
-        if operation == "sync" and "/segments/4/" in name and not left:
+        if operation == "sync" and "/segments/4/0_" in name and not left:
             left.append(DiskFiles(files.disk.killed()))
 
     with hooked(files, hook):
@@ -422,6 +426,57 @@ def test_a_name_that_a_commit_knows(killed: DiskFiles) -> None:
     with open_store(files=files) as store:
         assert look(store).writers["k"] == 1
         assert look(store).topics[4][2] == batch("l")
+
+
+def test_the_default_topic_needs_no_name(filled: DiskFiles) -> None:
+    _, files = next(flips(filled, "/data/segments/0/metadata.json"))
+    answers = Answers({}, {0: Retention()}, {0: None})
+    assert repair(files, Answers()) == ["segments/0/metadata.json"]
+    assert repair(files, answers) == []
+    with open_store(files=files) as store:
+        assert read_all(store.topic(0).log) == batch("default")
+
+
+def test_a_file_of_another_topic_or_stage(filled: DiskFiles) -> None:
+    """Its checksum holds, and it is not what it has to be."""
+    files = DiskFiles(filled.disk.clone())
+    other = read_file(files, ROOT / "segments/2/metadata.json") or b""
+    replace_file(files, ROOT / "segments/1/metadata.json", other)
+    name = f"stages/{2**31 + 2}"
+    waiting = decode_stage(read_file(files, ROOT / name / "stage.json") or b"")
+    moved = encode_stage(replace(waiting, id=2**31 + 9))
+    replace_file(files, ROOT / name / "stage.json", moved)
+    with open_store(files=files) as store:
+        assert "it is that of topic 2" in str(store.closed(1))
+        assert store.topic(2).metadata.name == "two"
+        with pytest.raises(DamagedFile, match=f"it is that of stage {2**31 + 9}"):
+            store.stage(2**31 + 2)
+
+
+def test_a_stage_that_a_commit_knows_is_not_dropped(killed: DiskFiles) -> None:
+    files = DiskFiles(killed.disk.clone())
+    for name in small_files(files):
+        if name.endswith("stage.json"):
+            files.open(Path(name)).truncate(3)
+    assert repair(files, Answers()) == [f"stages/{2**31 + 2}/stage.json"]
+    with open_store(files=files) as store:
+        assert look(store).topics[4][2] == batch("l")
+
+
+def test_a_key_that_is_there_twice() -> None:
+    with pytest.raises(StoreError, match="the checksum does not hold"):
+        decode_document(b'{"format": 1, "format": 1}')
+
+
+def test_a_disk_that_fails_while_the_journal_is_mended(filled: DiskFiles) -> None:
+    _, files = list(flips(filled, "/data/journal.log"))[-1]
+    with (
+        refusing(files, "sync", "journal.log.tmp"),
+        pytest.raises(StoreError, match="could not open"),
+    ):
+        open_store(files=files)
+    with open_store(files=files) as store:
+        assert damage(store.findings)
 
 
 def test_a_repair_that_the_disk_refuses(filled: DiskFiles) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.errors import StoreWriteFailed
+from lance_spark.errors import StoreError, StoreWriteFailed
 from lance_spark.model import Retention
 from lance_spark.store import NamedStage, Store
 from lance_spark.store.files import read_file
@@ -170,6 +170,17 @@ def test_no_file_is_new_before_the_identity_says_so(
         write(store)
         hook("", "")
     store.close()
+    open_store(files=old).close()
+    assert set(formats(old).values()) == {2}
+
+
+def test_a_disk_that_fails_is_not_a_full_one(old: DiskFiles) -> None:
+    old.mkdir(ROOT / "segments" / "notes")
+    with (
+        refusing(old, "pwrite", "store.json"),
+        pytest.raises(StoreError, match="could not open"),
+    ):
+        open_store(files=old)
     open_store(files=old).close()
     assert set(formats(old).values()) == {2}
 
