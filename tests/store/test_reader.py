@@ -272,6 +272,16 @@ def test_times_of_a_log_that_begins_with_an_empty_segment(files: DiskFiles) -> N
     store.close()
 
 
+def test_a_time_whose_batch_is_taken_back_meanwhile(files: DiskFiles) -> None:
+    """A commit that is undone takes its rows back before a search has seen them."""
+    clock = Clock()
+    with open_plain(files, clock) as store:
+        fill(store, clock, [[1], [2]])
+        view = store.view(1)
+        view.segments[0].last_append_ns += 10
+        assert view.locate_time(clock() + 1) == view.locate_end()
+
+
 def test_a_slice_can_be_sent_by_the_kernel(store: Store) -> None:
     store.create_topic("one")
     for tag in "ab":
