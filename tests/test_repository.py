@@ -235,6 +235,7 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=60,
     ).stdout.split("\0")
     found = []
     for name in filter(None, files):

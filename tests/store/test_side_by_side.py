@@ -64,7 +64,7 @@ class Gate:
         finally:
             self._reached.set()  # Perhaps there are fewer operations.
 
-    def wait(self) -> None:
+    def await_arrival(self) -> None:
         assert self._reached.wait(PATIENCE_S)
 
     def open(self) -> None:
@@ -87,7 +87,7 @@ def held(
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(gate.run, do)
         try:
-            gate.wait()
+            gate.await_arrival()
             yield gate, future
         finally:
             gate.open()
