@@ -4,8 +4,10 @@ A store keeps one offset per consumer and topic: the first byte that the consume
 not been given yet. Three are here: in memory, in files, on the broker. Files are laid
 out so that one process can't overwrite what another one counts on:
 
-    <consumer>@<topic>.offset   the offset as a decimal number, and behind a space the
-                                incarnation of the topic, such as 7@1706918400
+    <consumer>@<topic>.offset   `v2`, the offset as a decimal number, the incarnation of
+                                the topic if it is known, such as 7@1706918400, and
+                                the CRC32C of all that in eight hex digits. Files up
+                                to 0.5 have neither the first nor the last.
     <consumer>@<topic>.lock     held by flock from the first use to `close`
     <consumer>@<topic>.tmp      the next offset until it takes the place of the first
 
@@ -30,6 +32,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from crc32c import crc32c
+
 from lance_spark.client.identity import consumer_id
 from lance_spark.errors import LanceError, OptionError
 
@@ -39,7 +43,10 @@ if TYPE_CHECKING:
 _OFFSET_MAX = 2**64 - 1
 # An offset, perhaps the topic's id and time of creation, and the end of the line.
 _CONTENT = re.compile(rb"([0-9]{1,20})(?: ([0-9]{1,10})@([0-9]{1,20}))?\n?")
-_CONTENT_BYTES_MAX = 20 + 1 + 10 + 1 + 20 + 1
+# No single flipped bit makes a checked one look like one of 0.5, whose first part is a
+# number and whose last one has an @ if there are two.
+_CHECKED = re.compile(rb"(v2 [0-9@ ]+) ([0-9a-f]{8})\n")
+_CONTENT_BYTES_MAX = 3 + 20 + 1 + 10 + 1 + 20 + 1 + 8 + 1
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 # File systems stop at 255 bytes. A longer name is cut, and a hash tells it apart.
@@ -250,19 +257,24 @@ def _encode_name(name: str) -> str:
 
 
 def _make_content(offset: int) -> bytes:
+    content = b"v2 %d" % offset
     if isinstance(offset, TopicOffset) and offset.incarnation is not None:
-        return b"%d %d@%d\n" % (offset, *offset.incarnation)
-    return b"%d\n" % offset
+        content += b" %d@%d" % offset.incarnation
+    return content + b" %08x\n" % crc32c(content)
 
 
 def _parse_content(content: bytes, path: Path) -> TopicOffset:
-    match = _CONTENT.fullmatch(content)
+    said, checked = content, _CHECKED.fullmatch(content)
+    if checked and int(checked[2], 16) == crc32c(checked[1]):
+        said = checked[1].removeprefix(b"v2 ")
+    match = _CONTENT.fullmatch(said)
     if match and int(match[1]) <= _OFFSET_MAX:
         incarnation = Incarnation(int(match[2]), int(match[3])) if match[2] else None
         return TopicOffset(int(match[1]), incarnation)
     raise LanceError(
-        f"{path} holds {content[:40]!r} and not an offset: put the right one there, "
-        "or delete the file to start where offset_reset says"
+        f"{path} holds {content[:40]!r}, which is damaged or not an offset: write the "
+        "right one there as a decimal number, or delete the file to start where "
+        "offset_reset says"
     )
 
 

@@ -117,9 +117,35 @@ def test_the_file_is_text_for_people(tmp_path: Path) -> None:
     with LockFileOffsetStore(tmp_path) as store:
         store.save("billing", "events", 12345)
         path = tmp_path / "billing@events.offset"
-        assert path.read_text() == "12345\n"
+        assert path.read_text() == "v2 12345 056a0eb0\n"
         store.save("billing", "events", TopicOffset(12345, Incarnation(7, 1706918400)))
-        assert path.read_text() == "12345 7@1706918400\n"
+        assert path.read_text() == "v2 12345 7@1706918400 6bfb6483\n"
+
+
+@pytest.mark.parametrize("content", [b"12345\n", b"12345 7@1706918400\n"])
+def test_files_of_earlier_releases_are_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a@events.offset").write_bytes(content)
+    with LockFileOffsetStore(tmp_path) as store:
+        assert store.load("a", "events") == 12345
+
+
+@pytest.mark.parametrize(
+    "offset", [12345, TopicOffset(12345, Incarnation(7, 1706918400)), 2**64 - 1]
+)
+def test_no_flipped_bit_and_no_cut_is_another_offset(
+    tmp_path: Path, offset: int
+) -> None:
+    path = tmp_path / "a@events.offset"
+    with LockFileOffsetStore(tmp_path) as store:
+        store.save("a", "events", offset)
+        good = path.read_bytes()
+        flips = (1 << bit for bit in range(len(good) * 8))
+        number = int.from_bytes(good, "big")
+        spoiled = [(number ^ flip).to_bytes(len(good), "big") for flip in flips]
+        for content in (*spoiled, *(good[:size] for size in range(len(good)))):
+            path.write_bytes(content)
+            with pytest.raises(LanceError, match="is damaged or not an offset"):
+                store.load("a", "events")
 
 
 NAMES = [
@@ -235,8 +261,8 @@ def test_a_new_offset_takes_the_place_of_the_old_at_once(
         real_fsync(descriptor)
 
     def replace(source: Path, target: Path) -> Path:
-        assert source.read_bytes() == b"2\n"
-        assert target.read_bytes() == b"1\n"
+        assert source.read_bytes().startswith(b"v2 2 ")
+        assert target.read_bytes().startswith(b"v2 1 ")
         steps.append("replace")
         return real_replace(source, target)
 
