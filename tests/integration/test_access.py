@@ -15,6 +15,7 @@ from lance_spark.errors import (
     AuthenticationRequired,
     ConnectionLost,
     LanceError,
+    StageNotFound,
     TopicNotFound,
     Undelivered,
 )
@@ -213,7 +214,16 @@ def test_no_command_on_another_ones_topic(
             return
         assert isinstance(answer, lwp.ErrorResponse), answer
         assert answer.code == AccessDenied.code, answer
-        assert answer.message == denial(who or "anonymous", topic)
+        # What the client has named is told, never the topic behind a writer or member.
+        unnamed = {
+            lwp.CommitStages: f"writer '{WRITER}'",
+            lwp.AbortStages: f"writer '{WRITER}'",
+            lwp.GroupHeartbeat: f"member '{group.member}' of group '{GROUP}'",
+            lwp.LeaveGroup: f"member '{group.member}' of group '{GROUP}'",
+        }
+        text = denial(who or "anonymous", topic)
+        expected = text.replace(f"topic {topic}", unnamed.get(kind, f"topic {topic}"))
+        assert answer.message == expected
 
 
 def members(client: LanceClient) -> dict[str, list[str]]:
@@ -246,8 +256,13 @@ def test_no_ingest_to_another_ones_topic_or_stage(
             raw.ingest(RECORD, topic_id=target)
             answer = raw.answer()
             assert isinstance(answer, lwp.ErrorResponse), answer
-            assert answer.code == AccessDenied.code
-            assert answer.message == denial(who or "anonymous", topic)
+            if target == topic:
+                assert answer.code == AccessDenied.code
+                assert answer.message == denial(who or "anonymous", topic)
+            else:
+                # As if there were none: a denial would tell what it is for.
+                assert answer.code == StageNotFound.code
+                assert answer.message == f"stage {stage} is not open"
 
 
 def test_stage_of_another_one_can_not_be_committed(

@@ -20,8 +20,8 @@ from lance_spark.model import Buffer
 
 # A text without a length in front is held to what one with a length can be.
 TEXT_BYTES_MAX = 0xFFFF
-# The longest text in a list, or a list of texts could be as large as a payload. A name
-# of a topic is shorter still: the broker judges that, and has an error code for it.
+# The longest text in a list, or a list of texts could be as large as a payload. The
+# name of a topic is shorter: the broker judges that, and has an error code for it.
 NAME_BYTES_MAX = 1024
 # The longest list of an answer. An item of a few bytes on the wire is an object of a
 # hundred in memory; this bounds a list to some 16 MB, and is far more than a server
