@@ -181,10 +181,10 @@ class Unsupported(LanceError):
         self.server = server
 
     def __str__(self) -> str:
-        missing = "" if self.capability is None else f" {self.capability!r}"
+        missing = "of any kind" if self.capability is None else repr(self.capability)
         return (
             f"{self.what}: the server {self.server} does not offer it "
-            f"(it lists no capability{missing})"
+            f"(it lists no capability {missing})"
         )
 
 

@@ -29,11 +29,26 @@ PATIENCE_S = 60.0
 BATCH_ROWS = 500
 
 
-def name_daemons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say who is the parent of the Python that works: one process per executor."""
-    for batch in batches:
-        parents = [str(os.getppid())] * batch.num_rows
-        yield pa.record_batch({"value": batch["value"], "key": parents})
+def make_namer(directory: Path) -> Any:
+    """Make a step that says who is the parent of the Python that works.
+
+    That is one process per executor. The first batch of each task waits until two of
+    them work: on a busy machine one might do everything before the other has begun.
+    """
+
+    def name_daemons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parent = str(os.getppid())
+        (directory / f"daemon-{parent}").touch()
+        deadline = time.monotonic() + PATIENCE_S
+        while len(list(directory.glob("daemon-*"))) < 2:
+            if time.monotonic() > deadline:
+                break  # The test finds one executor only.
+            time.sleep(0.01)
+        for batch in batches:
+            parents = [parent] * batch.num_rows
+            yield pa.record_batch({"value": batch["value"], "key": parents})
+
+    return name_daemons
 
 
 def make_killer(directory: Path) -> Any:
@@ -100,7 +115,7 @@ def main(
     killed = f"{topic}-killed"
     rows = spark.range(0, ROWS, numPartitions=PARTITIONS)
     rows = rows.selectExpr(f"concat(id, ' {PADDING}') as value")
-    named = rows.mapInArrow(name_daemons, "value string, key string")
+    named = rows.mapInArrow(make_namer(Path(directory)), "value string, key string")
     killer = rows.mapInArrow(make_killer(Path(directory)), "value string")
     with small_batches(spark, BATCH_ROWS):
         write(named, servers, topic)
