@@ -68,7 +68,10 @@ def test_rows_are_there_once_though_an_executor_is_killed(
     rows = cluster_job.ROWS
     once = {"rows": rows, "values": rows, "sum": rows * (rows - 1) // 2}
     assert all(each.pop("partitions") > 1 for each in found.values())
-    assert found[topic].pop("executors") > 1
+    # Both worked. Whose rows count is Spark's affair: it starts a task that is slow a
+    # second time, on a busy machine any of them, and one executor may win them all.
+    assert len(list(tmp_path.glob("daemon-*"))) > 1
+    assert found[topic].pop("executors") >= 1
     assert found[topic] == {**once, "topic": topic}
     assert (tmp_path / "killed").exists() and not (tmp_path / "late").exists()
     assert found[killed] == {**once, "topic": killed, "executors": 0}
