@@ -34,6 +34,8 @@ _WEIGHT = 1 / 16
 # More run at once where there are processors: what is not Python runs in parallel.
 _LONG = min(4, max(2, os.cpu_count() or 1))
 _SHORT = 4
+# Of its fair share, a session gets at least this part while new ones go before it.
+_SHARE_MIN = 1 / 8
 # When no turn is given back for so long, a session goes on without one: those that have
 # one are held by a disk that hangs, and others may need nothing of it.
 _PATIENCE_S = 1.0
@@ -76,9 +78,12 @@ class _Queue:
                 given_back = self._given_back
         return used_s
 
-    def give_back(self) -> None:
-        """Let the next one go on."""
+    def give_back(self, took_s: float) -> None:
+        """Let the next one go on, after a turn that took so long."""
         with self._lock:
+            # Clients that come anew with each request would else all start ahead of a
+            # session that stays, and it would wait as long as they come.
+            self._now += _SHARE_MIN * took_s / (1 + len(self._waiting))
             self._free += 1
             self._given_back += 1
             while self._free > 0 and self._waiting:
@@ -139,7 +144,7 @@ class Turn:
         self._burst_s += took_s + _WALL_PART * wall_s
         self._used_s += wall_s
         held, self._held = self._held, None
-        held.give_back()
+        held.give_back(wall_s)
 
     def renew(self) -> None:
         """Take note that everything is dealt with that had come."""

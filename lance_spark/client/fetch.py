@@ -229,7 +229,7 @@ class FetchCalls(Caller):
         parts = [listed[n : n + most] for n in range(0, len(listed), most)]
         answers = [self._wait(version, part, 0.0) for part in parts]
         for number, part in enumerate(parts):
-            if any(_is_news(a, version, positions) for a in answers):
+            if any(is_news(a, version, positions) for a in answers):
                 break
             answers[number] = self._wait(version, part, wait_s / len(parts))
         # The oldest version: a list that changed between two parts is news next time.
@@ -321,7 +321,8 @@ def _positions_max(connection: Connection) -> int:
     return min(told, most) if type(told) is int and told > 0 else most
 
 
-def _is_news(answer: WaitResponse, version: int, known: Mapping[int, int]) -> bool:
+def is_news(answer: WaitResponse, version: int, known: Mapping[int, int]) -> bool:
+    """Tell whether an answer says more than was known when it was asked for."""
     return answer.version != version or any(
         end.offset > known.get(end.topic_id, 0) for end in answer.ends
     )

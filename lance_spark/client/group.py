@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from lance_spark.client.autocommit import CommitClock
 from lance_spark.client.consumer import AUTO_COMMIT_INTERVAL_S
 from lance_spark.client.cursor import Cursor, CursorOptions
+from lance_spark.client.fetch import is_news
 from lance_spark.client.identity import consumer_id
 from lance_spark.client.member import MAX_POLL_INTERVAL_S, GroupMember
 from lance_spark.client.poll import PollResult
@@ -52,6 +53,9 @@ SESSION_TIMEOUT_S = 30.0
 
 # A wait for records is cut into pieces, so that topics that come or go are noticed.
 _WAIT_PIECE_S = 0.5
+# A broker for which others wait already answers at once. It is not asked again before
+# this has passed, or all that wait would keep it busy.
+_PAUSE_S = 0.05
 # Fetching ahead takes a fetch's worth of memory per topic: not for hundreds of them.
 _PREFETCH_TOPICS_MAX = 8
 # How many answers in a row may bring something new before records get a turn.
@@ -252,7 +256,11 @@ class GroupedConsumer:
             self._member.await_news(self._member.latest, wait_s)
             return
         positions = {t.topic_id: c.position for t, c in self._cursors.items()}
+        latest, asked_at_s = self._member.latest, self._clock()
         answer = self._client.wait(self._topics_version, positions, wait_s)
+        if not is_news(answer, self._topics_version, positions):
+            rest_s = asked_at_s + min(wait_s, _PAUSE_S) - self._clock()
+            self._member.await_news(latest, max(0.0, rest_s))
         self._topics_version = answer.version
         self._ends = {end.topic_id: end.offset for end in answer.ends}
 

@@ -193,9 +193,11 @@ class BatchEnd:
         elif is_marked_right(client, topic, place):
             # Also where nothing seems to be unread: as much may have come as was
             # deleted.
-            for cut in find_cut(topic, place, Limits(0, head.end)):
+            cuts = list(find_cut(topic, place, Limits(0, head.end)))
+            for cut in cuts:
                 self._losses.report(cut)
-            return place
+            # A loss that was told is settled: it must not be met again.
+            return _mark(client, topic, place, head.end) if cuts else place
         else:
             loss = make_shifted(topic, place, _find_log(client, head))
         self._losses.report(loss)
@@ -292,8 +294,13 @@ def _move(
     if offset == place.offset:
         return place
     moved = replace(place, positions=((0, offset),), marks=())
-    if not is_plain(client):
-        return moved
+    return _mark(client, topic, moved, log_end) if is_plain(client) else moved
+
+
+def _mark(
+    client: LanceClient, topic: str, place: TopicPlace, log_end: int
+) -> TopicPlace:
+    """Give a place with a new mark."""
     with _noting_loss():
-        mark = take_offset_mark(client, topic, moved, log_end)
-    return replace(moved, marks=((0, mark),))
+        mark = take_offset_mark(client, topic, place, log_end)
+    return replace(place, marks=((0, mark),))

@@ -279,8 +279,10 @@ def _has_shrunk(heads: Mapping[str, Head], start: StreamOffset) -> bool:
     """Tell whether a log ends before what was seen of it."""
     for topic, place in start.topics:
         head = heads.get(topic)
-        if head is None or not place.same_topic(head.topic_id, head.created_s):
+        if head is None:
             continue
-        if head.end < place.seen_end:
+        # It may be a topic that had the name before, and is back.
+        found = place.find(head.topic_id, head.created_s)
+        if found is not None and head.end < found.seen_end:
             return True
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -165,6 +165,31 @@ def test_who_has_used_least_is_next(clock: Clock) -> None:
         holder.rest()
         assert first.wait(PATIENCE_S)
         assert not second.is_set()
+
+
+def test_clients_that_come_anew_do_not_keep_one_out_that_stays(clock: Clock) -> None:
+    """Each of them has used nothing yet, and they come faster than they are served."""
+    turns = Turns(long=1)
+    staying = Turn(turns)
+    staying.take()
+    clock.spend(0.5)
+    staying.rest()
+    with ExitStack() as stack:
+        holder = stack.enter_context(ExitStack())
+        holder.enter_context(waiting(Turn(turns)))
+        place = stack.enter_context(ExitStack())
+        served = place.enter_context(waiting(staying))
+        for _ in range(200):
+            following = stack.enter_context(ExitStack())
+            fresh = following.enter_context(waiting(Turn(turns)))
+            clock.spend(0.1)
+            holder.close()
+            assert eventually(lambda: served.is_set() or fresh.is_set())  # noqa: B023
+            if served.is_set():
+                place.close()
+                return
+            holder = following
+        pytest.fail("the session that stays has waited for 200 others")
 
 
 def test_a_turn_that_never_comes_back(

@@ -187,6 +187,27 @@ def test_nothing_is_given_up_before_the_poll(fake: FakeGroupClient) -> None:
         assert consumer.assignment == ["a"]
 
 
+def test_a_server_that_answers_a_wait_at_once(
+    fake: FakeGroupClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the broker does for which others wait: it is not asked without a pause."""
+    asked, wait = [], FakeGroupClient.wait
+
+    def count(*given: Any) -> WaitResponse:
+        asked.append(time.monotonic())
+        return wait(*given)
+
+    monkeypatch.setattr(FakeGroupClient, "wait", count)
+    with _grouped(fake) as consumer:
+        assert consumer.poll(0.0) is not None
+        asked.clear()
+        began_s = time.monotonic()
+        assert consumer.poll(0.2) is None
+        took_s = time.monotonic() - began_s
+    # The first is a look, and the last one may be cut short.
+    assert 2 <= len(asked) <= 3 + took_s / 0.05
+
+
 def test_more_topics_in_the_same_generation(fake: FakeGroupClient) -> None:
     with _grouped(fake) as consumer:
         consumer.poll(0.0)

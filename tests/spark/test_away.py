@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lance_spark.client import LanceClient, TopicInfo
 from lance_spark.errors import DataLoss
 from lance_spark.offset import EARLIER_MAX
 from lance_spark.spark.pool import clear_pool
+from lance_spark.spark.watch import Head, Watch
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
@@ -202,6 +204,27 @@ def test_another_topic_has_the_name_for_a_moment(
     others = fill(fresh, "a", make_records(2))
     assert engine.restart(broker=fresh).drain() == expect(others)
     assert engine.restart(broker=server).drain() == []
+
+
+def test_the_topic_that_is_back_is_not_open_yet(
+    server: EmbeddedBroker, fresh: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is looked at again, as that of a topic that was never away."""
+    fill(server, "a", make_records(20))
+    fill(fresh, "a", make_records(7))
+    engine = start(server)
+    engine.drain()
+    engine.restart(broker=fresh).drain()
+    look = Watch.look
+
+    def look_too_early(*given: Any) -> dict[str, Head]:
+        monkeypatch.setattr(Watch, "look", look)
+        return {name: replace(head, end=0) for name, head in look(*given).items()}
+
+    monkeypatch.setattr(Watch, "look", look_too_early)
+    assert engine.restart(broker=server).drain() == []
+    rows = fill(server, "a", make_records(5))
+    assert engine.drain() == expect(rows)
 
 
 def test_a_batch_that_was_planned_on_the_one_is_run_on_it_again(

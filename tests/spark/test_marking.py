@@ -300,6 +300,18 @@ def test_records_that_are_all_alike(
     assert sum("failOnDataLoss" in r.message for r in caplog.records) == 1
 
 
+def test_a_shorter_log_is_told_once(plain: EmbeddedBroker) -> None:
+    """Also where nothing is left to read, which would bring a new mark."""
+    fill(plain, "a", [Record(1, bytes(95))] * 1000, batch_bytes=1000)
+    engine = read_some(plain, 500, failOnDataLoss="false")
+    assert shift(plain, 50_000) == 500 * 100
+    assert engine.restart().drain() == []
+    engine.restart(failOnDataLoss="true")
+    assert engine.drain() == []
+    more = fill(plain, "a", make_records(3))
+    assert engine.drain() == expect(more)
+
+
 def test_what_no_comparison_shows(plain: EmbeddedBroker) -> None:
     """Records that are all alike, and as many came as were deleted.
 
