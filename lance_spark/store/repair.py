@@ -17,7 +17,7 @@ from typing import Any
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
 from lance_spark.store.cache import SegmentCache
-from lance_spark.store.commit import TopicPlan, decode_begin
+from lance_spark.store.commit import TopicPlan, complete, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Context
@@ -121,7 +121,7 @@ class _Repair:
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
         writers = Writers()
-        writers.replay(self._journal.entries)
+        writers.replay(complete(self._journal))
         self._pending = [decode_begin(entry) for entry in writers.pending.values()]
         self._damage: DamagedFile | None = None
         identity = None

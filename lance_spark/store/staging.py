@@ -42,8 +42,10 @@ from lance_spark.store.commit import (
     NamedStage,
     TopicPlan,
     carry_out,
+    complete,
     decode_begin,
     encode_begin,
+    find_end,
     is_same_commit,
     show,
 )
@@ -51,7 +53,13 @@ from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, LogState
 from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
 from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Entry, Journal, Parsed, parse_journal
+from lance_spark.store.journal import (
+    Entry,
+    Journal,
+    Parsed,
+    encode_entry,
+    parse_journal,
+)
 from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
@@ -134,16 +142,17 @@ class Staging:
                 self._lose_journal(path, parsed, missing=data is None, now_ns=now_ns)
             self._journal = Journal.create(files, path, self._writers.entries())
             return
-        self._writers.replay(parsed.entries)
         if parsed.torn:
             self._context.findings.note(JOURNAL, "a mark was not finished; set anew")
         if len(data or b"") > max(parsed.end, parsed.mark.end):
             text = "an entry was not finished; cut off"
             self._context.findings.note(JOURNAL, text, parsed.end, len(data or b""))
         if parsed.current:
+            self._writers.replay(parsed.entries)
             self._journal = Journal.resume(files, path, parsed)
             return
-        entries = [*parsed.entries, *self._mend_journal(parsed, now_ns)]
+        entries = self._mend_journal(parsed, now_ns)
+        self._writers.replay(entries)
         try:
             self._identity.prepare()
             if parsed.damaged or parsed.faults:
@@ -171,7 +180,7 @@ class Staging:
         self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
 
     def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
-        """Report what is damaged; give the entries that make up for it.
+        """Report what is damaged; give the entries, with those that make up for it.
 
         Raises:
             DamagedFile: a commit is begun, and nothing says which one. Parts of it may
@@ -180,25 +189,22 @@ class Staging:
         findings = self._context.findings
         for fault in parsed.faults:
             findings.damage(JOURNAL, f"{fault}; it is written anew")
-        damaged = list(parsed.damaged)
-        added: list[Entry] = []
         if parsed.is_begun_unread:
             reason = "a commit is begun, and its entry can't be read"
             raise DamagedFile(self._root, JOURNAL, reason)
-        if parsed.ended is not None:
-            # Its last entry is damaged; the mark says what it was.
-            plan = decode_begin(parsed.ended.begin)
-            done = parsed.ended.is_done
-            added = [encode_done(plan.commit) if done else encode_undone(plan.job)]
-            text = f"an entry is damaged; {_who(plan)} was ended, by the mark"
-            findings.damage(JOURNAL, text, *damaged.pop())
-        for start, end in damaged:
-            text = "an entry is damaged; the commit in it is forgotten"
+        entries, forgotten = complete(parsed), False
+        known = find_end(parsed)
+        for start, end in parsed.damaged:
+            # Other entries may be in the same range: only one of that size is known.
+            if known is not None and end - start == len(encode_entry(known)):
+                job = Job(known["writer"], known["sequence"])
+                text = f"an entry is damaged; {_who(job)} was ended, by the mark"
+                known = None
+            else:
+                text = "an entry is damaged; the commit in it is forgotten"
+                forgotten = True
             findings.damage(JOURNAL, text, start, end)
-        if damaged:
-            added.append({"kind": "lost", "at_ns": now_ns})
-        self._writers.replay(added)
-        return added
+        return [*entries, {"kind": "lost", "at_ns": now_ns}] if forgotten else entries
 
     def _load_stage(self, directory: Path) -> None:
         try:
@@ -254,7 +260,7 @@ class Staging:
         error = next(errors, None)
         if error is None:
             return False
-        effect = f"{_who(plan)} waits, and its topics are closed"
+        effect = f"{_who(plan.job)} waits, and its topics are closed"
         waiting = DamagedFile(error.root, error.file, error.reason, effect)
         for planned in plan.topics:
             self._catalog.hold(planned.id, waiting, planned.name)
@@ -263,7 +269,7 @@ class Staging:
         return True
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        who = _who(plan)
+        who = _who(plan.job)
         if outcome is Outcome.UNDONE:
             self._note(encode_undone(plan.job))
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
@@ -717,5 +723,5 @@ def _check_content(stage: Stage, named: NamedStage) -> None:
         )
 
 
-def _who(plan: CommitPlan) -> str:
-    return f"commit {plan.job.sequence} of {plan.job.writer!r}"
+def _who(job: Job) -> str:
+    return f"commit {job.sequence} of {job.writer!r}"

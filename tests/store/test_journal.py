@@ -197,6 +197,14 @@ def test_the_damaged_end_of_one_of_several_commits(kind: str) -> None:
     assert spoil(whole(*entries), job("undone", 1), job(kind, 2)).is_begun_unread
 
 
+def test_an_undone_commit_of_0_5_is_not_under_way() -> None:
+    """An upgraded journal has its entries: it must not miss a begin that is over."""
+    entries = [BEGIN, {"kind": "undone"}, ONE]
+    assert not spoil(whole(*entries), BEGIN).is_begun_unread
+    found = spoil(whole(*entries), {"kind": "undone"})
+    assert found.ended == EndedCommit(BEGIN, is_done=False)
+
+
 def test_the_mark_follows_the_entries(files: DiskFiles) -> None:
     journal, standing = Journal.create(files, PATH, [ONE]), Standing()
     for entry in (BEGIN, job("begin", 2), DONE, job("undone", 2), {"kind": "expired"}):
