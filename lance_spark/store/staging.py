@@ -271,7 +271,7 @@ class Staging:
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
         who = _who(plan.job)
         if outcome is Outcome.UNDONE:
-            self._note(encode_undone(plan.job))
+            self._note_end(encode_undone(plan.job))
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
@@ -290,13 +290,12 @@ class Staging:
                     raise
                 # A full disk must not keep the store from opening. The stages stay, so
                 # that the writer can commit again once there is room.
-                self._context.reserve.give_up()
                 self._undo(plan, saved, error)
                 self._context.findings.note(JOURNAL, f"{who} is undone: {error}")
                 return
             self._show(plan, created)
         else:
-            self._note(encode_done(plan.commit))
+            self._note_end(encode_done(plan.commit))
         for stage in self._job(plan.job):
             self._drop(stage)
         self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
@@ -535,25 +534,40 @@ class Staging:
                 self._context.spare.keep()
             plan = self._plan(job, stages, targets, overwrite, now_ns)
             saved = self._save(plan)
-            with self._writing("begin a commit", job):
-                self._note(encode_begin(plan))
-            try:
-                created = self._carry_out(plan)
-            except Exception as error:
-                # Whatever it is, even a bug: the topics are not left half written.
-                self._undo(plan, saved, error)
-                if isinstance(error, (LanceError, OSError)):
-                    raise StoreWriteFailed(
-                        f"the commit could not be carried out and was undone: {error}"
-                    ) from error
-                raise
-            except BaseException:
-                # An interrupt may come right behind `done`, and what is done must not
-                # be undone: the next opening knows.
-                self._fail("a commit was interrupted", job)
-                raise
-            self._show(plan, created)
+            with self._deciding(job):
+                self._decide(plan, saved)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
+
+    @contextmanager
+    def _deciding(self, job: Job) -> Iterator[None]:
+        """Leave a commit that is interrupted, by a signal, to the next opening.
+
+        The interrupt may come right behind `begin` or `done`: what is begun is never
+        left alone, and what is done must not be undone.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._fail("a commit was interrupted", job)
+            raise
+
+    def _decide(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
+        """Begin a commit, and carry it out or undo it."""
+        with self._writing("begin a commit", plan.job):
+            self._note(encode_begin(plan))
+        try:
+            created = self._carry_out(plan)
+        except Exception as error:
+            # Whatever it is, even a bug: the topics are not left half written.
+            self._undo(plan, saved, error)
+            if isinstance(error, (LanceError, OSError)):
+                raise StoreWriteFailed(
+                    f"the commit could not be carried out and was undone: {error}"
+                ) from error
+            raise
+        self._show(plan, created)
 
     def _plan(
         self,
@@ -622,9 +636,12 @@ class Staging:
         try:
             if self._journal.failed:
                 raise StoreError("the journal can't be written")
-            self._context.spare.insist(lambda: self._set_back(plan, saved))
-            self._note(encode_undone(plan.job))
-        except (LanceError, OSError) as error:
+            reserve = self._context.reserve
+            self._context.spare.insist(
+                lambda: reserve.spend(lambda: self._set_back(plan, saved))
+            )
+            self._note_end(encode_undone(plan.job))
+        except Exception as error:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
             reason = f"a commit failed ({cause}) and could not be undone ({error})"
@@ -664,6 +681,10 @@ class Staging:
         with self._journaling:
             self._journal.append(entry)
             self._writers.replay([entry])
+
+    def _note_end(self, entry: Entry) -> None:
+        """Write that a commit is over, on a full disk too: all else depends on it."""
+        self._context.reserve.spend(lambda: self._note(entry))
 
     def _check_writable(self, job: Job | None = None) -> None:
         if self._failure is not None:
