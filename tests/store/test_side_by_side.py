@@ -197,7 +197,8 @@ def test_the_same_topics_and_writers_wait(tmp_path: Path) -> None:
 def test_a_wait_ends(tmp_path: Path) -> None:
     files = SeamFiles(sync=False)
     config = StoreConfig(wait_timeout_s=0.05, **SMALL)  # type: ignore[arg-type]
-    with open_store(tmp_path, files, config, background=True) as store:
+    # Without a thread that syncs: only commits are waited for, not the disk.
+    with open_store(tmp_path, files, config) as store:
         named, do = begin(store)
         with held(files, 30, do) as (gate, running):
             assert gate.where is not None
