@@ -706,12 +706,24 @@ class Staging:
                 self._journal.rewrite(self._writers.entries())
                 self._worth_bytes = 2 * self._journal.size
 
-    def close(self) -> None:
-        """Wait for commits under way, make the stages durable, close the journal."""
+    def drain(self) -> None:
+        """Refuse commits from now on, and wait for those under way.
+
+        Raises:
+            Timeout: one takes too long; the files must not get another owner yet.
+        """
+        timeout_s = self._context.config.wait_timeout_s
         with self._turns:
             self._failure = self._failure or "the store was closed"
-            # Without a deadline: the files must not get another owner before.
-            self._turns.wait_for(lambda: not self._busy)
+            if not self._turns.wait_for(lambda: not self._busy, timeout_s):
+                raise Timeout(
+                    f"a commit or abort of writer {min(self._busy)!r} is still under "
+                    f"way after {timeout_s} s: {self._root} stays locked until it has "
+                    "ended and the store is closed once more, or the process ends"
+                )
+
+    def close(self) -> None:
+        """Make the stages durable and close the journal, once nothing is under way."""
         with self._journaling:
             try:
                 for stage in self.all():
