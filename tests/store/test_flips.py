@@ -406,11 +406,18 @@ def test_an_empty_topic_goes_on_at_the_highest_offset_that_is_known(
         store.create_topic("one")
         commit(store, "one", "w", 1, batch("a"))
         store.commit_stages("w", 2, [], ["one"])
+        # A consumer may say anything.
+        store.commit_offset(7, 1, 2**64 - 1)
     assert not segments(files)
     files.open(ROOT / "segments/1/metadata.json").truncate(5)
     assert repair(files, ANSWERS) == []
     with open_store(files=files) as store:
         assert store.append(1, batch("b")).start == 135
+    # The first segment from here on is no proof that the log starts at 0.
+    for name in ("metadata.json", "1_*.idx"):
+        [path] = [n for n in files.disk.seen if Path(n).match(f"segments/1/{name}")]
+        files.open(Path(path)).truncate(5)
+    assert repair(files, ANSWERS) == ["segments/1/metadata.json"]
 
 
 def test_where_nothing_proves_the_start(files: DiskFiles) -> None:
