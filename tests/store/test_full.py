@@ -156,7 +156,10 @@ def test_a_disk_that_is_full_after_the_reserve_is_spent() -> None:
 
 @pytest.mark.parametrize("records", [3, 20], ids=["copied", "adopted"])
 @pytest.mark.parametrize("topic", ["one", "new"])
-def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
+@pytest.mark.parametrize("overwrite", [[], ["one"]], ids=["", "overwrites"])
+def test_a_commit_that_was_begun_is_undone(
+    overwrite: list[str], topic: str, records: int
+) -> None:
     """Its stages are kept, and it can be committed once there is room."""
     files = DiskFiles(Disk())
     store = open_store(files=files)
@@ -164,7 +167,7 @@ def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
     named = stage(store, topic, "v", 1, batch("rows", records))
     pictures: list[Disk] = []
     with hooked(files, lambda operation, name: pictures.append(files.disk.killed())):
-        store.commit_stages("v", 1, [named])
+        store.commit_stages("v", 1, [named], overwrite)
     before = content(open_store(files=DiskFiles(pictures[0].killed())), "one")
     undone = 0
     for picture in pictures:
@@ -177,7 +180,7 @@ def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
                 undone += 1
                 assert content(again, "one") == before
                 again.delete_topic(2)
-                result = again.commit_stages("v", 1, [named])
+                result = again.commit_stages("v", 1, [named], overwrite)
                 assert result.status is CommitStatus.COMMITTED
                 assert content(again, topic).endswith(batch("rows", records))
         check_clean(files=left)
