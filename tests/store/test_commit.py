@@ -18,17 +18,11 @@ from lance_spark.store.commit import (
     is_same_commit,
 )
 from lance_spark.store.extent import LogEnd
-from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
+from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.journal import (
-    MAGIC,
-    Entry,
-    Parsed,
-    Standing,
-    encode_entry,
-    parse_journal,
-)
+from lance_spark.store.journal import Entry, Parsed, encode_entry, parse_journal
 from lance_spark.store.writers import Commit, Job, Writers, encode_done, encode_undone
+from tests.store.jobs import encode_journal
 
 ONE = TopicPlan(
     1,
@@ -152,15 +146,6 @@ def test_no_damaged_entry_changes_what_was_committed(seed: int) -> None:
 
 def is_of(entry: Entry, job: Job) -> bool:
     return (entry["writer"], entry["sequence"]) == job
-
-
-def encode_journal(*entries: Entry, marked: int) -> bytes:
-    standing = Standing()
-    for entry in entries[:marked]:
-        standing.add(entry)
-    size = sum(len(encode_entry(entry)) for entry in entries[:marked])
-    mark = DurableMark(HEAD_BYTES + size, state=standing.state)
-    return encode_head(MAGIC, mark) + b"".join(map(encode_entry, entries))
 
 
 def spoil(data: bytes, *entries: Entry, number: int) -> Parsed:
