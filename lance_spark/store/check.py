@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
-from lance_spark.store.commit import decode_begin
+from lance_spark.store.commit import complete, decode_begin
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.document import decode_document
 from lance_spark.store.extent import LogStart
@@ -160,7 +160,7 @@ class _Checker:
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
         writers = Writers()
-        writers.replay(parsed.entries)
+        writers.replay(complete(parsed))
         for _ in writers.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
         if parsed.is_begun_unread:
@@ -194,7 +194,7 @@ class _Checker:
         data = read_file(self.files, self.root / JOURNAL)
         writers = Writers()
         try:
-            writers.replay(parse_journal(data or b"").entries)
+            writers.replay(complete(parse_journal(data or b"")))
             plans = [decode_begin(entry) for entry in writers.pending.values()]
         except StoreError:
             return {}  # Reported with the journal.

@@ -23,11 +23,17 @@ from typing import NamedTuple
 
 from lance_spark.errors import StageMismatch, StoreError
 from lance_spark.store.extent import LogEnd, LogStart
-from lance_spark.store.journal import Entry
+from lance_spark.store.journal import Entry, Parsed
 from lance_spark.store.stage import Stage, StageMetadata
 from lance_spark.store.topic import Topic
 from lance_spark.store.transfer import adopt_segment, copy_segment
-from lance_spark.store.writers import Commit, CommittedRange, Job
+from lance_spark.store.writers import (
+    Commit,
+    CommittedRange,
+    Job,
+    encode_done,
+    encode_undone,
+)
 
 
 class CommitStatus(str, Enum):
@@ -155,6 +161,30 @@ def _decode_begin(entry: Entry) -> CommitPlan:
     ]
     job = Job(entry["writer"], entry["sequence"])
     return CommitPlan(job, entry["at_ns"], entry["next_stage"], tuple(topics))
+
+
+def find_end(parsed: Parsed) -> Entry | None:
+    """Make up for a damaged entry that ended a commit, where the mark tells of it."""
+    if parsed.ended is None:
+        return None
+    plan = decode_begin(parsed.ended.begin)
+    return encode_done(plan.commit) if parsed.ended.is_done else encode_undone(plan.job)
+
+
+def complete(parsed: Parsed) -> list[Entry]:
+    """Give the entries of a journal, with the one that its mark makes up for.
+
+    It goes right behind the begin of its commit: the writer may have committed since,
+    and its last entry counts.
+    """
+    entries = list(parsed.entries)
+    end = find_end(parsed)
+    if end is not None:
+        assert parsed.ended is not None
+        # The same commit may have been begun before, with an entry that is equal.
+        numbers = (n for n, e in enumerate(entries) if e is parsed.ended.begin)
+        entries.insert(next(numbers) + 1, end)
+    return entries
 
 
 def is_same_commit(

@@ -51,7 +51,8 @@ class StoreConfig:
         overwrite_max: how many topics one commit may replace.
         writer_ttl_s: how long the last sequence of a writer is remembered.
         journal_bytes_max: the journal is compacted when it grows past this.
-        wait_timeout_s: how long an append waits for the disk before it fails.
+        wait_timeout_s: how long an append waits for the disk, a commit for another one,
+            and closing for a commit, before it fails.
     """
 
     fsync: Fsync = Fsync.BATCH

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from lance_spark.errors import StoreWriteFailed
+from lance_spark.errors import StoreClosed, StoreWriteFailed
 from lance_spark.store.files import File, Files, is_full, remove_if_there
 from lance_spark.store.head import (
     HEAD_BYTES,
@@ -139,6 +139,7 @@ class Consumers:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._offsets = offsets
+        self._closed = False
         self._entries = 0
         self._mark = NO_MARK
         self._file: File | None = None
@@ -175,6 +176,9 @@ class Consumers:
         key = ConsumerKey(consumer, topic)
         entry = encode_entry(key, offset)
         with self._lock:
+            if self._closed:
+                # Asked under the lock: the file may be another process's by now.
+                raise StoreClosed("the store is closed")
             try:
                 file = self._file
                 full = self._entries >= max(_COMPACT_ENTRIES, 2 * len(self._offsets))
@@ -209,6 +213,7 @@ class Consumers:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
+            self._closed = True
             if self._file is not None:
                 self._file.close()
 

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lance_spark.errors import DamagedFile, StoreError
+from lance_spark.errors import DamagedFile, StoreClosed, StoreError
 from lance_spark.store.document import (
     FORMAT,
     UNCHECKED_FORMAT,
@@ -70,6 +70,7 @@ class Identity:
         self._next_topic = next_topic
         self._next_stage = self._reserved_stage = next_stage
         self._written = written
+        self._closed = False
         self.upgrading = upgrading
 
     @classmethod
@@ -125,6 +126,8 @@ class Identity:
             self._write()
 
     def _write(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store is closed")
         fields = {
             "next_topic": self._next_topic,
             "next_stage": self._reserved_stage,
@@ -156,6 +159,14 @@ class Identity:
             with self._lock:
                 self.upgrading = False
                 self._write()
+
+    def close(self) -> None:
+        """Write nothing more: a caller that is late would take ids from the next owner.
+
+        A topic's id that was given out twice would mix the rows of two topics.
+        """
+        with self._lock:
+            self._closed = True
 
     @property
     def next_topic(self) -> int:

@@ -76,6 +76,9 @@ class Standing:
     def add(self, entry: Entry) -> None:
         """Take in an entry."""
         kind, job = entry.get("kind"), _checksum_job(entry)
+        if kind == "undone" and "writer" not in entry:
+            # Of lance_spark 0.5, which had one commit at a time and did not name it.
+            job = next(iter(self.begun), job)
         if kind == "begin":
             self.begun[job] = entry
         elif kind in ("done", "undone") and self.begun.pop(job, None) is not None:

@@ -229,6 +229,10 @@ class Log:
             # The rows first: one that is whole promises that its bytes are there.
             opened.index.truncate(segment.index_bytes)
             opened.data.truncate(segment.size)
+            if self.context.config.fsync is not Fsync.NONE:
+                # A write that is refused may have written all of the batch: the loss
+                # of power must not bring back what was answered as not stored.
+                opened.sync()
         except OSError as error:
             self.fail(f"an append failed ({cause}) and could not be undone ({error})")
 

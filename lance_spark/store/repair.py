@@ -17,7 +17,7 @@ from typing import Any
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
 from lance_spark.store.cache import SegmentCache
-from lance_spark.store.commit import TopicPlan, decode_begin
+from lance_spark.store.commit import TopicPlan, complete, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Context
@@ -38,6 +38,7 @@ from lance_spark.store.store import CONSUMERS, LOCK
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
     METADATA,
+    PLACE_MAX,
     TopicMetadata,
     check_name,
     read_metadata,
@@ -121,7 +122,7 @@ class _Repair:
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
         writers = Writers()
-        writers.replay(self._journal.entries)
+        writers.replay(complete(self._journal))
         self._pending = [decode_begin(entry) for entry in writers.pending.values()]
         self._damage: DamagedFile | None = None
         identity = None
@@ -270,7 +271,9 @@ class _Repair:
             return planned.start
         found = list_segments(self._files, self._directory(topic))
         if not found:
-            return LogStart(self._highest_offset(topic))
+            offset = self._highest_offset(topic)
+            # Segment 0 is the proof that a log starts at 0: see below.
+            return LogStart(offset, segment=1 if offset else 0)
         for segment in found[:2]:
             base = self._read_base(topic, segment)
             if base is not None:
@@ -297,7 +300,12 @@ class _Repair:
         consumers = parse_consumers(
             read_file(self._files, self._root / CONSUMERS) or b""
         )
-        offsets = [o for k, o in consumers.offsets.items() if k.topic == topic]
+        # Consumers may commit any number: one that no log reaches says nothing.
+        offsets = [
+            offset
+            for key, offset in consumers.offsets.items()
+            if key.topic == topic and offset <= PLACE_MAX
+        ]
         for entry in self._journal.entries:
             ranges = entry.get("ranges", ())
             offsets += [end for found, _, _, end in ranges if found == topic]

@@ -120,5 +120,6 @@ def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
     metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start != topic.start:
         # Else opening the topic would drop what is overwritten before its time.
-        write_metadata(context, directory, replace(metadata, start=topic.start))
+        before = replace(metadata, start=topic.start)
+        context.reserve.spend(lambda: write_metadata(context, directory, before))
     reset_files(context, directory, topic.end)

@@ -42,8 +42,10 @@ from lance_spark.store.commit import (
     NamedStage,
     TopicPlan,
     carry_out,
+    complete,
     decode_begin,
     encode_begin,
+    find_end,
     is_same_commit,
     show,
 )
@@ -51,7 +53,13 @@ from lance_spark.store.context import Context
 from lance_spark.store.extent import LogEnd, LogStart, LogState
 from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
 from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Entry, Journal, Parsed, parse_journal
+from lance_spark.store.journal import (
+    Entry,
+    Journal,
+    Parsed,
+    encode_entry,
+    parse_journal,
+)
 from lance_spark.store.log import NotSynced
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
@@ -134,16 +142,17 @@ class Staging:
                 self._lose_journal(path, parsed, missing=data is None, now_ns=now_ns)
             self._journal = Journal.create(files, path, self._writers.entries())
             return
-        self._writers.replay(parsed.entries)
         if parsed.torn:
             self._context.findings.note(JOURNAL, "a mark was not finished; set anew")
         if len(data or b"") > max(parsed.end, parsed.mark.end):
             text = "an entry was not finished; cut off"
             self._context.findings.note(JOURNAL, text, parsed.end, len(data or b""))
         if parsed.current:
+            self._writers.replay(parsed.entries)
             self._journal = Journal.resume(files, path, parsed)
             return
-        entries = [*parsed.entries, *self._mend_journal(parsed, now_ns)]
+        entries = self._mend_journal(parsed, now_ns)
+        self._writers.replay(entries)
         try:
             self._identity.prepare()
             if parsed.damaged or parsed.faults:
@@ -171,7 +180,7 @@ class Staging:
         self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
 
     def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
-        """Report what is damaged; give the entries that make up for it.
+        """Report what is damaged; give the entries, with those that make up for it.
 
         Raises:
             DamagedFile: a commit is begun, and nothing says which one. Parts of it may
@@ -180,25 +189,22 @@ class Staging:
         findings = self._context.findings
         for fault in parsed.faults:
             findings.damage(JOURNAL, f"{fault}; it is written anew")
-        damaged = list(parsed.damaged)
-        added: list[Entry] = []
         if parsed.is_begun_unread:
             reason = "a commit is begun, and its entry can't be read"
             raise DamagedFile(self._root, JOURNAL, reason)
-        if parsed.ended is not None:
-            # Its last entry is damaged; the mark says what it was.
-            plan = decode_begin(parsed.ended.begin)
-            done = parsed.ended.is_done
-            added = [encode_done(plan.commit) if done else encode_undone(plan.job)]
-            text = f"an entry is damaged; {_who(plan)} was ended, by the mark"
-            findings.damage(JOURNAL, text, *damaged.pop())
-        for start, end in damaged:
-            text = "an entry is damaged; the commit in it is forgotten"
+        entries, forgotten = complete(parsed), False
+        known = find_end(parsed)
+        for start, end in parsed.damaged:
+            # Other entries may be in the same range: only one of that size is known.
+            if known is not None and end - start == len(encode_entry(known)):
+                job = Job(known["writer"], known["sequence"])
+                text = f"an entry is damaged; {_who(job)} was ended, by the mark"
+                known = None
+            else:
+                text = "an entry is damaged; the commit in it is forgotten"
+                forgotten = True
             findings.damage(JOURNAL, text, start, end)
-        if damaged:
-            added.append({"kind": "lost", "at_ns": now_ns})
-        self._writers.replay(added)
-        return added
+        return [*entries, {"kind": "lost", "at_ns": now_ns}] if forgotten else entries
 
     def _load_stage(self, directory: Path) -> None:
         try:
@@ -254,7 +260,7 @@ class Staging:
         error = next(errors, None)
         if error is None:
             return False
-        effect = f"{_who(plan)} waits, and its topics are closed"
+        effect = f"{_who(plan.job)} waits, and its topics are closed"
         waiting = DamagedFile(error.root, error.file, error.reason, effect)
         for planned in plan.topics:
             self._catalog.hold(planned.id, waiting, planned.name)
@@ -263,9 +269,9 @@ class Staging:
         return True
 
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        who = _who(plan)
+        who = _who(plan.job)
         if outcome is Outcome.UNDONE:
-            self._note(encode_undone(plan.job))
+            self._note_end(encode_undone(plan.job))
             self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
@@ -284,13 +290,12 @@ class Staging:
                     raise
                 # A full disk must not keep the store from opening. The stages stay, so
                 # that the writer can commit again once there is room.
-                self._context.reserve.give_up()
                 self._undo(plan, saved, error)
                 self._context.findings.note(JOURNAL, f"{who} is undone: {error}")
                 return
             self._show(plan, created)
         else:
-            self._note(encode_done(plan.commit))
+            self._note_end(encode_done(plan.commit))
         for stage in self._job(plan.job):
             self._drop(stage)
         self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
@@ -529,25 +534,40 @@ class Staging:
                 self._context.spare.keep()
             plan = self._plan(job, stages, targets, overwrite, now_ns)
             saved = self._save(plan)
-            with self._writing("begin a commit", job):
-                self._note(encode_begin(plan))
-            try:
-                created = self._carry_out(plan)
-            except Exception as error:
-                # Whatever it is, even a bug: the topics are not left half written.
-                self._undo(plan, saved, error)
-                if isinstance(error, (LanceError, OSError)):
-                    raise StoreWriteFailed(
-                        f"the commit could not be carried out and was undone: {error}"
-                    ) from error
-                raise
-            except BaseException:
-                # An interrupt may come right behind `done`, and what is done must not
-                # be undone: the next opening knows.
-                self._fail("a commit was interrupted", job)
-                raise
-            self._show(plan, created)
+            with self._deciding(job):
+                self._decide(plan, saved)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
+
+    @contextmanager
+    def _deciding(self, job: Job) -> Iterator[None]:
+        """Leave a commit that is interrupted, by a signal, to the next opening.
+
+        The interrupt may come right behind `begin` or `done`: what is begun is never
+        left alone, and what is done must not be undone.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._fail("a commit was interrupted", job)
+            raise
+
+    def _decide(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
+        """Begin a commit, and carry it out or undo it."""
+        with self._writing("begin a commit", plan.job):
+            self._note(encode_begin(plan))
+        try:
+            created = self._carry_out(plan)
+        except Exception as error:
+            # Whatever it is, even a bug: the topics are not left half written.
+            self._undo(plan, saved, error)
+            if isinstance(error, (LanceError, OSError)):
+                raise StoreWriteFailed(
+                    f"the commit could not be carried out and was undone: {error}"
+                ) from error
+            raise
+        self._show(plan, created)
 
     def _plan(
         self,
@@ -616,9 +636,12 @@ class Staging:
         try:
             if self._journal.failed:
                 raise StoreError("the journal can't be written")
-            self._context.spare.insist(lambda: self._set_back(plan, saved))
-            self._note(encode_undone(plan.job))
-        except (LanceError, OSError) as error:
+            reserve = self._context.reserve
+            self._context.spare.insist(
+                lambda: reserve.spend(lambda: self._set_back(plan, saved))
+            )
+            self._note_end(encode_undone(plan.job))
+        except Exception as error:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
             reason = f"a commit failed ({cause}) and could not be undone ({error})"
@@ -659,6 +682,10 @@ class Staging:
             self._journal.append(entry)
             self._writers.replay([entry])
 
+    def _note_end(self, entry: Entry) -> None:
+        """Write that a commit is over, on a full disk too: all else depends on it."""
+        self._context.reserve.spend(lambda: self._note(entry))
+
     def _check_writable(self, job: Job | None = None) -> None:
         if self._failure is not None:
             if job in self._doubtful:
@@ -679,12 +706,24 @@ class Staging:
                 self._journal.rewrite(self._writers.entries())
                 self._worth_bytes = 2 * self._journal.size
 
-    def close(self) -> None:
-        """Wait for commits under way, make the stages durable, close the journal."""
+    def drain(self) -> None:
+        """Refuse commits from now on, and wait for those under way.
+
+        Raises:
+            Timeout: one takes too long; the files must not get another owner yet.
+        """
+        timeout_s = self._context.config.wait_timeout_s
         with self._turns:
             self._failure = self._failure or "the store was closed"
-            # Without a deadline: the files must not get another owner before.
-            self._turns.wait_for(lambda: not self._busy)
+            if not self._turns.wait_for(lambda: not self._busy, timeout_s):
+                raise Timeout(
+                    f"a commit or abort of writer {min(self._busy)!r} is still under "
+                    f"way after {timeout_s} s: {self._root} stays locked until it has "
+                    "ended and the store is closed once more, or the process ends"
+                )
+
+    def close(self) -> None:
+        """Make the stages durable and close the journal, once nothing is under way."""
         with self._journaling:
             try:
                 for stage in self.all():
@@ -717,5 +756,5 @@ def _check_content(stage: Stage, named: NamedStage) -> None:
         )
 
 
-def _who(plan: CommitPlan) -> str:
-    return f"commit {plan.job.sequence} of {plan.job.writer!r}"
+def _who(job: Job) -> str:
+    return f"commit {job.sequence} of {job.writer!r}"

@@ -94,7 +94,8 @@ class Store:
         self._files: Files = files or OsFiles()
         self._clock_ns = clock_ns
         self._framing = framing
-        self._closed = False
+        # Refuses everything; and does not have the directory any more.
+        self._closed = self._released = False
         self._findings = Findings()
         self._segments = SegmentCache(
             open_max=self.config.open_segments_max,
@@ -134,6 +135,7 @@ class Store:
             identity,
             observe_sync,
         )
+        self._identity = identity
         self._catalog = Catalog(context, self.path, identity)
         self._staging = Staging(context, self.path, identity, self._catalog)
         if is_new:
@@ -558,20 +560,29 @@ class Store:
                     topic.drop_before(start)
 
     def close(self) -> None:
-        """Make everything durable and let go of the directory."""
-        if self._closed:
+        """Make everything durable and let go of the directory.
+
+        Raises:
+            Timeout: a commit is still under way. The directory stays locked, and this
+                can be called again.
+            StoreError: not everything is durable; the store is closed all the same.
+        """
+        if self._released:
             return
         self._closed = True
+        # First: a commit under way has the logs that the catalog closes.
+        self._staging.drain()
+        self._released = True
         if self._syncer is not None:
             self._syncer.stop(self.config.wait_timeout_s)
         try:
-            # First: a commit under way has the logs that the catalog closes.
             self._staging.close()
         finally:
             try:
                 self._catalog.close()
             finally:
                 self._consumers.close()
+                self._identity.close()
                 self._segments.clear()
                 self._spare.give_up()
                 self._lock.close()

@@ -34,7 +34,8 @@ _KEYS = {
 # The topic that exists without being created (LWP §6.1). It has no name.
 DEFAULT_TOPIC = 0
 NAME_BYTES_MAX = 255
-_PLACE_MAX = 2**63 - 1
+# The largest offset, record number or segment number of a log.
+PLACE_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         epoch=integer(fields, "topic_epoch"),
         auth=fields["auth"],
         retention=kept,
-        start=LogStart(*(integer(start, key, _PLACE_MAX) for key in LogStart._fields)),
+        start=LogStart(*(integer(start, key, PLACE_MAX) for key in LogStart._fields)),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 from lance_spark.store import CommitResult, NamedStage, Store
+from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
+from lance_spark.store.journal import MAGIC, Entry, Standing, encode_entry
 from tests.store.disk import DiskFiles
 from tests.store.kit import open_store, read_all
 
@@ -65,6 +67,16 @@ def kill(store: Store) -> Store:
     assert isinstance(store._files, DiskFiles)
     files = DiskFiles(store._files.disk.killed())
     return open_store(store.path, files, store.config, clock_ns=store._clock_ns)
+
+
+def encode_journal(*entries: Entry, marked: int | None = None) -> bytes:
+    """A journal of version 2 whose mark speaks of all entries, or of the first ones."""
+    standing = Standing()
+    for entry in entries[:marked]:
+        standing.add(entry)
+    sizes = [len(encode_entry(entry)) for entry in entries[:marked]]
+    mark = DurableMark(HEAD_BYTES + sum(sizes), state=standing.state)
+    return encode_head(MAGIC, mark) + b"".join(map(encode_entry, entries))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -11,12 +12,17 @@ from lance_spark.store import CommittedRange, LogStart
 from lance_spark.store.commit import (
     CommitPlan,
     TopicPlan,
+    complete,
     decode_begin,
     encode_begin,
     is_same_commit,
 )
 from lance_spark.store.extent import LogEnd
-from lance_spark.store.writers import Commit, Job
+from lance_spark.store.head import HEAD_BYTES
+from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.journal import Entry, Parsed, encode_entry, parse_journal
+from lance_spark.store.writers import Commit, Job, Writers, encode_done, encode_undone
+from tests.store.jobs import encode_journal
 
 ONE = TopicPlan(
     1,
@@ -89,3 +95,62 @@ def test_which_repetition_is_the_same() -> None:
     # Fewer topics are other topics, unless stages are missing that would tell.
     assert is_same_commit(last, one, one, whole=False)
     assert not is_same_commit(last, one, one, whole=True)
+
+
+def make_history(rng: random.Random) -> list[Entry]:
+    """Jobs of some writers, side by side; each is begun until it is done."""
+    entries: list[Entry] = []
+    sequences = dict.fromkeys("uvw", 0)
+    begun: dict[str, CommitPlan] = {}
+    for at_ns in range(rng.randrange(1, 14)):
+        writer = rng.choice("uvw")
+        plan = begun.pop(writer, None)
+        if plan is None:
+            # The clock may stand still: a plan may be equal to an earlier one.
+            job = Job(writer, sequences[writer])
+            begun[writer] = CommitPlan(job, at_ns // 4, FIRST_STAGE_ID, ())
+            entries.append(encode_begin(begun[writer]))
+        elif rng.random() < 0.4:
+            entries.append(encode_undone(plan.job))
+        else:
+            entries.append(encode_done(plan.commit))
+            sequences[writer] += 1
+    return entries
+
+
+def fold(entries: list[Entry]) -> tuple[dict[str, Commit], set[Job]]:
+    writers = Writers()
+    writers.replay(entries)
+    return writers._last, set(writers.pending)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_damaged_entry_changes_what_was_committed(seed: int) -> None:
+    """The mark makes up for it, or a commit that is begun is known to be unreadable."""
+    rng = random.Random(seed)
+    history = make_history(rng)
+    last, pending = fold(history)
+    for marked in range(len(history) + 1):
+        data = encode_journal(*history, marked=marked)
+        for number in range(marked):
+            parsed = spoil(data, *history, number=number)
+            entry = history[number]
+            job = Job(entry["writer"], entry["sequence"])
+            begins = [e for e in history if e["kind"] == "begin" and is_of(e, job)]
+            if job in pending and entry is begins[-1]:
+                assert parsed.is_begun_unread, (marked, number)
+            else:
+                assert not parsed.is_begun_unread, (marked, number)
+                assert fold(complete(parsed)) == (last, pending), (marked, number)
+
+
+def is_of(entry: Entry, job: Job) -> bool:
+    return (entry["writer"], entry["sequence"]) == job
+
+
+def spoil(data: bytes, *entries: Entry, number: int) -> Parsed:
+    """Damage the last byte of one entry."""
+    sizes = [len(encode_entry(entry)) for entry in entries[: number + 1]]
+    spoiled = bytearray(data)
+    spoiled[HEAD_BYTES + sum(sizes) - 1] ^= 1
+    return parse_journal(bytes(spoiled))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from lance_spark.errors import StoreError, StoreWriteFailed
+from lance_spark.errors import StoreClosed, StoreError, StoreWriteFailed
 from lance_spark.store import consumers
 from lance_spark.store.consumers import (
     ConsumerKey,
@@ -40,6 +40,21 @@ def test_an_entry_on_disk() -> None:
     offset = (300).to_bytes(8, "little")
     crc = crc32c(consumer + topic + offset).to_bytes(4, "little")
     assert entry(7, 1, 300) == consumer + topic + crc + offset
+
+
+def test_a_commit_that_is_late_writes_nothing(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be another process's by then."""
+    monkeypatch.setattr(consumers, "_COMPACT_ENTRIES", 2)
+    late = opened(files)
+    late.commit(7, 1, 10)
+    late.commit(7, 1, 20)
+    late.close()
+    opened(files).commit(7, 1, 30)
+    with pytest.raises(StoreClosed):
+        late.commit(7, 2, 40)
+    assert parse_consumers(read_file(files, PATH) or b"").offsets == {(7, 1): 30}
 
 
 def test_the_last_entry_counts() -> None:

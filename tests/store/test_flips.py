@@ -79,6 +79,7 @@ def fill(files: DiskFiles) -> Store:
     store.append(2, batch("d"))
     commit(store, "three", "w", 1, batch("t"))
     commit(store, "one", "v", 5, batch("u"))
+    commit(store, "three", "w", 2, batch("v"))
     stage(store, "two", "x", 1, batch("s"))
     store.commit_offset(7, 1, 45)
     store.commit_offset(8, 2, 90)
@@ -116,12 +117,13 @@ def test_all_small_files_are_tried(filled: DiskFiles) -> None:
         "consumers.log",
         "journal.log",
         *(f"segments/{topic}/metadata.json" for topic in range(4)),
-        f"stages/{2**31 + 2}/stage.json",
+        f"stages/{2**31 + 3}/stage.json",
         "store.json",
     ]
-    others = {n for n in names if not n.endswith((".json", ".log"))}
-    # The reserve is there to be given up: no byte of it means anything.
-    assert others == {"lock", "reserve"}
+    assert set(names) - {n for n in names if n.endswith((".json", ".log"))} == {
+        "lock",
+        "reserve",
+    }
 
 
 FILES = [
@@ -129,7 +131,7 @@ FILES = [
     "journal.log",
     "lock",
     *(f"segments/{topic}/metadata.json" for topic in range(4)),
-    f"stages/{2**31 + 2}/stage.json",
+    f"stages/{2**31 + 3}/stage.json",
     "store.json",
 ]
 
@@ -300,11 +302,32 @@ def test_a_commit_that_is_begun_and_can_not_be_read(killed: DiskFiles) -> None:
     assert repair(files, Answers()) == []
     with open_store(files=files) as store:
         now = look(store)
-        assert now.writers == {"w": 1, "v": 5}
+        assert now.writers == {"w": 2, "v": 5}
         assert now.topics[1][2].startswith(b"".join(batch(tag, 20) for tag in "abc"))
         assert len(now.stages) == 3
     said = damage(check_store(ROOT, framing=scan, files=files))
     assert [finding.where for finding in said] == ["journal.log"]  # It says `lost`.
+
+
+def test_a_page_of_the_journal_with_more_than_one_entry(filled: DiskFiles) -> None:
+    """The mark makes up for one of them; the others are said to be forgotten."""
+    files = DiskFiles(filled.disk.clone())
+    path = ROOT / "journal.log"
+    data = read_file(files, path)
+    assert data is not None
+    # The end of the first commit, and the second one as a whole.
+    start = data.index(b'"done"')
+    end = data.index(b'"done"', start + 1)
+    replace_file(files, path, data[:start] + bytes(end - start) + data[end:])
+    said = check_store(ROOT, framing=scan, files=files)
+    assert not any("is begun" in finding.text for finding in said)
+    with open_store(files=files) as store:
+        [found] = damage(store.findings)
+        assert "is forgotten" in found.text
+        assert look(store).writers == {"w": 2}
+    # It is said for as long as a writer may repeat a forgotten commit.
+    [found] = check_store(ROOT, framing=scan, files=files)
+    assert "commits before that are forgotten" in found.text
 
 
 def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
@@ -383,11 +406,18 @@ def test_an_empty_topic_goes_on_at_the_highest_offset_that_is_known(
         store.create_topic("one")
         commit(store, "one", "w", 1, batch("a"))
         store.commit_stages("w", 2, [], ["one"])
+        # A consumer may say anything.
+        store.commit_offset(7, 1, 2**64 - 1)
     assert not segments(files)
     files.open(ROOT / "segments/1/metadata.json").truncate(5)
     assert repair(files, ANSWERS) == []
     with open_store(files=files) as store:
         assert store.append(1, batch("b")).start == 135
+    # The first segment from here on is no proof that the log starts at 0.
+    for name in ("metadata.json", "1_*.idx"):
+        [path] = [n for n in files.disk.seen if Path(n).match(f"segments/1/{name}")]
+        files.open(Path(path)).truncate(5)
+    assert repair(files, ANSWERS) == ["segments/1/metadata.json"]
 
 
 def test_where_nothing_proves_the_start(files: DiskFiles) -> None:
@@ -406,13 +436,13 @@ def test_where_nothing_proves_the_start(files: DiskFiles) -> None:
 
 
 def test_a_stage_is_dropped_when_a_person_says_so(filled: DiskFiles) -> None:
-    name = f"stages/{2**31 + 2}/stage.json"
+    name = f"stages/{2**31 + 3}/stage.json"
     _, files = next(flips(filled, f"/data/{name}"))
     assert repair(files, Answers()) == [name]
     with open_store(files=files) as store:
         store.maintain()  # It does not expire by itself.
     assert repair(files, Answers()) == [name]
-    assert repair(files, Answers(dropped=frozenset({2**31 + 2}))) == []
+    assert repair(files, Answers(dropped=frozenset({2**31 + 3}))) == []
     assert damage(check_store(ROOT, framing=scan, files=files)) == []
 
 
@@ -444,7 +474,7 @@ def test_a_file_of_another_topic_or_stage(filled: DiskFiles) -> None:
     files = DiskFiles(filled.disk.clone())
     other = read_file(files, ROOT / "segments/2/metadata.json") or b""
     replace_file(files, ROOT / "segments/1/metadata.json", other)
-    name = f"stages/{2**31 + 2}"
+    name = f"stages/{2**31 + 3}"
     waiting = decode_stage(read_file(files, ROOT / name / "stage.json") or b"")
     moved = encode_stage(replace(waiting, id=2**31 + 9))
     replace_file(files, ROOT / name / "stage.json", moved)
@@ -452,7 +482,7 @@ def test_a_file_of_another_topic_or_stage(filled: DiskFiles) -> None:
         assert "it is that of topic 2" in str(store.closed(1))
         assert store.topic(2).metadata.name == "two"
         with pytest.raises(DamagedFile, match=f"it is that of stage {2**31 + 9}"):
-            store.stage(2**31 + 2)
+            store.stage(2**31 + 3)
 
 
 def test_a_stage_that_a_commit_knows_is_not_dropped(killed: DiskFiles) -> None:
@@ -460,7 +490,7 @@ def test_a_stage_that_a_commit_knows_is_not_dropped(killed: DiskFiles) -> None:
     for name in small_files(files):
         if name.endswith("stage.json"):
             files.open(Path(name)).truncate(3)
-    assert repair(files, Answers()) == [f"stages/{2**31 + 2}/stage.json"]
+    assert repair(files, Answers()) == [f"stages/{2**31 + 3}/stage.json"]
     with open_store(files=files) as store:
         assert look(store).topics[4][2] == batch("l")
 

@@ -14,12 +14,15 @@ import pytest
 from lance_spark.errors import StoreWriteFailed
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, Fsync, Store, StoreConfig
+from lance_spark.store.files import read_file, remove_tree
+from lance_spark.store.journal import Entry, Journal
 from lance_spark.store.spare import RESERVE, Reserve
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, content, hooked, refusing, stage
-from tests.store.kit import SMALL, batch, check_clean, damage, open_store
+from tests.store.kit import ROOT, SMALL, batch, check_clean, damage, open_store
 
 BATCHES = 40
+JOURNAL_PATH = ROOT / "journal.log"
 
 
 def config(fsync: Fsync) -> StoreConfig:
@@ -153,7 +156,10 @@ def test_a_disk_that_is_full_after_the_reserve_is_spent() -> None:
 
 @pytest.mark.parametrize("records", [3, 20], ids=["copied", "adopted"])
 @pytest.mark.parametrize("topic", ["one", "new"])
-def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
+@pytest.mark.parametrize("overwrite", [[], ["one"]], ids=["", "overwrites"])
+def test_a_commit_that_was_begun_is_undone(
+    overwrite: list[str], topic: str, records: int
+) -> None:
     """Its stages are kept, and it can be committed once there is room."""
     files = DiskFiles(Disk())
     store = open_store(files=files)
@@ -161,7 +167,7 @@ def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
     named = stage(store, topic, "v", 1, batch("rows", records))
     pictures: list[Disk] = []
     with hooked(files, lambda operation, name: pictures.append(files.disk.killed())):
-        store.commit_stages("v", 1, [named])
+        store.commit_stages("v", 1, [named], overwrite)
     before = content(open_store(files=DiskFiles(pictures[0].killed())), "one")
     undone = 0
     for picture in pictures:
@@ -174,11 +180,71 @@ def test_a_commit_that_was_begun_is_undone(topic: str, records: int) -> None:
                 undone += 1
                 assert content(again, "one") == before
                 again.delete_topic(2)
-                result = again.commit_stages("v", 1, [named])
+                result = again.commit_stages("v", 1, [named], overwrite)
                 assert result.status is CommitStatus.COMMITTED
                 assert content(again, topic).endswith(batch("rows", records))
         check_clean(files=left)
     assert undone
+
+
+def crowd(monkeypatch: pytest.MonkeyPatch, files: DiskFiles, *kinds: str) -> list[str]:
+    """Let others take all room right before the first journal entry of some kinds."""
+    left, append = list(kinds), Journal.append
+
+    def appending(journal: Journal, entry: Entry) -> None:
+        if entry["kind"] in left:
+            left.remove(entry["kind"])
+            files.capacity = files.used
+        append(journal, entry)
+
+    monkeypatch.setattr(Journal, "append", appending)
+    return left
+
+
+@pytest.mark.parametrize("overwrite", [[], ["one"]])
+def test_the_reserve_is_for_undoing_a_commit(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch, overwrite: list[str]
+) -> None:
+    with open_store(files=files) as store:
+        fill(store)
+        before = content(store, "one")
+        named = stage(store, "one", "v", 1, batch("rows"))
+        left = crowd(monkeypatch, files, "done", "undone")
+        with pytest.raises(StoreWriteFailed, match="was undone"):
+            store.commit_stages("v", 1, [named], overwrite)
+        assert left == []
+        assert content(store, "one") == before
+        files.capacity = None
+        store.append(1, batch("next"))
+        result = store.commit_stages("v", 1, [named], overwrite)
+        assert result.status is CommitStatus.COMMITTED
+    check_clean(files=files)
+
+
+@pytest.mark.parametrize("kind", ["done", "undone"])
+def test_the_reserve_is_for_ending_a_commit_when_a_store_is_opened(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store = open_store(files=files)
+    fill(store)
+    named = stage(store, "one", "v", 1, batch("rows"))
+    pictures: list[Disk] = []
+    with hooked(files, lambda operation, name: pictures.append(files.disk.killed())):
+        store.commit_stages("v", 1, [named])
+    # Its plan is written, and nothing or all of it is done; its stage is gone.
+    journals = [len(read_file(DiskFiles(d), JOURNAL_PATH) or b"") for d in pictures]
+    number = next(n for n, size in enumerate(journals) if size > journals[0])
+    if kind == "done":
+        number = next(n for n, size in enumerate(journals) if size > journals[number])
+        number -= 1
+    left = DiskFiles(pictures[number])
+    remove_tree(left, ROOT / "stages" / str(named.id))
+    missing = crowd(monkeypatch, left, kind)
+    with open_store(files=left) as again:
+        assert missing == []
+        assert content(again, "one").endswith(batch("rows")) == (kind == "done")
+        left.capacity = None
+    check_clean(files=left)
 
 
 def test_a_reserve_that_can_not_be_kept(files: DiskFiles) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.errors import DamagedFile, StoreError
+from lance_spark.errors import DamagedFile, StoreClosed, StoreError
 from lance_spark.store.document import encode_document
 from lance_spark.store.files import read_file
 from lance_spark.store.identity import FIRST_STAGE_ID, STAGE_ID_END, Identity
@@ -30,6 +30,18 @@ def read(files: DiskFiles) -> Identity:
     identity = Identity.read(files, PATH)
     assert identity is not None
     return identity
+
+
+def test_a_caller_that_is_late_writes_nothing(files: DiskFiles) -> None:
+    """The file may be another process's by then."""
+    identity = make(files)
+    identity.close()
+    after = read(files)
+    after.new_topic()
+    for late in (identity.new_topic, identity.new_stage, identity.write):
+        with pytest.raises(StoreClosed):
+            late()
+    assert read(files).next_topic == 2
 
 
 def test_no_file(files: DiskFiles) -> None:

@@ -12,10 +12,9 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.files import read_file
-from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
+from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.journal import (
     ENTRY_BYTES_MAX,
-    MAGIC,
     EndedCommit,
     Entry,
     Journal,
@@ -25,7 +24,7 @@ from lance_spark.store.journal import (
     parse_journal,
 )
 from tests.store.disk import DiskFiles
-from tests.store.jobs import refusing
+from tests.store.jobs import encode_journal, refusing
 
 PATH = Path("/journal.log")
 HEADER = b"LSJOURN0" + (1).to_bytes(4, "little") + bytes(4)
@@ -37,16 +36,6 @@ BEGIN, DONE, UNDONE = (
 
 def of_version_1(entries: list[Entry], end: int, damaged: Any = ()) -> Parsed:
     return Parsed(entries, end, list(damaged), current=False)
-
-
-def whole(*entries: Entry, marked: int | None = None) -> bytes:
-    """A journal of version 2 whose mark speaks of all entries, or of the first ones."""
-    standing = Standing()
-    for entry in entries[:marked]:
-        standing.add(entry)
-    sizes = [len(encode_entry(entry)) for entry in entries[:marked]]
-    mark = DurableMark(HEAD_BYTES + sum(sizes), state=standing.state)
-    return encode_head(MAGIC, mark) + b"".join(map(encode_entry, entries))
 
 
 def parsed(files: DiskFiles) -> Parsed:
@@ -124,7 +113,7 @@ def test_another_version_is_not_touched() -> None:
 @pytest.mark.parametrize("end", [DONE, UNDONE])
 def test_no_flipped_bit_makes_version_2_another_journal(end: Entry) -> None:
     """Entries that were answered for are there, or missed; the mark knows the end."""
-    good = whole(ONE, BEGIN, end)
+    good = encode_journal(ONE, BEGIN, end)
     expected = parse_journal(good)
     assert expected.current and expected.entries == [ONE, BEGIN, end]
     for bit in range(len(good) * 8):
@@ -142,7 +131,7 @@ def test_no_flipped_bit_makes_version_2_another_journal(end: Entry) -> None:
 
 
 def test_no_cut_makes_version_2_another_journal() -> None:
-    good = whole(ONE, BEGIN, DONE)
+    good = encode_journal(ONE, BEGIN, DONE)
     for size in range(len(good)):
         found = parse_journal(good[:size])
         assert found.lost or found.damaged or found.faults, size
@@ -150,8 +139,8 @@ def test_no_cut_makes_version_2_another_journal() -> None:
 
 
 def test_an_entry_behind_the_mark_may_be_torn() -> None:
-    good = whole(ONE, TWO, marked=1)
-    for size in range(len(whole(ONE)), len(good)):
+    good = encode_journal(ONE, TWO, marked=1)
+    for size in range(len(encode_journal(ONE)), len(good)):
         found = parse_journal(good[:size])
         assert (found.entries, found.damaged, found.current) == ([ONE], [], True)
 
@@ -170,13 +159,13 @@ def job(kind: str, sequence: int) -> Entry:
 
 
 def test_a_commit_that_is_begun_and_can_not_be_read() -> None:
-    assert spoil(whole(ONE, BEGIN), BEGIN).is_begun_unread
+    assert spoil(encode_journal(ONE, BEGIN), BEGIN).is_begun_unread
     # An entry behind the mark says that it ended, all the same.
-    assert not spoil(whole(ONE, BEGIN, DONE, marked=2), BEGIN).is_begun_unread
+    assert not spoil(encode_journal(ONE, BEGIN, DONE, marked=2), BEGIN).is_begun_unread
     # One of several.
     others = (job("begin", 2), BEGIN, job("done", 2), job("begin", 3))
-    assert spoil(whole(*others), BEGIN).is_begun_unread
-    assert not spoil(whole(*others, DONE), BEGIN).is_begun_unread
+    assert spoil(encode_journal(*others), BEGIN).is_begun_unread
+    assert not spoil(encode_journal(*others, DONE), BEGIN).is_begun_unread
 
 
 @pytest.mark.parametrize("kind", ["done", "undone"])
@@ -185,16 +174,26 @@ def test_the_damaged_end_of_one_of_several_commits(kind: str) -> None:
     entries = [job("begin", n) for n in (1, 2, 3)]
     entries += [job("undone", 1), job(kind, 2), ONE, job("begin", 4)]
     for marked in (5, 6, 7):
-        found = spoil(whole(*entries, marked=marked), job(kind, 2))
+        found = spoil(encode_journal(*entries, marked=marked), job(kind, 2))
         assert found.ended == EndedCommit(job("begin", 2), kind == "done")
         assert not found.is_begun_unread
     # One that was begun again behind it is under way.
-    again = spoil(whole(*entries, job("begin", 2), marked=7), job(kind, 2))
+    again = spoil(encode_journal(*entries, job("begin", 2), marked=7), job(kind, 2))
     assert (again.ended, again.is_begun_unread) == (None, False)
     # An entry that has nothing to do with it explains nothing.
-    assert spoil(whole(*entries), ONE).ended is None
+    assert spoil(encode_journal(*entries), ONE).ended is None
     # Two at once can't be told apart: a person has to look.
-    assert spoil(whole(*entries), job("undone", 1), job(kind, 2)).is_begun_unread
+    assert spoil(
+        encode_journal(*entries), job("undone", 1), job(kind, 2)
+    ).is_begun_unread
+
+
+def test_an_undone_commit_of_0_5_is_not_under_way() -> None:
+    """An upgraded journal has its entries: it must not miss a begin that is over."""
+    entries = [BEGIN, {"kind": "undone"}, ONE]
+    assert not spoil(encode_journal(*entries), BEGIN).is_begun_unread
+    found = spoil(encode_journal(*entries), {"kind": "undone"})
+    assert found.ended == EndedCommit(BEGIN, is_done=False)
 
 
 def test_the_mark_follows_the_entries(files: DiskFiles) -> None:
@@ -262,13 +261,13 @@ def test_create_append_resume(files: DiskFiles) -> None:
 def test_what_a_killed_process_wrote_is_durable_once_it_was_read(
     files: DiskFiles,
 ) -> None:
-    files.open(PATH, create=True).pwrite(whole(ONE, marked=0), 0)
+    files.open(PATH, create=True).pwrite(encode_journal(ONE, marked=0), 0)
     Journal.resume(files, PATH, parsed(files))
     left = DiskFiles(files.disk.without_power("drop", random.Random(0)))
     assert parsed(left).entries == [ONE]
 
 
-def test_resume_cuts_off_what_is_not_whole(files: DiskFiles) -> None:
+def test_resume_cuts_off_what_is_not_encode_journal(files: DiskFiles) -> None:
     journal = Journal.create(files, PATH, [ONE])
     files.open(PATH).pwrite(b"LSJE torn", journal.size)
     Journal.resume(files, PATH, parsed(files)).append(TWO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import threading
 
 import numpy as np
@@ -297,6 +298,26 @@ def test_a_refused_append_is_taken_back(files: DiskFiles, ending: str) -> None:
         store.append(1, batch("c"))
         assert content(store, "one") == batch("a") + batch("c")
     check_clean(files=files)
+
+
+@pytest.mark.parametrize("ending", ["lnc", "idx"])
+def test_a_refused_append_does_not_come_with_the_loss_of_power(
+    files: DiskFiles, ending: str
+) -> None:
+    """Its writer was told that nothing is stored, and appends it once more."""
+    store = open_store(files=files)
+    store.create_topic("one")
+    store.append(1, batch("a"))
+    files.torn_share = 1.0
+    with refusing(files, "pwrite", f".{ending}"), pytest.raises(StoreWriteFailed):
+        store.append(1, batch("b"))
+    for seed in range(30):
+        left = DiskFiles(files.disk.without_power("reorder", random.Random(seed)))
+        with open_store(files=left) as again:
+            assert content(again, "one") == batch("a"), seed
+    store.append(1, batch("b"))
+    assert content(store, "one") == batch("a") + batch("b")
+    store.close()
 
 
 def test_an_append_that_can_not_be_taken_back_is_the_last(files: DiskFiles) -> None:

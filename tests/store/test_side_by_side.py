@@ -16,7 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.errors import StageUnknown, StoreError, Timeout, TopicExists
+from lance_spark.errors import (
+    StageUnknown,
+    StoreClosed,
+    StoreError,
+    StoreLocked,
+    Timeout,
+    TopicExists,
+)
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, NamedStage, Store, StoreConfig
 from tests.store.disk import Disk, DiskFiles
@@ -197,7 +204,8 @@ def test_the_same_topics_and_writers_wait(tmp_path: Path) -> None:
 def test_a_wait_ends(tmp_path: Path) -> None:
     files = SeamFiles(sync=False)
     config = StoreConfig(wait_timeout_s=0.05, **SMALL)  # type: ignore[arg-type]
-    with open_store(tmp_path, files, config, background=True) as store:
+    # Without a thread that syncs: only commits are waited for, not the disk.
+    with open_store(tmp_path, files, config) as store:
         named, do = begin(store)
         with held(files, 30, do) as (gate, running):
             assert gate.where is not None
@@ -222,6 +230,32 @@ def test_closing_waits_for_a_commit(tmp_path: Path) -> None:
         gate.open()
         assert running.result(PATIENCE_S) is COMMITTED
         closing.result(PATIENCE_S)
+    with open_store(tmp_path, files, CONFIG) as store:
+        assert_after(store)
+        assert store.commit_stages("long", 1, named, OVERWRITTEN).status is REPEATED
+    check_clean(tmp_path)
+
+
+def test_closing_does_not_wait_forever(tmp_path: Path) -> None:
+    """The directory stays locked, until the commit has ended and it is closed again."""
+    files = SeamFiles(sync=False)
+    config = StoreConfig(wait_timeout_s=0.05, **SMALL)  # type: ignore[arg-type]
+    store = open_store(tmp_path, files, config)
+    named, do = begin(store)
+    with held(files, 30, do) as (gate, running):
+        for _ in range(2):
+            with pytest.raises(
+                Timeout, match=r"writer 'long' is still .* stays locked"
+            ):
+                store.close()
+        with pytest.raises(StoreClosed):
+            store.append(1, batch("late"))
+        with pytest.raises(StoreLocked):
+            open_store(tmp_path)
+        gate.open()
+        assert running.result(PATIENCE_S) is COMMITTED
+    store.close()
+    store.close()
     with open_store(tmp_path, files, CONFIG) as store:
         assert_after(store)
         assert store.commit_stages("long", 1, named, OVERWRITTEN).status is REPEATED

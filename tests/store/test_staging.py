@@ -1065,7 +1065,10 @@ class Interrupt(BaseException):
     """As KeyboardInterrupt, which would end the test run if it got away."""
 
 
-def test_an_interrupt_behind_done_undoes_nothing(files: DiskFiles) -> None:
+@pytest.mark.parametrize("kind", ["begin", "done", "undone"])
+def test_an_interrupt_leaves_a_commit_to_the_next_opening(
+    files: DiskFiles, kind: str
+) -> None:
     """Whether the commit counts is in the journal: the next opening acts on it."""
     data = batch("staged")
     store = open_store(files=files)
@@ -1075,8 +1078,10 @@ def test_an_interrupt_behind_done_undoes_nothing(files: DiskFiles) -> None:
     original = journal.append
 
     def interrupted(entry: dict[str, object]) -> None:
+        if (kind, entry["kind"]) == ("undone", "done"):
+            raise OSError(errno.EIO, "refused")
         original(entry)
-        if entry["kind"] == "done":
+        if entry["kind"] == kind:
             raise Interrupt
 
     journal.append = interrupted  # type: ignore[method-assign]
@@ -1084,9 +1089,13 @@ def test_an_interrupt_behind_done_undoes_nothing(files: DiskFiles) -> None:
         store.commit_stages("w", 1, named)
     with pytest.raises(StoreReadOnly, match="interrupted"):
         store.commit_stages("w", 1, named)
+    # What is written now would be set back with the commit.
+    with pytest.raises(StoreReadOnly, match="interrupted"):
+        store.append(0, data)
     store.close()
     with open_store(files=files) as store:
-        assert store.commit_stages("w", 1, named).status is CommitStatus.REPEATED
+        status = store.commit_stages("w", 1, named).status
+        assert status is CommitStatus("committed" if kind == "undone" else "repeated")
         topic = store.find_topic("one")
         assert topic is not None and read_all(topic.log) == data
     check_clean(files=files)
