@@ -20,6 +20,7 @@ from lance_spark.broker.configfile import read_settings
 from lance_spark.cli.directory import check_can_be_store
 from lance_spark.cli.log import shown_log
 from lance_spark.cli.quantity import ADDRESS, SIZE
+from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
 # are those of `BrokerConfig`.
@@ -28,9 +29,14 @@ DEFAULTS = {"listen": f"127.0.0.1:{DEFAULT_PORT}", "data_dir": "lance-data"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long one thread computes while another one could; the default is ten times that.
 _SWITCH_S = 0.0005
-# Pieces of memory from this size on are given back to the system when they are freed.
-_MAPPED_BYTES = 1024 * 1024
-# The number of that setting in malloc.h.
+# Pieces of memory from this size on are given back to the system when they are freed,
+# and so is what has become free at the end of a thread's memory. The buffer of a batch
+# of usual size is smaller: to get it anew for each would cost half as much as all that
+# is done with the batch.
+_MAPPED_BYTES = 2 * PAYLOAD_BYTES_FIRST
+_TRIMMED_BYTES = 2 * _MAPPED_BYTES
+# The numbers of these settings in malloc.h.
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
@@ -109,7 +115,9 @@ def _prepare_process() -> None:
     # a large piece: each of a thousand sessions would keep the largest payload that it
     # has ever decompressed. Other systems have no such call, and no such habit.
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIMMED_BYTES)
 
 
 def make_config(config_file: Path | None, flags: dict[str, Any]) -> BrokerConfig:

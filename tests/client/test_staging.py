@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.errors import StageMismatchError, Unsupported
+from lance_spark.errors import LocalProtocolError, StageMismatchError, Unsupported
 from lance_spark.wire.lwp import (
+    LIST_LIMITS,
     AbortStages,
     CommitStages,
     CommitStatus,
@@ -85,3 +86,13 @@ def test_a_plain_server_has_no_stages(network: Network) -> None:
         with pytest.raises(Unsupported, match="writing exactly once") as caught:
             call()
         assert caught.value.capability == "staged-commit"
+
+
+def test_a_commit_of_too_many_stages(network: Network) -> None:
+    """It is not sent, and the text says which request it is about."""
+    network.serve(serving({}, *EVERYTHING))
+    most = LIST_LIMITS["CommitStages.stages"]
+    stages = [StageContent(STAGE, 1, 1)] * (most + 1)
+    text = f"commit stages: list of {most + 1} items is too long: at most {most}"
+    with pytest.raises(LocalProtocolError, match=f"^{text}$"):
+        network.client().commit_stages("writer", 4, stages)

@@ -29,6 +29,12 @@ class BrokerProcess(process.BrokerProcess):
         Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="utf-8")
 
     @property
+    def page_faults(self) -> int:
+        """How many pages of memory it has got so far."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        return int(stat.rpartition(")")[2].split()[7])
+
+    @property
     def threads(self) -> int:
         """How many threads it has."""
         return read_status(self.pid, "Threads")

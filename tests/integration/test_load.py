@@ -17,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.client import Consumer, Producer
+from lance_spark.client.writer import WriterOptions
+from lance_spark.model import RECORD_HEADER_BYTES
 from tests.integration.kit import PATIENCE_S, make_client, wait_for
 from tests.integration.process import HAS_PROC, BrokerProcess
 
@@ -166,3 +168,22 @@ def test_load(tmp_path: Path) -> None:
             assert sink.next == mine, f"consumer {sink.number}"
         assert late <= early * GROWTH_MAX + SLACK_BYTES, (early, late)
         wait_for(lambda: broker.threads <= 10, "all connections are closed")
+
+
+def test_batches_of_usual_size_take_no_new_memory(tmp_path: Path) -> None:
+    """To get pages for the buffer of each costs half as much as all else."""
+    rounds, size = 50, WriterOptions().batch_bytes
+    with (
+        BrokerProcess(tmp_path / "data") as process,
+        make_client(process.address) as client,
+        Producer(client, "bulk", create_topic=True) as producer,
+    ):
+        # The first ones take what the others have.
+        for _ in range(2):
+            before = process.page_faults
+            for _ in range(rounds):
+                producer.send(bytes(size - RECORD_HEADER_BYTES))
+            producer.flush()
+        faults = process.page_faults - before
+    # A buffer has a page for each 4 KiB.
+    assert faults < rounds * size / 4096 / 10

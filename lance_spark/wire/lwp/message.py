@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import fields
 from typing import ClassVar, TypeVar
 
+from lance_spark.errors import LocalProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.lwp.command import Command
 from lance_spark.wire.lwp.field import Field, PayloadReader
@@ -57,7 +58,10 @@ class LayoutMessage(Message):
         # Every subclass is a dataclass, which the type checker can't be told here.
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         pairs = zip(self.LAYOUT, names, strict=True)
-        parts = [field.encode(getattr(self, name)) for field, name in pairs]
+        try:
+            parts = [field.encode(getattr(self, name)) for field, name in pairs]
+        except LocalProtocolError as error:
+            raise LocalProtocolError(f"{self.NAME}: {error}") from error
         return [b"".join(parts)] if parts else []
 
     @classmethod
