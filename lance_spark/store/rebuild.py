@@ -286,7 +286,7 @@ def _mend(log: Log, segment: Segment) -> None:
     context = log.context
     opened = log.open_segment(segment)
     # The new index says that everything in it is durable.
-    opened.data.sync()
+    opened.sync()
     rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
     if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
         return  # Another thread was here first.

@@ -113,8 +113,10 @@ class OpenSegment:
         # a later descriptor might not be told of an earlier write's failure.
         self.dirty = False
         # A sync that failed once must never count as done: the kernel reports the
-        # failure to a descriptor only the first time.
+        # failure to a descriptor only the first time. So one thread syncs at a time:
+        # of two, one would be told that all is well.
         self._sync_failure: OSError | None = None
+        self._syncing = threading.Lock()
         self._mark: Mark | None = None
         self._table = IndexTable()
         self._table_lock = threading.Lock()
@@ -147,16 +149,17 @@ class OpenSegment:
 
     def sync(self) -> None:
         """Make data and index survive the loss of power."""
-        if self._sync_failure is not None:
-            raise self._sync_failure
-        self.dirty = False
-        try:
-            self.data.sync()
-            self.index.sync()
-        except OSError as error:
-            self._sync_failure = error
-            self.dirty = True
-            raise
+        with self._syncing:
+            if self._sync_failure is not None:
+                raise self._sync_failure
+            self.dirty = False
+            try:
+                self.data.sync()
+                self.index.sync()
+            except OSError as error:
+                self._sync_failure = error
+                self.dirty = True
+                raise
 
     def write_mark(self, size: int, rows: int) -> None:
         """Note that the segment is durable up to here; only after `sync`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +180,27 @@ def test_damage_at_the_start(opened: OpenSegment) -> None:
     assert str(caught.value) == (
         "segments/7: damaged bytes [1010, 1030): the checksum differs"
     )
+
+
+def test_a_sync_that_fails_is_told_to_all_who_sync(
+    files: DiskFiles, opened: OpenSegment
+) -> None:
+    """The kernel tells a descriptor once: no other sync may return well meanwhile."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail_once(operation: str, name: str) -> None:
+        if operation == "sync" and not begun.is_set():
+            begun.set()
+            assert go_on.wait(30)
+            raise OSError(errno.EIO, "Input/output error")
+
+    with hooked(files, fail_once), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(opened.sync)
+        assert begun.wait(30)
+        second = pool.submit(opened.sync)
+        # It waits for the first one; if it did not, it would be done by then.
+        wait([second], 0.2)
+        go_on.set()
+        for future in (first, second):
+            with pytest.raises(OSError, match="Input/output error"):
+                future.result(30)
