@@ -7,10 +7,10 @@ that has something to do takes a turn, and gives it back before it waits for any
 the network, the disk, memory. Sessions that wait for a turn do not compete for the
 interpreter.
 
-There are turns of two kinds: for sessions whose turns are short, and for all others. So
-long requests never hold up the short ones of other clients. A client that pipelines many
-small requests counts as long, too. Among the long sessions, those go first that have
-used the least.
+There are turns of two kinds: for sessions whose turns are short, and for all others.
+So long requests never hold up the short ones of other clients. A client that pipelines
+many small requests counts as long, too. Among the long sessions, those go first that
+have used the least.
 """
 
 from __future__ import annotations
