@@ -87,11 +87,13 @@ def _find_role(command: tuple[str, ...], *, is_forked: bool) -> Role | None:
 
 def find_jvm(session: int) -> Process:
     """Find the JVM of a session."""
-    (jvm,) = (
-        each
+    found = {
+        each.pid: each
         for each in list_session(session)
         if each.command and Path(each.command[0]).name == "java"
-    )
+    }
+    # What a JVM starts is a copy of itself for a moment.
+    (jvm,) = (each for each in found.values() if each.parent not in found)
     return jvm
 
 
