@@ -1,4 +1,4 @@
-"""`lance-spark check`: verify a data directory that nobody has open, or mend it."""
+"""`lance-spark check`: verify a data directory that no process has open, or mend it."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class Catalog:
         return prepared
 
     def discard(self, topics: Collection[int]) -> None:
-        """Remove the files of topics that nobody has seen."""
+        """Remove the files of topics that were never shown to a client."""
         for topic in topics:
             self._context.segments.drop_topic(topic)
             if topic in self._topics:

@@ -94,7 +94,7 @@ class Step:
 def repairing(
     root: Path, answers: Answers, *, framing: Framing, files: Files | None = None
 ) -> Iterator[list[Step]]:
-    """Plan the repair of a store that nobody has open; it stays locked meanwhile.
+    """Plan the repair of a store that no process has open; it stays locked meanwhile.
 
     Raises:
         StoreLocked: a process has the store open.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lance_spark.columnar.scan import scan
-from lance_spark.errors import Corrupt, DamagedFile, StoreReadOnly
+from lance_spark.errors import CommitUnknown, Corrupt, DamagedFile, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
 from lance_spark.store.files import read_file, remove_tree
@@ -248,8 +248,12 @@ def test_the_metadata_of_a_target_is_damaged_as_well(files: DiskFiles) -> None:
             assert store.find_topic("another") is None
             other = store.create_topic(f"other-{_}").metadata.id
             store.append(other, batch("y"))
-            with pytest.raises(StoreReadOnly, match="waits"):
+            with pytest.raises(StoreReadOnly, match="waits") as refused:
                 store.commit_stages("v", 1, [], [f"other-{_}"])
+            assert not isinstance(refused.value, CommitUnknown)
+            # Its own writer must not take it for one that was refused.
+            with pytest.raises(CommitUnknown, match="waits"):
+                store.commit_stages("w", 1, named, ["one"])
             with pytest.raises(StoreReadOnly):
                 store.maintain()
     left.open(path).pwrite(good, 0)
