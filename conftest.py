@@ -65,8 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the process also where a thread would keep it after the last test."""
-    file = config.stash[_STDERR]
-    faulthandler.dump_traceback_later(_LAST_S, exit=True, file=file)
+    # A process of xdist waits here for the others, and xdist ends it after them.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        file = config.stash[_STDERR]
+        faulthandler.dump_traceback_later(_LAST_S, exit=True, file=file)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

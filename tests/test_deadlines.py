@@ -122,3 +122,25 @@ def test_what_hangs_fails_and_what_hangs_on_ends(tmp_path: Path) -> None:
     done = run_pytest("-v", cwd=tmp_path)
     assert done.returncode == 1
     assert "test_two" in done.stderr and "Timeout (0:00:01.5" in done.stderr
+
+
+UNEVEN = """
+import threading
+
+def test_short():
+    pass
+
+def test_long():
+    threading.Event().wait(3)
+"""
+
+
+def test_a_process_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
+    conftest = (ROOT / "conftest.py").read_text(encoding="utf-8")
+    worker = '_LAST_S = 0.5 if "PYTEST_XDIST_WORKER" in os.environ else 60.0'
+    (tmp_path / "conftest.py").write_text(f"{conftest}\n{worker}\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_uneven.py").write_text(UNEVEN)
+    done = run_pytest("-n", "2", cwd=tmp_path)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "Timeout" not in done.stdout + done.stderr

@@ -43,7 +43,8 @@ def run(command: list[str], directory: Path, **variables: str) -> str:
         env={**clean, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        # A cold JVM took more than 300 s where three test runs shared two cores.
+        timeout=800,
     )
     if done.returncode and _NO_INDEX.search(done.stdout + done.stderr):
         pytest.skip("the package index can't be reached")
