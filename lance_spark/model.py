@@ -71,6 +71,25 @@ class Retention:
             )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """One log of a topic. Topics of LWP have the partition 0 and no other."""
+
+    topic: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The first position of a partition that can be read, and the next to be written.
+
+    Positions are bytes in LWP and record numbers in other protocols.
+    """
+
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A record boundary: where it is, which record starts there, when it came.
