@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.attempt import Attempt
+from lance_spark.client.connection import Attempt
 from lance_spark.errors import ConnectionLost
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.autocommit import CommitClock
+from lance_spark.client.lwp.consumer import CommitClock
 from lance_spark.errors import OptionError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.backoff import Backoff
+from lance_spark.client.retry import Backoff
 
 
 def delays(backoff: Backoff, count: int) -> list[float]:

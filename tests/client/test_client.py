@@ -13,7 +13,7 @@ import trustme
 
 import lance_spark.client
 from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
 from lance_spark.errors import (
     ConnectionLimit,
     ConnectionLost,
@@ -78,7 +78,7 @@ def test_settings_by_config_and_by_name() -> None:
 def test_an_unknown_setting() -> None:
     error = error_of(lambda: LanceClient("a:1", retry_timeout=3))
     assert type(error) is OptionError
-    assert "no such setting: retry_timeout; there are servers, checksum" in str(error)
+    assert "no such setting: retry_timeout; there are servers, tls" in str(error)
 
 
 def test_a_bad_setting() -> None:
@@ -127,7 +127,7 @@ def test_a_dedicated_client_knows_what_was_learnt() -> None:
     network.serve(strict, strict, strict)
     client = network.client(checksum="auto").connect()
     with client.dedicated() as other:
-        assert other.connection().checksum is Checksum.CRC32
+        assert other.connection().dialect.checksum is Checksum.CRC32
     assert len(network.dialed) == 3
     network.close()
 
@@ -135,7 +135,7 @@ def test_a_dedicated_client_knows_what_was_learnt() -> None:
 def test_a_client_that_nobody_holds_goes(network: Network) -> None:
     network.serve(serving())
     client = LanceClient(SERVER, runtime=Runtime(connect=network.connect)).connect()
-    keepalive, connection = client._link._keepalive, client.connection()
+    keepalive, connection = client.link._keepalive, client.connection()
     assert keepalive is not None
     del client
     gc.collect()

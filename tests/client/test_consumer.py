@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.client import LanceClient
-from lance_spark.client.consumer import Consumer
-from lance_spark.client.identity import consumer_id
-from lance_spark.client.offsets import LockFileOffsetStore, MemoryOffsetStore
-from lance_spark.client.poll import ConsumerRecord
-from lance_spark.client.producer import Producer
-from lance_spark.client.seek import SeekPosition
-from lance_spark.client.stage import StageWriter
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.consumer import Consumer
+from lance_spark.client.lwp.cursor import ConsumerRecord, SeekPosition
+from lance_spark.client.lwp.offsets import (
+    LockFileOffsetStore,
+    MemoryOffsetStore,
+    consumer_id,
+)
+from lance_spark.client.lwp.writer import Producer, StageWriter
 from lance_spark.errors import (
     ConnectionLost,
     DataLoss,

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.cursor import Cursor, CursorOptions, resolve_position
-from lance_spark.client.seek import SeekPosition
+from lance_spark.client.lwp.cursor import (
+    Cursor,
+    CursorOptions,
+    SeekPosition,
+    resolve_position,
+)
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound
 from tests.client.kit_flow import FakeLog, record
 

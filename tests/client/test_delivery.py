@@ -12,8 +12,8 @@ import pytest
 
 from lance_spark.client import delivery as delivery_module
 from lance_spark.client.delivery import Delivery
-from lance_spark.client.event import Acked, Event, Refused, SlowDown
-from lance_spark.client.writer import WriterOptions
+from lance_spark.client.dialect import Acked, Refused, SlowDown
+from lance_spark.client.lwp.writer import ServerRules, WriterOptions
 from lance_spark.errors import (
     AccessDenied,
     ConnectionLimit,
@@ -47,21 +47,41 @@ from tests.client.kit_flow import (
     record,
 )
 
-Make = Callable[..., Delivery]
+Make = Callable[..., "RuledDelivery"]
+
+
+class RuledDelivery(Delivery):
+    """A delivery as a writer makes it, with its rules at hand."""
+
+    def __init__(self, rules: ServerRules, *args: Any, **settings: Any) -> None:
+        self.rules = rules
+        super().__init__(
+            *args, check=rules.check_connection, prepare=rules.prepare, **settings
+        )
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Make deliveries that are stopped at the end, whatever became of them."""
-    made: list[Delivery] = []
+    made: list[RuledDelivery] = []
 
-    def make_one(client: FakeClient, **settings: Any) -> Delivery:
+    def make_one(client: FakeClient, **settings: Any) -> RuledDelivery:
         options = {"batch_bytes": 100, "linger_s": 0.0, "buffer_bytes": 10_000}
         names = set(WriterOptions.__dataclass_fields__) & set(settings)
         options.update({name: settings.pop(name) for name in names})
         chosen = WriterOptions(**options)  # type: ignore[arg-type]
         any_client: Any = client
-        made.append(Delivery(any_client, "events", 7, options=chosen, **settings))
+        rules = ServerRules(any_client, chosen, settings.pop("check", None))
+        made.append(
+            RuledDelivery(
+                rules,
+                any_client,
+                "events",
+                7,
+                options=chosen,
+                **settings,
+            )
+        )
         return made[-1]
 
     yield make_one
@@ -259,7 +279,7 @@ def test_a_plain_server_after_a_reconnect_gets_no_null_record(
     delivery = make(client, max_in_flight=2, allow_null_records=allowed)
     _add(delivery, "a")
     first.await_sent(1)
-    assert delivery.find_null_fault() is None
+    assert delivery.rules.find_null_fault() is None
     null = bytes((0xFF, 0, 0, 0, 0))
     delivery.ledger.add(null, 1, Deadline.after(PATIENCE_S), has_nulls=True)
     first.await_sent(2)
@@ -271,7 +291,7 @@ def test_a_plain_server_after_a_reconnect_gets_no_null_record(
     with pytest.raises(Undelivered, match="is a plain server: no value, no key"):
         _flush(delivery)
     assert null not in [sent.data for sent in second.sent]
-    assert delivery.find_null_fault() is not None
+    assert delivery.rules.find_null_fault() is not None
 
 
 # A lost connection.
@@ -545,7 +565,7 @@ def test_a_server_that_knows_no_leader_is_left(make: Make, error: LanceError) ->
 class _OneByOne(FakeConnection):
     """Its events come one at a time."""
 
-    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Event]:
+    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Any]:
         events = super().receive(deadline, waker)
         with self._changed:
             self._events[:0] = events[1:]

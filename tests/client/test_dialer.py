@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.attempt import Attempt
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.dialer import Dialer
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
+from lance_spark.client.connection import Attempt
+from lance_spark.client.link import Dialer
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.dialect import LwpDialects
 from lance_spark.errors import (
     AuthenticationRequired,
     ConnectionLimit,
@@ -29,7 +30,8 @@ def make_dialer(
     network: Network, servers: str = "a:1,b:2,c:3", **options: Any
 ) -> Dialer:
     config = ClientConfig(servers=servers, **options)
-    return Dialer(config, Runtime(connect=network.connect))
+    runtime = Runtime(connect=network.connect)
+    return Dialer(config, runtime, LwpDialects(config))
 
 
 def refusing(code: int, text: str = "no") -> Script:
@@ -197,7 +199,7 @@ def test_auto_finds_crc32(field: Network) -> None:
     field.at("a:1", strict, strict, strict)
     dialer = make_dialer(field, "a:1", checksum="auto")
     connection = dialer.dial(soon())
-    assert connection.checksum is Checksum.CRC32
+    assert connection.dialect.checksum is Checksum.CRC32
     assert len(field.dialed) == 2
     connection.close()
     # What worked is kept.
@@ -209,7 +211,7 @@ def test_auto_prefers_crc32c(network: Network) -> None:
     network.at("a:1", strict, strict)
     dialer = make_dialer(network, "a:1", checksum="auto")
     connection = dialer.dial(soon())
-    assert connection.checksum is Checksum.CRC32C
+    assert connection.dialect.checksum is Checksum.CRC32C
     connection.close()
     dialer.dial(soon()).close()
     assert len(network.dialed) == 2
@@ -229,7 +231,7 @@ def test_auto_with_a_server_that_answers_in_the_other_kind(network: Network) -> 
     network.at("a:1", mixed, honest)
     dialer = make_dialer(network, "a:1", checksum="auto")
     connection = dialer.dial(soon())
-    assert connection.checksum is Checksum.CRC32
+    assert connection.dialect.checksum is Checksum.CRC32
     connection.close()
 
 
@@ -269,7 +271,7 @@ def test_auto_with_a_server_that_was_replaced_by_one_of_the_other_kind(
     found = []
     for _ in range(4):
         connection = dialer.dial(soon())
-        found.append((connection.checksum.value, len(network.dialed)))
+        found.append((connection.dialect.checksum.value, len(network.dialed)))
         connection.close()
     assert found == [("crc32c", 1), ("crc32", 3), ("crc32", 4), ("crc32c", 6)]
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.client.client import LanceClient
-from lance_spark.client.fetch import Bounds, Fetched
+from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     ConnectionLost,
     InvalidOffset,

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.config import ClientConfig
+from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
-from lance_spark.client.greeting import ConnectionEnded
+from lance_spark.client.dialect import ConnectionEnded
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.dialect import LwpDialect
 from lance_spark.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
@@ -44,12 +46,13 @@ def open_connection(
     checksum: Checksum = Checksum.CRC32C,
 ) -> Connection:
     network.serve(script)
+    config = ClientConfig(auth_token=token)
     return Connection.open(
-        ClientConfig(auth_token=token),
+        config,
         Address("server", 1992),
-        checksum=checksum,
+        LwpDialect(config, checksum),
         deadline=deadline or soon(),
-        connect=network.connect,
+        runtime=Runtime(connect=network.connect),
     )
 
 
@@ -60,7 +63,7 @@ def test_the_status_is_asked_for(network: Network) -> None:
         peer.wait_for_end()
 
     connection = open_connection(network, script)
-    assert connection.status.node_id == 7
+    assert connection.dialect.status.node_id == 7
     assert connection.capabilities == {"wait", "groups"}
     connection.close()
 
@@ -182,9 +185,9 @@ def test_a_tls_refusal_behind_the_handshake_stays_one(network: Network) -> None:
         Connection.open(
             ClientConfig(),
             Address("server", 1992),
-            checksum=Checksum.CRC32C,
+            LwpDialect(ClientConfig(), Checksum.CRC32C),
             deadline=soon(),
-            connect=connect,
+            runtime=Runtime(connect=connect),
         )
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.client import LanceClient
-from lance_spark.client.consumer import Consumer
-from lance_spark.client.group import GroupedConsumer
-from lance_spark.client.identity import consumer_id
-from lance_spark.client.producer import Producer
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.consumer import Consumer
+from lance_spark.client.lwp.group import GroupedConsumer
+from lance_spark.client.lwp.offsets import consumer_id
+from lance_spark.client.lwp.writer import Producer
 from lance_spark.errors import (
     ConnectionLost,
     ConsumerNotFound,
@@ -396,7 +396,7 @@ def test_a_poll_that_takes_long_is_no_silence(fake: FakeGroupClient) -> None:
 def test_a_consumer_that_is_dropped_keeps_no_topics(fake: FakeGroupClient) -> None:
     consumer = _grouped(fake)
     consumer.poll(0.0)
-    thread = consumer._member._thread
+    thread = consumer._member._heartbeats._thread
     assert thread.is_alive()
     del consumer
     gc.collect()

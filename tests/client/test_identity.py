@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from lance_spark.client.identity import consumer_id
+from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import OptionError
 
 

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 
-from lance_spark.client.keepalive import Keepalive, _run
+from lance_spark.client.link import Repeater, _repeat
 from lance_spark.errors import Timeout
 from tests.client.scripted import PATIENCE_S, Network, Peer, serving, soon
 
@@ -23,9 +23,13 @@ class Living:
         return self._delay_s
 
 
+def repeat(living: Living, first_s: float) -> Repeater:
+    return Repeater(living.keep_alive, first_s, name="lance-test")
+
+
 def test_it_comes_again_and_again() -> None:
     living = Living(0.001)
-    keepalive = Keepalive(living, 0.001)
+    keepalive = repeat(living, 0.001)
     for _ in range(3):
         assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive.stop(PATIENCE_S)
@@ -33,7 +37,8 @@ def test_it_comes_again_and_again() -> None:
 
 
 def test_stop_does_not_wait_for_the_next_time() -> None:
-    keepalive = Keepalive(Living(3600), 3600)
+    living = Living(3600)
+    keepalive = repeat(living, 3600)
     assert keepalive.is_running
     keepalive.stop(PATIENCE_S)
     assert not keepalive.is_running
@@ -49,7 +54,7 @@ def test_it_can_be_stopped_from_within() -> None:
 
     made = threading.Event()
     living = Suicidal(3600)
-    keepalive = Keepalive(living, 0.0)
+    keepalive = repeat(living, 0.0)
     made.set()
     assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive._thread.join(PATIENCE_S)
@@ -59,7 +64,7 @@ def test_it_can_be_stopped_from_within() -> None:
 def test_it_ends_with_what_it_serves() -> None:
     living = Living(3600)
     reference = weakref.ref(living)
-    keepalive = Keepalive(living, 3600)
+    keepalive = repeat(living, 3600)
     del living
     gc.collect()
     assert reference() is None
@@ -68,9 +73,9 @@ def test_it_ends_with_what_it_serves() -> None:
 
 
 def test_it_ends_when_it_comes_too_late() -> None:
-    reference = weakref.ref(Living(0.0))
+    reference = weakref.WeakMethod(Living(0.0).keep_alive)
     gc.collect()
-    _run(threading.Event(), reference, 0.0)  # Returns, or the test would not end.
+    _repeat(threading.Event(), reference, 0.0)  # Returns, or the test would not end.
 
 
 def test_a_keepalive_that_fails_is_the_next_calls_affair(network: Network) -> None:
@@ -83,7 +88,7 @@ def test_a_keepalive_that_fails_is_the_next_calls_affair(network: Network) -> No
         raise Timeout("stuck")
 
     connection._stream.send = send
-    assert client._link.keep_alive() == 5.0
+    assert client.link.keep_alive() == 5.0
     assert not connection.is_open
     client.status()
     assert len(network.dialed) == 2
@@ -115,12 +120,12 @@ def test_a_busy_client_sends_none(network: Network) -> None:
 
     network.serve(script)
     client = network.client(keepalive_interval_s=3600.0).connect()
-    assert client._link.keep_alive() > 3000.0
+    assert client.link.keep_alive() > 3000.0
 
 
 def test_a_client_without_a_connection_sends_none(network: Network) -> None:
     client = network.client(keepalive_interval_s=5.0)
-    assert client._link.keep_alive() == 5.0
+    assert client.link.keep_alive() == 5.0
 
 
 def test_the_thread_notices_that_the_server_has_gone(network: Network) -> None:
@@ -145,7 +150,7 @@ def test_the_thread_notices_that_the_server_has_gone(network: Network) -> None:
 def test_the_thread_ends_with_the_client(network: Network) -> None:
     network.serve(serving())
     client = network.client().connect()
-    keepalive = client._link._keepalive
+    keepalive = client.link._keepalive
     assert keepalive is not None
     client.close()
     assert not keepalive.is_running
@@ -154,7 +159,7 @@ def test_the_thread_ends_with_the_client(network: Network) -> None:
 def test_one_thread_for_all_connections(network: Network) -> None:
     network.serve(serving(), serving())
     client = network.client().connect()
-    first = client._link._keepalive
+    first = client.link._keepalive
     client.disconnect()
     client.connect()
-    assert client._link._keepalive is first
+    assert client.link._keepalive is first

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lance_spark.client.ledger import Ledger
-from lance_spark.client.writer import WriterOptions
+from lance_spark.client.lwp.writer import WriterOptions
+from lance_spark.client.outbox import Ledger
 from lance_spark.errors import InvalidPayload, LanceError, Timeout, Undelivered
 from lance_spark.net.deadline import Deadline
 from tests.client.kit_flow import PATIENCE_S

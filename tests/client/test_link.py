@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.client import LanceClient
-from lance_spark.client.pace import PINGS_MAX, WINDOW_S
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
+from lance_spark.client.connection import PING_WINDOW_S, PINGS_MAX
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     AuthenticationFailed,
     ConnectionLimit,
@@ -504,12 +504,12 @@ def test_pings_that_are_held_back_do_not_cost_the_connection(
 ) -> None:
     network.serve(serving(TABLE), serving(TABLE))
     runtime = fake_time.runtime(network)
-    client = network.client(runtime=runtime, request_timeout_s=WINDOW_S / 2)
+    client = network.client(runtime=runtime, request_timeout_s=PING_WINDOW_S / 2)
     for _ in range(PINGS_MAX):
         client.ping()
     assert fake_time.pauses == []
     client.ping()
-    assert sum(fake_time.pauses) >= WINDOW_S / 2
+    assert sum(fake_time.pauses) >= PING_WINDOW_S / 2
     assert network.dialed == [SERVER]
 
 

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from lance_spark.client.member import Assignment, GroupMember
+from lance_spark.client.lwp.group import Assignment, GroupMember
 from lance_spark.errors import ConnectionLost, ConsumerNotFound, LanceError, Timeout
 from lance_spark.wire.lwp import (
     AssignedTopic,
@@ -178,7 +178,7 @@ def test_a_member_that_is_dropped_sends_no_more(groups: FakeGroups) -> None:
         session_timeout_s=600.0,
     )
     member.join(["a"])
-    thread = member._thread
+    thread = member._heartbeats._thread
     assert thread.is_alive()
     del member
     gc.collect()

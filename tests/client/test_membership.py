@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.group import GroupedConsumer
+from lance_spark.client.lwp.group import GroupedConsumer
 from lance_spark.errors import ConnectionLost, ConsumerNotFound, Unsupported
 from lance_spark.wire.lwp import (
     AssignedTopic,

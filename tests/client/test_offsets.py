@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.identity import consumer_id
-from lance_spark.client.offsets import (
+from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
     Incarnation,
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
     TopicOffset,
+    consumer_id,
 )
 from lance_spark.errors import LanceError, OptionError
 from tests.child import Child
@@ -303,7 +303,7 @@ def test_close_lets_others_in(tmp_path: Path) -> None:
 
 _HOLDER = """
 import sys
-from lance_spark.client.offsets import LockFileOffsetStore
+from lance_spark.client.lwp.offsets import LockFileOffsetStore
 store = LockFileOffsetStore(sys.argv[1])
 store.save("a", "events", 42)
 print("held", flush=True)

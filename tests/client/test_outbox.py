@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from lance_spark.client.outbox import Batch, Outbox
+from lance_spark.client.outbox import BatchOptions, Outbox, OutgoingBatch
 
 
-def _describe(batch: Batch | None) -> tuple[int, bytes, int] | None:
+def _describe(batch: OutgoingBatch | None) -> tuple[int, bytes, int] | None:
     if batch is None:
         return None
     return (batch.id, bytes(memoryview(batch.payload)), batch.records)
@@ -25,14 +25,14 @@ def _drain(outbox: Outbox) -> list[tuple[int, bytes, int] | None]:
 
 
 def test_records_gather_up_to_the_limit() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     for data in (b"aaaa", b"bbbb", b"cccc", b"dd"):
         outbox.add(data, 1, 0.0)
     assert _drain(outbox) == [(1, b"aaaabbbb", 2), (2, b"ccccdd", 2)]
 
 
 def test_a_batch_that_is_full_is_sealed() -> None:
-    outbox = Outbox(batch_bytes=8, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=8, linger_s=1.0))
     outbox.add(b"aaaa", 1, 0.0)
     assert not outbox.has_sealed
     outbox.add(b"bbbb", 2, 0.0)
@@ -41,7 +41,7 @@ def test_a_batch_that_is_full_is_sealed() -> None:
 
 
 def test_which_batches_have_null_records() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     for size, has_nulls in ((3, False), (3, True), (3, False), (3, False), (8, True)):
         outbox.add(bytes(size), 1, 0.0, has_nulls=has_nulls)
     outbox.seal()
@@ -50,7 +50,7 @@ def test_which_batches_have_null_records() -> None:
 
 
 def test_a_large_payload_is_not_copied() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     payload = pa.py_buffer(b"123456")
     outbox.add(b"aa", 1, 0.0)
     outbox.add(payload, 3, 0.0)
@@ -64,27 +64,27 @@ def test_a_large_payload_is_not_copied() -> None:
 
 
 def test_a_payload_of_half_a_batch_is_gathered() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     outbox.add(b"12345", 1, 0.0)
     assert not outbox.has_sealed
 
 
 def test_a_record_over_the_limit_goes_alone() -> None:
-    outbox = Outbox(batch_bytes=4, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=4, linger_s=1.0))
     outbox.add(b"a", 1, 0.0)
     outbox.add(b"123456789", 1, 0.0)
     assert _drain(outbox) == [(1, b"a", 1), (2, b"123456789", 1)]
 
 
 def test_sealing_nothing_makes_no_batch() -> None:
-    outbox = Outbox(batch_bytes=4, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=4, linger_s=1.0))
     outbox.seal()
     assert outbox.is_empty
     assert outbox.next_id == 1
 
 
 def test_says_when_there_is_something_new() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=1.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     assert outbox.add(b"a", 1, 0.0), "a batch was opened: it lingers from now on"
     assert not outbox.add(b"a", 1, 0.0)
     assert outbox.add(b"1234567890", 1, 0.0), "a batch was sealed"
@@ -94,7 +94,7 @@ def test_says_when_there_is_something_new() -> None:
 
 
 def test_linger() -> None:
-    outbox = Outbox(batch_bytes=100, linger_s=0.5)
+    outbox = Outbox(BatchOptions(batch_bytes=100, linger_s=0.5))
     assert outbox.due_s(9.0, 1) is None
     outbox.add(b"a", 1, 10.0)
     outbox.add(b"b", 1, 10.4)
@@ -106,7 +106,7 @@ def test_linger() -> None:
 
 
 def test_linger_starts_with_the_first_record_of_each_batch() -> None:
-    outbox = Outbox(batch_bytes=100, linger_s=0.5)
+    outbox = Outbox(BatchOptions(batch_bytes=100, linger_s=0.5))
     outbox.add(b"a", 1, 10.0)
     outbox.seal()
     outbox.add(b"b", 1, 20.0)
@@ -116,7 +116,7 @@ def test_linger_starts_with_the_first_record_of_each_batch() -> None:
 
 
 def test_window() -> None:
-    outbox = Outbox(batch_bytes=1, linger_s=0.0)
+    outbox = Outbox(BatchOptions(batch_bytes=1, linger_s=0.0))
     for data in (b"a", b"b", b"c"):
         outbox.add(data, 1, 0.0)
     assert outbox.due_s(0.0, 2) == 0.0
@@ -130,7 +130,7 @@ def test_window() -> None:
 
 
 def test_what_lingers_goes_on_growing_while_the_window_is_full() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=0.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=0.0))
     outbox.add(b"a", 1, 0.0)
     outbox.take(0.0, 1)
     outbox.add(b"b", 1, 0.0)
@@ -144,7 +144,7 @@ def test_what_lingers_goes_on_growing_while_the_window_is_full() -> None:
 
 
 def _filled(count: int) -> Outbox:
-    outbox = Outbox(batch_bytes=2, linger_s=0.0)
+    outbox = Outbox(BatchOptions(batch_bytes=2, linger_s=0.0))
     for number in range(count):
         outbox.add(b"%02d" % number, 1, 0.0)
     return outbox
@@ -194,7 +194,7 @@ def test_requeue_keeps_the_order() -> None:
 
 
 def test_oldest_id() -> None:
-    outbox = Outbox(batch_bytes=10, linger_s=0.0)
+    outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=0.0))
     assert outbox.oldest_id is None
     outbox.add(b"a", 1, 0.0)
     assert outbox.oldest_id == outbox.next_id == 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from lance_spark.client.poll import (
+from lance_spark.client.lwp.cursor import (
     ConsumerRecord,
     PollResult,
     make_empty_result,
     make_result,
 )
-from lance_spark.client.reader import Chunk
+from lance_spark.client.lwp.reader import Chunk
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import OptionError, RecordError
 from lance_spark.wire.lwp import Record, encode_record

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.client import LanceClient
-from lance_spark.client.consumer import Consumer
-from lance_spark.client.producer import Producer
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.consumer import Consumer
+from lance_spark.client.lwp.writer import Producer
 from lance_spark.errors import (
     LocalProtocolError,
     OptionError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lance_spark.client.rate import SHARE_MIN, Rate
+from lance_spark.client.delivery import SHARE_MIN, Rate
 
 
 def test_starts_at_full_speed() -> None:

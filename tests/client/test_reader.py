@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lance_spark.client.reader import (
+from lance_spark.client.lwp.reader import (
     FETCH_BYTES_MAX,
     OVERLAP_BYTES,
     Chunk,

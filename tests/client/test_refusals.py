@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.client.outbox import Batch
-from lance_spark.client.refusals import KEPT_MAX, Refusals
+from lance_spark.client.outbox import REFUSALS_MAX, OutgoingBatch, Refusals
 from lance_spark.errors import InvalidPayload
 
 # Runs something in a thread that is always the same, and not the test's own.
@@ -23,7 +22,9 @@ def elsewhere() -> Iterator[Elsewhere]:
 
 def _refuse(refusals: Refusals, *ids: int) -> None:
     for batch_id in ids:
-        refusals.add(Batch(batch_id, b"", 1, 1), InvalidPayload(f"no {batch_id}"))
+        refusals.add(
+            OutgoingBatch(batch_id, b"", 1, 1), InvalidPayload(f"no {batch_id}")
+        )
 
 
 def _use(refusals: Refusals, *, flushes: bool) -> list[int]:
@@ -98,7 +99,7 @@ def test_a_flush_of_a_new_thread_need_not_tell_what_a_flush_has(
 
 def test_they_are_not_gathered_for_ever() -> None:
     refusals = Refusals()
-    _refuse(refusals, *range(KEPT_MAX + 5))
-    assert _flush(refusals) == [*range(5, KEPT_MAX + 5)]
+    _refuse(refusals, *range(REFUSALS_MAX + 5))
+    assert _flush(refusals) == [*range(5, REFUSALS_MAX + 5)]
     _refuse(refusals, 77)
     assert _flush(refusals) == [77]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from lance_spark.client.seek import SeekKind, SeekPosition, as_position
+from lance_spark.client.lwp.cursor import SeekKind, SeekPosition, as_position
 from lance_spark.errors import OptionError
 
 
@@ -55,5 +55,5 @@ def test_what_a_position_can_be_made_of() -> None:
     for place in ("beginning", 1.5, None, -1):
         with pytest.raises(OptionError):
             as_position(place)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="is no datetime"):
+    with pytest.raises(OptionError, match="is not a datetime"):
         SeekPosition.time("2024")  # type: ignore[arg-type]

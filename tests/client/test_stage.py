@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.client import LanceClient
-from lance_spark.client.consumer import Consumer
-from lance_spark.client.event import Acked
-from lance_spark.client.stage import StageWriter
+from lance_spark.client.dialect import Acked
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.consumer import Consumer
+from lance_spark.client.lwp.writer import StageWriter
 from lance_spark.errors import OptionError, Undelivered, Unsupported
 from lance_spark.wire.lwp import StageContent
 from tests.client.kit_flow import FakeClient, FakeConnection, Sent, ignore

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client.client import LanceClient
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import ConnectionLost, ConsumerNotFound, OffsetOutOfRange
 from lance_spark.wire.lwp import (
     CommitAck,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lance_spark.client.client import LanceClient
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     ConnectionLost,
     InvalidTopicName,

@@ -14,9 +14,8 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
-from lance_spark.client.delivery import Delivery
-from lance_spark.client.event import Acked
-from lance_spark.client.writer import Writer, WriterOptions
+from lance_spark.client.dialect import Acked
+from lance_spark.client.lwp.writer import Writer, WriterOptions
 from lance_spark.errors import (
     LanceError,
     LocalProtocolError,
@@ -32,7 +31,7 @@ from tests.client.kit_flow import PATIENCE_S, FakeClient, FakeConnection, ignore
 def _make(connection: FakeConnection, **options: Any) -> Writer:
     chosen = WriterOptions(**options)
     client: Any = FakeClient(connection)
-    return Writer(Delivery(client, "events", 7, options=chosen), chosen, PATIENCE_S)
+    return Writer(client, "events", 7, chosen, check=None)
 
 
 def _records(connection: FakeConnection) -> list[Record]:
@@ -242,7 +241,7 @@ def test_one_that_is_dropped_delivers_what_it_has_and_ends() -> None:
     connection = FakeConnection()
     chosen = WriterOptions(linger_s=1000)
     client: Any = FakeClient(connection)
-    writer = Writer(Delivery(client, "dropped", 7, options=chosen), chosen, PATIENCE_S)
+    writer = Writer(client, "dropped", 7, chosen, check=None)
     writer.send(b"a")
     with pytest.warns(ResourceWarning, match="'dropped': a producer was dropped"):
         del writer

@@ -41,8 +41,8 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import Capability
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
-    from lance_spark.client.fetch import Fetched, PendingFetch
+    from lance_spark.client.lwp.answer import Fetched, PendingFetch
+    from lance_spark.client.lwp.client import LanceClient
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
 # What a server in the field can answer at most: 16 MiB with both headers.

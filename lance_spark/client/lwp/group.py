@@ -2,33 +2,46 @@
 
 Everything that a user sees happens in `poll`, on the user's thread: topics come and go
 there, callbacks are called there, commits are made there. Another thread only sends
-heartbeats (`member`). The order in which a topic is given up is the promise that no two
-members read it at once:
+heartbeats (`GroupMember`). The order in which a topic is given up is the promise that
+no two members read it at once:
 
     on_revoked, commit, stop reading, heartbeat with the new generation, on_assigned
 
-The file is over 400 lines because that order runs through all of it, and is easiest to
-check in one place.
+The broker gives a topic that moves to its new reader only after the old one has sent a
+heartbeat with the new generation. So a heartbeat names the generation that was
+*applied*: the consumer stops reading, commits and says so by `apply`. What the broker
+says in the meantime is kept in `latest`.
+
+Heartbeats end when they would only keep topics from others: when the member is
+collected, which its thread holds by a weak reference only, and while the consumer has
+not polled for `max_poll_interval_s`.
+
+The file is long because that order runs through all of it, and is easiest to check in
+one place.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from lance_spark.client.autocommit import CommitClock
-from lance_spark.client.consumer import AUTO_COMMIT_INTERVAL_S
-from lance_spark.client.cursor import Cursor, CursorOptions
-from lance_spark.client.fetch import is_news
-from lance_spark.client.identity import consumer_id
-from lance_spark.client.member import MAX_POLL_INTERVAL_S, GroupMember
-from lance_spark.client.poll import PollResult
-from lance_spark.client.reader import FETCH_BYTES_DEFAULT
-from lance_spark.client.seek import SeekPosition
+from lance_spark.client.link import Repeater
+from lance_spark.client.lwp.answer import is_news
+from lance_spark.client.lwp.consumer import AUTO_COMMIT_INTERVAL_S, CommitClock
+from lance_spark.client.lwp.cursor import (
+    Cursor,
+    CursorOptions,
+    PollResult,
+    SeekPosition,
+)
+from lance_spark.client.lwp.offsets import consumer_id
+from lance_spark.client.lwp.reader import FETCH_BYTES_DEFAULT
 from lance_spark.errors import (
     ConnectionLost,
     ConsumerNotFound,
@@ -40,7 +53,7 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import AssignedTopic, AssignmentStrategy, Capability
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +63,12 @@ STRATEGIES = {
     "sticky": AssignmentStrategy.STICKY,
 }
 SESSION_TIMEOUT_S = 30.0
+# Three heartbeats fit into a session, so that one may get lost and one be late. Members
+# with long sessions send more of them, because topics move at the pace of heartbeats.
+_BEATS_PER_SESSION = 3
+_BEAT_S_MAX = 3.0
+_STOP_S = 10.0
+MAX_POLL_INTERVAL_S = 300.0
 
 # A wait for records is cut into pieces, so that topics that come or go are noticed.
 _WAIT_PIECE_S = 0.5
@@ -62,6 +81,195 @@ _PREFETCH_TOPICS_MAX = 8
 _APPLY_ROUNDS_MAX = 10
 
 Callback = Callable[[list[str]], None]
+
+
+class Assignment(NamedTuple):
+    """What the broker said last: a generation, and the topics to read in it."""
+
+    generation: int
+    topics: tuple[AssignedTopic, ...]
+
+
+class GroupMember:
+    """Keeps a place in a group, with heartbeats from a thread of its own.
+
+    Args:
+        client: has the connection, which nothing else uses.
+        group: the group's name.
+        strategy: how topics are shared out.
+        session_timeout_s: silence after which the broker takes the member for dead.
+        max_poll_interval_s: how long heartbeats go on without a poll.
+        clock: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        group: str,
+        *,
+        strategy: AssignmentStrategy,
+        session_timeout_s: float,
+        max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._strategy = strategy
+        self._session_timeout_s = session_timeout_s
+        self._max_poll_interval_s = max_poll_interval_s
+        self._clock = clock
+        self._interval_s = min(session_timeout_s / _BEATS_PER_SESSION, _BEAT_S_MAX)
+        # Held while a request is under way, so that answers are kept in their order.
+        self._asking = threading.Lock()
+        # Guards what follows; notified when there is news.
+        self._changed = threading.Condition()
+        # Chosen here, so that a join whose answer is lost can be repeated: under a
+        # name of the broker's making it would be another member.
+        self._id = f"group-{secrets.token_hex(8)}"
+        self._is_joined = False
+        self._topics: tuple[str, ...] = ()
+        self._latest = Assignment(0, ())
+        self._applied = 0
+        self._heard_at_s = clock()
+        self._is_unknown = False
+        self._polled_at_s = clock()
+        # Whether heartbeats are held back because the consumer does not poll.
+        self._is_muted = False
+        self._is_stopped = False
+        self._heartbeats: Repeater | None = None
+
+    @property
+    def id(self) -> str:
+        """The name under which the group knows the member once it has joined."""
+        return self._id
+
+    @property
+    def latest(self) -> Assignment:
+        """What the broker said last."""
+        return self._latest
+
+    @property
+    def applied(self) -> int:
+        """The generation that was applied last."""
+        return self._applied
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the broker has, or must have, taken the topics away."""
+        silent_s = self._clock() - self._heard_at_s
+        return self._is_unknown or silent_s > self._session_timeout_s
+
+    def join(self, topics: Sequence[str] | None = None) -> None:
+        """Join with these topics, or the same as before, under the same name.
+
+        Raises:
+            Unsupported: the server has no groups.
+            LanceError: the broker can't be reached, or refuses.
+        """
+        with self._asking:
+            asked_at_s = self._polled_at_s = self._clock()
+            wanted = self._topics if topics is None else tuple(topics)
+            joined = self._client.join_group(
+                self._group,
+                wanted,
+                member=self._id,
+                strategy=self._strategy,
+                session_timeout_s=self._session_timeout_s,
+            )
+            with self._changed:
+                self._id, self._topics = joined.member, wanted
+                if self.is_lost:
+                    # Nothing of what was applied before counts any more.
+                    self._applied = 0
+                self._is_unknown = self._is_muted = False
+                self._is_joined = True
+            self._note_answer(
+                Assignment(joined.generation, joined.assignment), asked_at_s
+            )
+        if self._heartbeats is None and not self._is_stopped:
+            name = f"lance-group-{self._group}"
+            self._heartbeats = Repeater(self._keep_place, self._interval_s, name=name)
+
+    def note_poll(self) -> None:
+        """Say that the consumer is at work, so that heartbeats go on."""
+        self._polled_at_s = self._clock()
+        if self._is_muted:
+            self._is_muted = False
+            if not self.is_lost:
+                # What is left of the session may be less than a beat's interval.
+                self._beat()
+
+    def apply(self, generation: int) -> None:
+        """Say that everything which the generation took away is let go of."""
+        with self._changed:
+            self._applied = generation
+        self._beat()
+
+    def await_news(self, assignment: Assignment, wait_s: float) -> None:
+        """Wait until the broker says something else, but not longer than so."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._latest != assignment or self._is_unknown, wait_s
+            )
+
+    def leave(self) -> None:
+        """End the heartbeats and leave the group; never raises.
+
+        A member that can't say so is out of the group when its session ends.
+        """
+        self._is_stopped = True
+        if self._heartbeats is not None:
+            self._heartbeats.stop(_STOP_S)
+        if not self._is_joined or self.is_lost:
+            return
+        try:
+            timeout_s = self._session_timeout_s
+            self._client.leave_group(self._group, self._id, timeout_s=timeout_s)
+        except LanceError as error:
+            logger.warning("group %r: could not leave: %s", self._group, error)
+
+    def _keep_place(self) -> float:
+        """Send the heartbeat that is due, and return the seconds until the next."""
+        silent_s = self._clock() - self._polled_at_s
+        if silent_s > self._max_poll_interval_s:
+            if not self._is_muted:
+                logger.warning(
+                    "group %r: no poll for %.0f s, so the topics go to others; poll "
+                    "more often, or raise max_poll_interval_s",
+                    self._group,
+                    silent_s,
+                )
+            self._is_muted = True
+        elif not self._is_unknown:
+            self._beat()
+        return self._interval_s
+
+    def _beat(self) -> None:
+        """Send a heartbeat and keep what it brings; what fails is tried again later."""
+        with self._asking:
+            asked_at_s = self._clock()
+            try:
+                answer = self._client.heartbeat(
+                    self._group, self._id, self._applied, timeout_s=self._interval_s
+                )
+            except ConsumerNotFound:
+                with self._changed:
+                    self._is_unknown = True
+                    self._changed.notify_all()
+            except LanceError as error:
+                logger.warning("group %r: heartbeat failed: %s", self._group, error)
+            else:
+                self._note_answer(
+                    Assignment(answer.generation, answer.assignment), asked_at_s
+                )
+
+    def _note_answer(self, assignment: Assignment, asked_at_s: float) -> None:
+        with self._changed:
+            self._latest = assignment
+            # The session started anew when the broker got the question, which is not
+            # before it was asked.
+            self._heard_at_s = asked_at_s
+            self._changed.notify_all()
 
 
 class GroupedConsumer:
@@ -138,7 +346,7 @@ class GroupedConsumer:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._clock = clock
-        # Commits that nobody asked for have as long as the topics are surely ours.
+        # Automatic commits have as long as the topics surely belong to this member.
         self._commit_round_s = min(session_timeout_s, client.config.retry_timeout_s)
         self._is_closed = False
         # Whether topics are being given up that are others' already.
@@ -361,7 +569,7 @@ class GroupedConsumer:
             self._committed[topic] = offset
 
     def _commit_quietly(self, topics: Iterable[AssignedTopic]) -> None:
-        """Commit what can be committed while the topics are surely ours."""
+        """Commit what can be committed while this member surely has the topics."""
         deadline = Deadline.after(self._commit_round_s, self._clock)
         for topic in topics:
             if deadline.expired or self._member.is_lost:
@@ -370,7 +578,7 @@ class GroupedConsumer:
             try:
                 self._commit(topic, deadline.remaining())
             except LanceError as error:
-                # What follows is read twice if nobody commits after this.
+                # What follows is read twice if no later commit succeeds.
                 logger.warning(
                     "group %r: could not commit topic %r: %s",
                     self.group,

@@ -1,35 +1,64 @@
-"""What producers and stage writers share: records and columns in, batches out."""
+"""What takes records: `Producer` for a topic, `StageWriter` for a stage.
+
+A producer delivers at least once. A stage is what one task of a job has written: it
+shows up in its topic when the job's driver commits it by name, number of batches and
+bytes, which `finish` returns. Its batch ids are 1, 2, 3 …, and the broker stores a
+repeated one only once, so that a lost acknowledgement doubles nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lance_spark.client.connection import Connection
 from lance_spark.client.delivery import Delivery
+from lance_spark.client.outbox import BatchOptions, OutgoingBatch, check_range
 from lance_spark.columnar.encode import encode
 from lance_spark.columnar.rows import check_plain_type
-from lance_spark.errors import LocalProtocolError, OptionError, Timeout
+from lance_spark.errors import (
+    LanceError,
+    LocalProtocolError,
+    OptionError,
+    Timeout,
+    Undelivered,
+    Unsupported,
+)
 from lance_spark.model import Buffer, RecordType
 from lance_spark.net.deadline import Deadline
-from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, Record, encode_record
+from lance_spark.wire.lwp import (
+    PAYLOAD_BYTES_MAX,
+    Record,
+    StageContent,
+    compress,
+    encode_record,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from lance_spark.client.lwp.client import LanceClient
+
 logger = logging.getLogger(__name__)
 
 COMPRESSIONS = ("none", "lz4")
-# More would only hide a server that does not answer.
-IN_FLIGHT_MAX = 1024
+
+_NULL_FAULT = (
+    "no value, no key and no timestamp make a Null record, and a plain server must not "
+    "get one: the LANCE server misreads it when it recovers from a crash and loses "
+    "everything behind it. Send an empty value, or leave it out; to send it all the "
+    "same, set allow_null_records=True (Spark: allowNullRecords=true)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterOptions:
+class WriterOptions(BatchOptions):
     """How records are gathered and sent.
 
     Args:
@@ -47,19 +76,14 @@ class WriterOptions:
         OptionError: a value can't be used.
     """
 
-    batch_bytes: int = 1024 * 1024
-    linger_s: float = 0.005
-    max_in_flight: int = 8
-    buffer_bytes: int = 32 * 1024 * 1024
     compression: str = "none"
     record_type: int = RecordType.RAW
     allow_null_records: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("batch_bytes", self.batch_bytes, 1, PAYLOAD_BYTES_MAX)
-        _check_range("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX)
-        _check_range("linger_s", self.linger_s, 0, 3600)
-        _check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 2**63 - 1)
+        check_range("batch_bytes", self.batch_bytes, 1, PAYLOAD_BYTES_MAX)
+        # With slots, `super()` without arguments means a class that is replaced.
+        BatchOptions.__post_init__(self)
         if self.compression not in COMPRESSIONS:
             raise OptionError(
                 f"compression {self.compression!r} is unknown; "
@@ -73,32 +97,105 @@ class WriterOptions:
         return self.compression == "lz4"
 
 
-def _check_range(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise OptionError(f"{name} {value} can't be used: give {least} to {most}")
+class ServerRules:
+    """What depends on the kind of server that a writer's batches go to.
+
+    Args:
+        client: has the connection.
+        options: what the user wants.
+        check: called with each new connection.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        options: WriterOptions,
+        check: Callable[[Connection], None] | None,
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._check = check
+        # Of the server that was reached last; None before the first.
+        self._is_plain: bool | None = None
+
+    def check_connection(self, connection: Connection) -> None:
+        is_plain = not connection.capabilities
+        if self._options.compresses and is_plain:
+            # It would store the compressed bytes as if they were records.
+            raise Unsupported("compression", None, str(connection.address))
+        if self._check is not None:
+            self._check(connection)
+        self._is_plain = is_plain
+
+    def prepare(self, connection: Connection, batch: OutgoingBatch) -> None:
+        """Compress a batch, and stop one that the server must not get."""
+        if batch.has_nulls and self.find_null_fault() is not None:
+            # The batch was taken while another server was there.
+            raise LanceError(f"{connection.address} is a plain server: {_NULL_FAULT}")
+        if self._options.compresses and batch.compressed is None:
+            block = compress(batch.payload)
+            batch.compressed = len(block) < batch.size
+            if batch.compressed:
+                batch.payload = block
+
+    def find_null_fault(self) -> str | None:
+        """Say why Null records can't be taken; None if they can.
+
+        Raises:
+            LanceError: no server can be reached that would tell.
+        """
+        if self._options.allow_null_records:
+            return None
+        if self._is_plain is None:
+            self._is_plain = self._client.is_plain
+        return _NULL_FAULT if self._is_plain else None
 
 
 class Writer:
     """Takes records one by one or as columns; any number of threads may.
 
     Args:
-        delivery: gets the batches acknowledged, and is stopped with this.
+        client: says how to reach the server; it stays open.
+        topic: the topic's name or id, for texts.
+        target: where the batches go: the id of a topic or stage.
         options: how records are gathered.
-        block_timeout_s: how long `send` and `write` wait for room by default.
+        check: called with each new connection; what it raises is the end.
+        resolve: finds the topic's id again after the server has lost it.
+        strict: a refused batch is the end of all that follow it.
     """
 
     def __init__(
-        self, delivery: Delivery, options: WriterOptions, block_timeout_s: float
+        self,
+        client: LanceClient,
+        topic: int | str,
+        target: int,
+        options: WriterOptions,
+        *,
+        check: Callable[[Connection], None] | None,
+        resolve: Callable[[], int] | None = None,
+        strict: bool = False,
     ) -> None:
-        self._delivery = delivery
-        self._ledger = delivery.ledger
+        self.topic = topic
+        client = client.dedicated()
+        self._rules = ServerRules(client, options, check)
+        self._delivery = Delivery(
+            client.link,
+            topic,
+            target,
+            options=options,
+            resolve=resolve,
+            strict=strict,
+            check=self._rules.check_connection,
+            prepare=self._rules.prepare,
+        )
+        self._ledger = self._delivery.ledger
         self._options = options
-        self._block_timeout_s = block_timeout_s
+        self._block_timeout_s = client.config.retry_timeout_s
         self._is_closed = False
         # Closed, and everything that was ever taken is acknowledged.
         self._is_delivered = False
         # The thread does not know this object, so that one that is dropped can go.
-        self._dropped = weakref.finalize(self, _release, delivery)
+        self._dropped = weakref.finalize(self, _release, self._delivery)
         self._dropped.atexit = False
 
     # Records in.
@@ -130,7 +227,7 @@ class Writer:
         """
         default = self._options.record_type
         chosen = _choose_type(value, key, timestamp_ns, given=type, default=default)
-        if value is None and (fault := self._delivery.find_null_fault()) is not None:
+        if value is None and (fault := self._rules.find_null_fault()) is not None:
             raise LocalProtocolError(fault)
         record = Record(
             chosen,
@@ -167,7 +264,7 @@ class Writer:
             columns,
             record_type=self._options.record_type,
             payload_bytes_max=self._options.batch_bytes,
-            find_null_fault=self._delivery.find_null_fault,
+            find_null_fault=self._rules.find_null_fault,
         )
         taken = 0
         for payload in payloads:
@@ -215,7 +312,7 @@ class Writer:
         """
         if self._is_closed:
             return
-        # First: what `send` takes during the flush would belong to nobody.
+        # First: no flush would cover what `send` takes from here on.
         self._ledger.close()
         is_flushed = False
         try:
@@ -280,6 +377,163 @@ class Writer:
     def retried_batches(self) -> int:
         """How often a batch had to be sent again."""
         return self._ledger.outbox.retried.batches
+
+
+class Producer(Writer):
+    """Sends records to a topic and keeps them until they are acknowledged.
+
+    Records keep their order, unless the server refuses a batch for now: it is sent
+    again and comes after those behind it that were in flight. `max_in_flight=1` keeps
+    the order even then. After a lost connection those that have no answer are sent
+    again, so that some may be stored twice. A batch that the server refuses for good is
+    dropped, and those behind it go on; each thread is told by its next `send`, `write`,
+    `flush` or `close`.
+
+    It has a connection and a thread of its own; any number of threads may use it. One
+    that is dropped without `close` delivers what it has, and reports no failure.
+
+    Args:
+        client: says how to reach the server; it stays open.
+        topic: name, or id.
+        create_topic: create the topic if it is not there.
+        check: called with each new connection; what it raises is the end.
+
+    The other arguments are those of `WriterOptions`.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        Unsupported: the server can't store what is compressed.
+        OptionError: an option can't be used.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        topic: int | str,
+        *,
+        batch_bytes: int = 1024 * 1024,
+        linger_s: float = 0.005,
+        max_in_flight: int = 8,
+        buffer_bytes: int = 32 * 1024 * 1024,
+        compression: str = "none",
+        create_topic: bool = False,
+        record_type: int = RecordType.RAW,
+        allow_null_records: bool = False,
+        check: Callable[[Connection], None] | None = None,
+    ) -> None:
+        options = WriterOptions(
+            batch_bytes=batch_bytes,
+            linger_s=linger_s,
+            max_in_flight=max_in_flight,
+            buffer_bytes=buffer_bytes,
+            compression=compression,
+            record_type=record_type,
+            allow_null_records=allow_null_records,
+        )
+        check_compression(client, options)
+
+        def resolve() -> int:
+            """Find the topic; also again, when it was created anew meanwhile."""
+            if isinstance(topic, int):
+                return topic
+            client.forget(topic)
+            if create_topic:
+                return client.ensure_topic(topic).id
+            return client.topic_id(topic)
+
+        super().__init__(
+            client,
+            topic,
+            resolve(),
+            options,
+            check=check,
+            resolve=None if isinstance(topic, int) else resolve,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Producer to {self.topic!r}>"
+
+
+class StageWriter(Writer):
+    """Writes a stage of its own for a topic that need not exist yet.
+
+    A refused batch is the end of the stage: all that follow it are undelivered too.
+
+    Args:
+        client: says how to reach the server; it stays open.
+        topic_name: where the commit will put the records.
+        writer_id: the job's.
+        sequence: the job's.
+        check: called with each new connection; what it raises is the end.
+
+    The other arguments are those of `WriterOptions`.
+
+    Raises:
+        Unsupported: the server has no stages.
+        OptionError: an option can't be used.
+    """
+
+    def __init__(
+        self,
+        client: LanceClient,
+        topic_name: str,
+        writer_id: str,
+        sequence: int,
+        *,
+        batch_bytes: int = 1024 * 1024,
+        linger_s: float = 0.005,
+        max_in_flight: int = 8,
+        buffer_bytes: int = 32 * 1024 * 1024,
+        compression: str = "none",
+        record_type: int = RecordType.RAW,
+        check: Callable[[Connection], None] | None = None,
+    ) -> None:
+        options = WriterOptions(
+            batch_bytes=batch_bytes,
+            linger_s=linger_s,
+            max_in_flight=max_in_flight,
+            buffer_bytes=buffer_bytes,
+            compression=compression,
+            record_type=record_type,
+        )
+        check_compression(client, options)
+        self.stage_id = client.open_stage(topic_name, writer_id, sequence)
+        super().__init__(
+            client, topic_name, self.stage_id, options, check=check, strict=True
+        )
+
+    def finish(self, timeout_s: float | None = None) -> StageContent:
+        """Flush, close, and say what the stage holds, for the commit.
+
+        Args:
+            timeout_s: how long to flush.
+
+        Raises:
+            Undelivered: not everything was acknowledged; the stage can't be committed.
+        """
+        self.close(timeout_s=timeout_s)
+        if not self._is_delivered:
+            raise Undelivered(
+                self.topic,
+                (),
+                self.pending_records,
+                self.pending_bytes,
+                LanceError("the stage was closed before everything was acknowledged"),
+            )
+        return StageContent(self.stage_id, self.acked_batches, self.acked_bytes)
+
+    def __repr__(self) -> str:
+        return f"<StageWriter of stage 0x{self.stage_id:X} for {self.topic!r}>"
+
+
+def check_compression(client: LanceClient, options: WriterOptions) -> None:
+    """Refuse to compress for a server that would store the compressed bytes.
+
+    Raises:
+        Unsupported: the server is a plain one.
+    """
+    if options.compresses and client.is_plain:
+        raise Unsupported("compression", None, client.config.servers)
 
 
 def _release(delivery: Delivery) -> None:

@@ -1,38 +1,263 @@
-"""A place in a topic that moves as records are handed out.
+"""A place in a topic that moves as records are handed out, and what it is made of.
 
-Consumers have one, groups one per topic. Here is decided what happens when the records
-that are next are gone, and nothing about threads, commits or who owns the connection.
+`SeekPosition` says where to read from, `PollResult` holds the records of one poll, as
+columns or one by one. Consumers have one `Cursor`, groups one per topic. It decides
+what happens when the records that are next are gone, and nothing about threads, commits
+or who owns the connection.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
 
-from lance_spark.client.poll import PollResult, make_result
-from lance_spark.client.reader import (
+from lance_spark.client.lwp.reader import (
     FETCH_BYTES_DEFAULT,
     Chunk,
     RecordReader,
     join_last,
 )
-from lance_spark.client.seek import SeekKind, SeekPosition
-from lance_spark.errors import DataLoss, OptionError
-from lance_spark.wire.lwp import Capability
+from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode
+from lance_spark.errors import DataLoss, OptionError, RecordError
+from lance_spark.model import RecordType
+from lance_spark.wire.lwp import Capability, decode_record
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    import pyarrow as pa
+
+    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
+
+_U64_MAX = 2**64 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NS_PER_US = 1000
+# A log that loses its start faster than it can be read is not read at all.
+_LOSSES_MAX = 10
+
+
+class SeekKind(Enum):
+    """What the value of a position means; `BEGINNING` and `END` need none."""
+
+    BEGINNING = "beginning"
+    END = "end"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class SeekPosition:
+    """A place in a topic: `BEGINNING`, `END`, or made by `offset` or `time_ns`."""
+
+    BEGINNING: ClassVar[SeekPosition]
+    END: ClassVar[SeekPosition]
+
+    kind: SeekKind
+    value: int = 0
+
+    @classmethod
+    def offset(cls, offset: int) -> SeekPosition:
+        """Make the position of a byte offset, which must be that of a record.
+
+        Raises:
+            OptionError: if no log has such an offset.
+        """
+        _check_u64(offset, "an offset")
+        return cls(SeekKind.OFFSET, offset)
+
+    @classmethod
+    def time_ns(cls, time_ns: int) -> SeekPosition:
+        """Make the position of the first record appended at or after a time.
+
+        Args:
+            time_ns: nanoseconds since 1970 on the broker's clock.
+
+        Raises:
+            OptionError: if the time is before 1970 or beyond what LWP can say.
+        """
+        _check_u64(time_ns, "a time in ns")
+        return cls(SeekKind.TIME, time_ns)
+
+    @classmethod
+    def time(cls, when: datetime) -> SeekPosition:
+        """Make the same from a `datetime`, which must have a time zone.
+
+        Raises:
+            OptionError: if it has none, or is before 1970.
+        """
+        if not isinstance(when, datetime):
+            raise OptionError(
+                f"time {when!r} is not a datetime: give one with a time zone"
+            )
+        if when.tzinfo is None:
+            raise OptionError(
+                f"time {when} has no time zone: "
+                "say which with replace(tzinfo=timezone.utc) or astimezone()"
+            )
+        return cls.time_ns((when - _EPOCH) // timedelta(microseconds=1) * _NS_PER_US)
+
+    def __str__(self) -> str:
+        if self.kind in (SeekKind.BEGINNING, SeekKind.END):
+            return str(self.kind.value)
+        return f"{self.kind.value} {self.value}"
+
+
+SeekPosition.BEGINNING = SeekPosition(SeekKind.BEGINNING)
+SeekPosition.END = SeekPosition(SeekKind.END)
+
+
+def as_position(place: SeekPosition | int) -> SeekPosition:
+    """Take a position, or a number as that of a byte offset.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if isinstance(place, SeekPosition):
+        return place
+    if isinstance(place, int):
+        return SeekPosition.offset(place)
+    raise OptionError(
+        f"{place!r} is not a position: give an offset, or one of "
+        "SeekPosition.BEGINNING, END, offset(…), time(…)"
+    )
+
+
+def _check_u64(value: int, what: str) -> None:
+    if not isinstance(value, int) or not 0 <= value <= _U64_MAX:
+        raise OptionError(f"{value} is not {what}: it must be 0 to {_U64_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A record as people read it.
+
+    Args:
+        offset: where it starts in its topic.
+        type: its TLV type.
+        key: None if its type has none.
+        value: None for a Null record.
+        timestamp_ns: None if its type has none.
+        next_offset: where the next one starts, which is what to commit once this one
+            is done.
+    """
+
+    offset: int
+    type: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ns: int | None
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """The records of one poll.
+
+    Args:
+        topic: where they are from: the name or id that the consumer was given.
+        data: their bytes, a view that stays valid for as long as it is kept.
+        start_offset: offset of the first.
+        current_offset: offset behind the last, where the consumer is now.
+        record_count: how many they are.
+        end_of_stream: whether there was nothing behind them at that time.
+        high_water_mark: where the log ended then; None if the server does not say.
+        before: what stands before the first record, on a plain server: a consumer that
+            goes back to one of them compares it.
+    """
+
+    topic: int | str
+    data: memoryview = field(repr=False)
+    start_offset: int
+    current_offset: int
+    record_count: int
+    end_of_stream: bool
+    high_water_mark: int | None = None
+    before: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no records."""
+        return not self.record_count
+
+    def __len__(self) -> int:
+        return self.record_count
+
+    def to_arrow(self, columns: Sequence[str] = DEFAULT_COLUMNS) -> pa.RecordBatch:
+        """Build Arrow columns, the fast way to many records.
+
+        Args:
+            columns: any of topic, offset, next_offset, type, key, value, timestamp
+                and timestamp_ns.
+
+        Raises:
+            RecordError: a record is malformed; its position is its offset.
+            OptionError: there is no such column.
+        """
+        decoded = decode(
+            self.data,
+            base_offset=self.start_offset,
+            columns=columns,
+            topic=str(self.topic),
+        )
+        return decoded.batch
+
+    def records(self) -> Iterator[ConsumerRecord]:
+        """Give the records one by one, the slow and convenient way.
+
+        Raises:
+            RecordError: a record is malformed; its position is its offset.
+        """
+        position = 0
+        while position < len(self.data):
+            start = position
+            try:
+                record, position = decode_record(self.data, start)
+            except RecordError as error:
+                at = self.start_offset + start
+                raise RecordError(error.reason, at, truncated=error.truncated) from None
+            is_null = record.type == RecordType.NULL
+            yield ConsumerRecord(
+                self.start_offset + start,
+                record.type,
+                None if record.key is None else bytes(record.key),
+                None if is_null else bytes(record.value),
+                record.timestamp_ns,
+                self.start_offset + position,
+            )
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        return self.records()
+
+
+def make_result(topic: int | str, chunk: Chunk) -> PollResult:
+    """Make the result that holds the records of a chunk."""
+    mark = chunk.high_water_mark
+    return PollResult(
+        topic,
+        chunk.data,
+        chunk.start,
+        chunk.end,
+        chunk.records,
+        mark is not None and chunk.end >= mark,
+        mark,
+        chunk.before,
+    )
+
+
+def make_empty_result(topic: int | str, position: int) -> PollResult:
+    """Make the result of a poll that found nothing."""
+    return PollResult(topic, memoryview(b""), position, position, 0, True)
+
 
 _RESETS = {
     "earliest": SeekPosition.BEGINNING,
     "latest": SeekPosition.END,
     "error": None,
 }
-# A log that loses its start faster than it can be read is not read at all.
-_LOSSES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +329,7 @@ def resolve_position(
 def check_boundary(client: LanceClient, topic: int | str, offset: int) -> None:
     """Check that no record is cut by an offset, where the server can tell.
 
-    What is before the log's start or behind its end is left to who reads there.
+    An offset before the log's start or behind its end is left to the reader.
 
     Raises:
         OptionError: it is inside a record.
@@ -182,7 +407,7 @@ class Cursor:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was told of a loss that nobody has got over by a seek yet."""
+        """Whether it was told of a loss, and there was no seek since."""
         return self._loss is not None
 
     def seek(self, position: SeekPosition | int) -> int:

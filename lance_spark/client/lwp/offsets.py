@@ -17,6 +17,15 @@ Names are percent-encoded, capital letters too, because some file systems take `
 An offset means nothing in another topic of the same name. So what a consumer saves is a
 `TopicOffset`, a number that knows the incarnation of its topic; the stores here that
 keep offsets by name give it back as such, and the consumer compares.
+
+A broker knows a consumer by a number, as LWP has no names for them. The number of a
+name must be the same in every process and release, or commits made by one are not found
+by the next:
+
+    the first 8 bytes of SHA-256 of the name in UTF-8, as a little-endian integer;
+    1 in the place of 0
+
+This rule is fixed for ever.
 """
 
 from __future__ import annotations
@@ -34,12 +43,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from lance_spark.client.identity import consumer_id
 from lance_spark.errors import LanceError, OptionError
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client.lwp.client import LanceClient
 
+_ID_BYTES = 8
 _OFFSET_MAX = 2**64 - 1
 # An offset, perhaps the topic's id and time of creation, and the end of the line.
 _CONTENT = re.compile(rb"([0-9]{1,20})(?: ([0-9]{1,10})@([0-9]{1,20}))?\n?")
@@ -52,6 +61,22 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 # File systems stop at 255 bytes. A longer name is cut, and a hash tells it apart.
 _STEM_BYTES_MAX = 200
 _STEM_BYTES_KEPT = 100
+
+
+def consumer_id(name: str) -> int:
+    """Return the number of a consumer's or group's name, from 1 to 2^64 - 1.
+
+    Raises:
+        OptionError: if the name is empty or not text that UTF-8 can hold.
+    """
+    if not name:
+        raise OptionError("a consumer's name can't be empty")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"consumer name {name!r} can't be written as UTF-8") from None
+    digest = hashlib.sha256(encoded).digest()
+    return int.from_bytes(digest[:_ID_BYTES], "little") or 1
 
 
 class Incarnation(NamedTuple):

@@ -8,28 +8,64 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from lance_spark.client.autocommit import CommitClock
-from lance_spark.client.cursor import Cursor, CursorOptions
-from lance_spark.client.offsets import (
+from lance_spark.client.lwp.cursor import (
+    ConsumerRecord,
+    Cursor,
+    CursorOptions,
+    PollResult,
+    SeekPosition,
+    as_position,
+    make_empty_result,
+)
+from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
     Incarnation,
     OffsetStore,
     TopicOffset,
 )
-from lance_spark.client.poll import ConsumerRecord, PollResult, make_empty_result
-from lance_spark.client.reader import FETCH_BYTES_DEFAULT
-from lance_spark.client.seek import SeekPosition, as_position
+from lance_spark.client.lwp.reader import FETCH_BYTES_DEFAULT
 from lance_spark.columnar.decode import DEFAULT_COLUMNS
 from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
 AUTO_COMMIT_INTERVAL_S = 5.0
+
+
+class CommitClock:
+    """Says when an automatic commit is due.
+
+    Args:
+        interval_s: time between two; None for never.
+        clock: a monotonic clock.
+    """
+
+    def __init__(self, interval_s: float | None, clock: Callable[[], float]) -> None:
+        if interval_s is not None and interval_s < 0:
+            raise OptionError(f"auto_commit_interval_s {interval_s} is negative")
+        self._interval_s = interval_s
+        self._clock = clock
+        self._last_s = clock()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether commits are made at all."""
+        return self._interval_s is not None
+
+    def take_due(self) -> bool:
+        """Tell whether a commit is due, and if so, wait for the next one."""
+        if self._interval_s is None:
+            return False
+        now_s = self._clock()
+        if now_s - self._last_s < self._interval_s:
+            return False
+        self._last_s = now_s
+        return True
 
 
 class Consumer:
@@ -225,8 +261,8 @@ class Consumer:
         if self._is_closed:
             raise LanceError(f"topic {self.topic!r}: the consumer is closed")
         if self._walked is not None:
-            # Somebody polls in the middle of an iteration: what that has not given
-            # yet comes next, and it will poll for the rest when it goes on.
+            # A poll in the middle of an iteration: what that has not given yet comes
+            # next, and it will poll for the rest when it goes on.
             self._cursor.go_back(*self._walked)
             self._end_walk()
         if self._commits.take_due():
@@ -263,7 +299,7 @@ class Consumer:
             )
         offset = self.current_offset
         if self._cursor.is_lost:
-            # The number is of another topic; nobody has decided yet where to go on.
+            # The number is of another topic, and where to go on is not decided yet.
             return offset
         if self._incarnation.topic_id != self._cursor.topic_id:
             # The cursor has passed over the loss of the topic it began with.
@@ -304,7 +340,7 @@ class Consumer:
         try:
             return Incarnation(topic_id, self._client.topic(topic_id).created_at_s)
         except TopicNotFound:
-            # Servers in the field do not describe topic 0; who reads meets the rest.
+            # Servers in the field do not describe topic 0; a read meets other causes.
             return Incarnation(topic_id, 0)
 
     def _is_of_another(self, offset: int) -> bool:
