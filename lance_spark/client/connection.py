@@ -27,13 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.dialect import Dialect
-from lance_spark.client.inbox import Inbox, Pending, SentKeepalive
-from lance_spark.errors import (
-    ConnectionLost,
-    LanceError,
-    RemoteProtocolError,
-    Timeout,
-)
+from lance_spark.client.inbox import Inbox, Pending
+from lance_spark.errors import ConnectionLost, LanceError, RemoteProtocolError, Timeout
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
@@ -54,23 +49,6 @@ _DRAIN_READS_MAX = 16
 # time.
 PINGS_MAX = 25
 PING_WINDOW_S = 6.0
-
-
-class PingLimit:
-    """When the next of many pings may be sent."""
-
-    def __init__(self) -> None:
-        self._sent_s: deque[float] = deque(maxlen=PINGS_MAX)
-
-    def delay_s(self, now_s: float) -> float:
-        """Tell how long the next one has to wait."""
-        if len(self._sent_s) < PINGS_MAX:
-            return 0.0
-        return max(0.0, self._sent_s[0] + PING_WINDOW_S - now_s)
-
-    def note(self, now_s: float) -> None:
-        """Take note of one that is sent."""
-        self._sent_s.append(now_s)
 
 
 class Attempt:
@@ -150,7 +128,8 @@ class Connection:
         # left or the connection failed.
         self._changed = threading.Condition()
         self._inbox = Inbox(dialect)
-        self._pings = PingLimit()
+        # When the last pings were sent.
+        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
         self._has_reader = False
         self._failure: LanceError | None = None
         # Why nothing can be sent any more, and how long that is no failure yet.
@@ -268,15 +247,17 @@ class Connection:
 
     # Keepalives. Answers are never answered: two such peers would not stop.
 
-    def send_keepalive(self, deadline: Deadline) -> None:
-        """Write a keepalive and do not wait; its answer is dropped when it comes.
+    def send_keepalive(self, deadline: Deadline) -> Pending:
+        """Write a keepalive, if the protocol has one, and do not wait.
 
         Raises:
             ConnectionLost: the connection is gone.
             Timeout: it could not be written in time.
         """
-        if self.dialect.encode_keepalive() is not None:
-            self._send_keepalive(deadline)
+        keepalive, frame = Pending(self, None, 0), self.dialect.encode_keepalive()
+        if frame is not None:
+            self._send(frame, deadline, lambda: self._inbox.expect_keepalive(keepalive))
+        return keepalive
 
     def ping(self, deadline: Deadline) -> float:
         """Tell how many seconds a keepalive takes to come back.
@@ -288,27 +269,21 @@ class Connection:
             PingUnanswered: the deadline passed without an answer.
             Timeout: the deadline is too soon to send anything.
         """
-        delay_s = self._pings.delay_s(self._clock())
+        delay_s = plan_ping_delay_s(self._pings_s, self._clock())
         if delay_s >= deadline.remaining():
             raise Timeout(f"{self.address}: too many pings, wait {delay_s:.1f} s")
         with self._changed:
             # The end of the connection ends this too, and then nothing is sent.
             self._changed.wait_for(lambda: self._failure is not None, delay_s)
         start_s = self._clock()
-        self._pings.note(start_s)
-        keepalive = self._send_keepalive(deadline)
-        self._read_until(lambda: keepalive.is_answered, deadline)
-        if keepalive.is_answered:
+        self._pings_s.append(start_s)
+        keepalive = self.send_keepalive(deadline)
+        self._read_until(lambda: keepalive.is_done, deadline)
+        if keepalive.is_done:
             return self._clock() - start_s
         with self._changed:
             self._raise_failure()
         raise PingUnanswered(f"{self.address}: no answer in time to a keepalive")
-
-    def _send_keepalive(self, deadline: Deadline) -> SentKeepalive:
-        keepalive, frame = SentKeepalive(), self.dialect.encode_keepalive()
-        assert frame is not None, "the protocol has no keepalives"
-        self._send(frame, deadline, lambda: self._inbox.expect_keepalive(keepalive))
-        return keepalive
 
     # Batches and pushes.
 
@@ -529,6 +504,13 @@ class Connection:
             is_last = self._is_closing and not self._users
         if is_last:
             self._stream.close()
+
+
+def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
+    """Decide how long the next ping has to wait, given when the last ones were sent."""
+    if len(sent_s) < PINGS_MAX:
+        return 0.0
+    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _seconds(deadline: Deadline) -> float:

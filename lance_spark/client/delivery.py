@@ -146,7 +146,9 @@ class Delivery:
         # A server that could never be understood is another matter than bytes that
         # were garbled on their way.
         self._retry = Retry(
-            link.make_backoff(), mends_garbled=True, can_look_up=resolve is not None
+            backoff=link.make_backoff(),
+            mends_garbled=True,
+            can_look_up=resolve is not None,
         )
         self._rate = Rate(options.max_in_flight)
         self._connection: Connection | None = None
@@ -310,8 +312,8 @@ class Delivery:
     def _receive(self, connection: Connection) -> None:
         with self._changed:
             now_s = self._clock()
-            first = self._outbox.sent_first()
-            assert first is not None, "there is nothing to wait for"
+            # There is one, or the thread would not receive.
+            first = self._outbox.sent()[0]
             wait_s = first.sent_at_s + self._request_timeout_s - now_s
             due_s = self._due_s(now_s)
         if wait_s <= 0:
@@ -378,12 +380,12 @@ class Delivery:
         if error.retriable:
             return error
         if batch_id is None:
-            if self._outbox.in_flight > 1:
+            sent = self._outbox.sent()
+            if len(sent) > 1:
                 # There is no telling which one it was: send them again, one by one.
                 self._careful_below_id = self._outbox.next_id
                 return error
-            first = self._outbox.sent_first()
-            batch_id = 0 if first is None else first.id
+            batch_id = sent[0].id if sent else 0
         if self._retry.may_look_up(error):
             return error
         if self._strict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.client.dialect import Dialect
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from lance_spark.client.connection import Connection
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """A request on its way; made by `Connection.submit`.
 
@@ -25,27 +27,17 @@ class Pending:
         connection: where the answer will come.
         request: what was asked.
         number: the request's number on the connection.
+        sent_s: when it was sent, on the connection's clock.
+        is_given_up: whether no thread will wait for the answer.
     """
 
-    __slots__ = (
-        "_connection",
-        "_error",
-        "_frame",
-        "is_given_up",
-        "number",
-        "request",
-        "sent_s",
-    )
-
-    def __init__(self, connection: Connection, request: Any, number: int) -> None:
-        self.request = request
-        self.number = number
-        self.sent_s = 0.0
-        # Whether no thread will wait for the answer.
-        self.is_given_up = False
-        self._connection = connection
-        self._frame: Any | None = None
-        self._error: LanceError | None = None
+    connection: Connection
+    request: Any
+    number: int
+    sent_s: float = 0.0
+    is_given_up: bool = False
+    _frame: Any | None = None
+    _error: LanceError | None = None
 
     # For the thread that asked.
 
@@ -58,7 +50,7 @@ class Pending:
             RemoteProtocolError: the answer makes no sense; the connection is dropped.
             Timeout: the deadline passed.
         """
-        connection = self._connection
+        connection = self.connection
         if not self.is_done:
             connection.wait_for(self, deadline)
         if self._error is not None:
@@ -88,7 +80,7 @@ class Pending:
         """
         if not self.is_done:
             self.is_given_up = True
-            self._connection.give_up()
+            self.connection.give_up()
 
     # For the connection.
 
@@ -106,15 +98,6 @@ class Pending:
         self._error = error
 
 
-class SentKeepalive:
-    """A keepalive on its way, so that an older one's answer is not taken for its."""
-
-    __slots__ = ("is_answered",)
-
-    def __init__(self) -> None:
-        self.is_answered = False
-
-
 class Inbox:
     """The requests of one connection that have no answer, and what came unasked.
 
@@ -126,15 +109,15 @@ class Inbox:
         self._dialect = dialect
         # By number, in the order of sending.
         self._waiting: dict[int, Pending] = {}
-        self._keepalives: deque[SentKeepalive] = deque()
+        self._keepalives: deque[Pending] = deque()
         self._pushes: list[Any] = []
 
     def expect(self, pending: Pending) -> None:
         """Take note of a request, in the order in which they are sent."""
         self._waiting[pending.number] = pending
 
-    def expect_keepalive(self, keepalive: SentKeepalive) -> None:
-        """Take note of a keepalive, in the order in which they are sent."""
+    def expect_keepalive(self, keepalive: Pending) -> None:
+        """Take note of a keepalive, so that none is answered by an older one's."""
         self._keepalives.append(keepalive)
 
     @property
@@ -163,7 +146,7 @@ class Inbox:
         dialect = self._dialect
         if dialect.is_keepalive(frame):
             if self._keepalives:
-                self._keepalives.popleft().is_answered = True
+                self._keepalives.popleft().resolve(frame)
             return
         number = dialect.number_of(frame, self._waiting)
         if number is None:

@@ -274,13 +274,13 @@ class Link:
                 asked = connection.address
                 return pending.conclude(sooner)
             except LanceError as error:
-                rules = rules or make_rules(self.make_backoff(), resend=retry)
+                rules = rules or make_rules(backoff=self.make_backoff(), resend=retry)
                 self._recover(error, rules, deadline, connection, asked)
 
     def ping(self) -> float:
         """Tell how many seconds a keepalive takes to come back."""
         deadline = self._make_deadline()
-        rules = Retry(self.make_backoff())
+        rules = Retry(backoff=self.make_backoff())
         while True:
             connection: Connection | None = None
             try:
@@ -313,7 +313,7 @@ class Link:
             try:
                 return self._connect(deadline)
             except LanceError as error:
-                rules = rules or Retry(self.make_backoff())
+                rules = rules or Retry(backoff=self.make_backoff())
                 self._recover(error, rules, deadline, None, None)
 
     def connect_once(self) -> Connection:

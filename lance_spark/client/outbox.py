@@ -125,7 +125,8 @@ class Outbox:
         self._sealed: deque[OutgoingBatch] = deque()
         # In the order in which they were sent, which is that of their ids.
         self._in_flight: dict[int, OutgoingBatch] = {}
-        self._next_id = 1
+        # The id of the batch that is sealed next.
+        self.next_id = 1
         self.pending_records = 0
         self.pending_bytes = 0
         self.acked = BatchCount()
@@ -133,16 +134,11 @@ class Outbox:
         self.retried = BatchCount()
 
     @property
-    def next_id(self) -> int:
-        """The id of the batch that is sealed next."""
-        return self._next_id
-
-    @property
     def oldest_id(self) -> int | None:
         """The lowest id that is not acknowledged, that of the open batch included."""
         for batch in self.pending():
             return batch.id
-        return self._next_id if self._open else None
+        return self.next_id if self._open else None
 
     @property
     def in_flight(self) -> int:
@@ -164,13 +160,9 @@ class Outbox:
         yield from self._in_flight.values()
         yield from self._sealed
 
-    def sent(self) -> Iterator[OutgoingBatch]:
-        """Give the batches in flight, oldest first."""
-        yield from self._in_flight.values()
-
-    def sent_first(self) -> OutgoingBatch | None:
-        """Give the batch that has been in flight for the longest time."""
-        return next(iter(self._in_flight.values()), None)
+    def sent(self) -> list[OutgoingBatch]:
+        """List the batches in flight, oldest first."""
+        return list(self._in_flight.values())
 
     # Records in.
 
@@ -216,10 +208,8 @@ class Outbox:
         self._open, self._open_records, self._open_nulls = bytearray(), 0, False
 
     def _enqueue(self, data: Buffer, records: int, size: int, has_nulls: bool) -> None:
-        self._sealed.append(
-            OutgoingBatch(self._next_id, data, records, size, has_nulls)
-        )
-        self._next_id += 1
+        self._sealed.append(OutgoingBatch(self.next_id, data, records, size, has_nulls))
+        self.next_id += 1
 
     # Batches out.
 
@@ -258,23 +248,18 @@ class Outbox:
 
     def ack(self, batch_id: int) -> OutgoingBatch | None:
         """Settle a batch; None if it is not in flight, as after a second ack."""
-        batch = self._remove(batch_id)
-        if batch is not None:
-            self.acked.add(batch)
-        return batch
+        return self._settle(batch_id, self.acked)
 
     def refuse(self, batch_id: int) -> OutgoingBatch | None:
         """Drop a batch that the server will not take."""
-        batch = self._remove(batch_id)
-        if batch is not None:
-            self.refused.add(batch)
-        return batch
+        return self._settle(batch_id, self.refused)
 
-    def _remove(self, batch_id: int) -> OutgoingBatch | None:
+    def _settle(self, batch_id: int, count: BatchCount) -> OutgoingBatch | None:
         batch = self._in_flight.pop(batch_id, None)
         if batch is not None:
             self.pending_records -= batch.records
             self.pending_bytes -= batch.size
+            count.add(batch)
         return batch
 
     def clear(self) -> None:
@@ -292,12 +277,6 @@ class Refusal(NamedTuple):
     error: LanceError
 
 
-class _Told(threading.local):
-    """How many refusals the present thread was told of, or need not know."""
-
-    count: int | None = None
-
-
 class Refusals:
     """What the server would not take, and which threads know; the caller has the lock.
 
@@ -313,7 +292,8 @@ class Refusals:
         self._count = 0
         self._told_any_thread = 0
         self._told_a_flush = 0
-        self._told = _Told()
+        # Of how many the present thread was told, or need not know.
+        self._told = threading.local()
 
     def add(self, batch: OutgoingBatch, error: LanceError) -> None:
         """Take note of a refusal."""
@@ -322,16 +302,13 @@ class Refusals:
 
     def enter(self, *, flushes: bool) -> None:
         """Note that the present thread uses the producer, if it is new here."""
-        if self._told.count is None:
+        if not hasattr(self._told, "count"):
             self._told.count = self._told_a_flush if flushes else self._told_any_thread
 
     def untold(self) -> list[Refusal]:
         """List what the present thread was not told yet."""
-        missing = self._count - (self._told.count or 0)
-        if not missing:
-            return []
-        kept = list(self._kept)
-        return kept[max(0, len(kept) - missing) :]
+        missing = self._count - getattr(self._told, "count", 0)
+        return list(self._kept)[-missing:] if missing else []
 
     def note_told(self, *, flushes: bool) -> None:
         """Note that the present thread is told of all there are."""

@@ -8,6 +8,7 @@ it resets with every acknowledgement.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lance_spark.errors import (
@@ -75,6 +76,7 @@ class Decision(NamedTuple):
     looks_up: bool = False
 
 
+@dataclass(eq=False, kw_only=True)
 class Retry:
     """Decide after each failure how to go on.
 
@@ -89,21 +91,13 @@ class Retry:
         can_look_up: whether a lost topic may be found under another id.
     """
 
-    def __init__(
-        self,
-        backoff: Backoff,
-        *,
-        resend: bool = True,
-        mends_garbled: bool = False,
-        can_look_up: bool = False,
-    ) -> None:
-        self._backoff = backoff
-        self._resend = resend
-        self._mends_garbled = mends_garbled
-        self._can_look_up = can_look_up
-        self._is_looked_up = False
-        self._failures = 0
-        self._visited: set[Address] = set()
+    backoff: Backoff
+    resend: bool = True
+    mends_garbled: bool = False
+    can_look_up: bool = False
+    _is_looked_up: bool = False
+    _failures: int = 0
+    _visited: set[Address] = field(default_factory=set)
 
     @property
     def has_failed(self) -> bool:
@@ -150,13 +144,13 @@ class Retry:
     def may_look_up(self, error: LanceError) -> bool:
         """Tell whether to look for a topic again, which is done once per failure."""
         is_lost = isinstance(error, (TopicNotFound, TopicDeleted))
-        return is_lost and self._can_look_up and not self._is_looked_up
+        return is_lost and self.can_look_up and not self._is_looked_up
 
     def note_progress(self) -> None:
         """Start over: what fails next is a first failure."""
         self._failures, self._is_looked_up = 0, False
         self._visited.clear()
-        self._backoff.reset()
+        self.backoff.reset()
 
     # For rules that know more about their request.
 
@@ -171,8 +165,8 @@ class Retry:
         if asked is None:
             return may_pass_while_connecting(error)
         # Bytes that were garbled on their way are as good as a lost connection.
-        is_mended = self._mends_garbled and isinstance(error, RemoteProtocolError)
-        return (error.retriable or is_mended) and self._resend
+        is_mended = self.mends_garbled and isinstance(error, RemoteProtocolError)
+        return (error.retriable or is_mended) and self.resend
 
     def _follow(self, error: NotLeader, asked: Address) -> Address | None:
         """Give the leader to go to, unless that would go in circles."""
@@ -188,7 +182,7 @@ class Retry:
         return leader
 
     def _delay_s(self, error: LanceError) -> float:
-        delay_s = self._backoff.next_delay_s()
+        delay_s = self.backoff.next_delay_s()
         if isinstance(error, RateLimited):
             asked_ms: Any = error.details.get("retry_after_ms")
             # Not a bool, which is an int; and without a delay it would be a busy loop.

@@ -691,7 +691,7 @@ def test_the_end_of_the_connection_ends_the_wait_to_ping(
     connection: Connection, pool: ThreadPoolExecutor
 ) -> None:
     for _ in range(PINGS_MAX):
-        connection._pings.note(connection._clock())
+        connection._pings_s.append(connection._clock())
     pinging = pool.submit(connection.ping, soon())
     deadline = soon()
     while not connection._changed._waiters:  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import Acked, Refused, SlowDown
-from lance_spark.client.inbox import Inbox, Pending, SentKeepalive
+from lance_spark.client.inbox import Inbox, Pending
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import ANSWERS, LwpDialect
 from lance_spark.client.outbox import OutgoingBatch
@@ -57,6 +57,10 @@ class FakeConnection:
 
 def make_inbox() -> Inbox:
     return Inbox(LwpDialect(ClientConfig(), Checksum.CRC32C))
+
+
+def make_keepalive() -> Pending:
+    return Pending(cast(Connection, FakeConnection()), None, 0)
 
 
 NUMBERS = itertools.count(1)
@@ -116,24 +120,24 @@ def test_an_ack_answers_an_unsubscribe() -> None:
 
 def test_keepalives_do_not_answer_requests() -> None:
     inbox = make_inbox()
-    pending, keepalive = ask(inbox, GetTopic(1)), SentKeepalive()
+    pending, keepalive = ask(inbox, GetTopic(1)), make_keepalive()
     inbox.expect_keepalive(keepalive)
     inbox.deliver(frames(encode_keepalive())[0])
-    assert keepalive.is_answered
+    assert keepalive.is_done
     assert not pending.is_done
 
 
 def test_each_keepalive_has_its_own_answer() -> None:
     inbox = make_inbox()
-    older, newer = SentKeepalive(), SentKeepalive()
+    older, newer = make_keepalive(), make_keepalive()
     inbox.expect_keepalive(older)
     inbox.expect_keepalive(newer)
     (frame,) = frames(encode_keepalive())
     inbox.deliver(frame)
-    assert (older.is_answered, newer.is_answered) == (True, False)
+    assert (older.is_done, newer.is_done) == (True, False)
     inbox.deliver(frame)
     inbox.deliver(frame)  # One too many, which is dropped.
-    assert newer.is_answered
+    assert newer.is_done
 
 
 def test_events_of_ingests() -> None:

@@ -218,9 +218,9 @@ def test_what_is_in_flight() -> None:
 
 def test_the_one_that_waits_longest() -> None:
     outbox = _filled(2)
-    assert outbox.sent_first() is None
+    assert outbox.sent() == []
     outbox.take(1.0, 9)
     outbox.take(2.0, 9)
-    first = outbox.sent_first()
+    first = outbox.sent()[0]
     assert first is not None
     assert (first.id, first.sent_at_s) == (1, 1.0)

@@ -29,7 +29,7 @@ class Call:
 
     def __init__(self, *, timeout_s: float = 10.0, **rules: Any) -> None:
         self.left_s = timeout_s
-        self.retry = Retry(Backoff(0.1, 30.0, lambda: 0.0), **rules)
+        self.retry = Retry(backoff=Backoff(0.1, 30.0, lambda: 0.0), **rules)
 
     def decide(
         self, error: LanceError, *, asked: Address | None = None, **more: Any

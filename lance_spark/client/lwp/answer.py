@@ -210,23 +210,20 @@ def _row(info: TopicInfo) -> tuple[Cell, ...]:
     return info.id, info.name, records, log, show_retention(info.retention)
 
 
-def lists_all_consumers(details: Mapping[str, Any]) -> bool:
-    """Tell whether all consumers of a topic are listed; a server may show only some."""
-    if "consumers" not in details:
-        return False
-    consumers, count = details["consumers"], details.get("consumer_count")
-    if not isinstance(consumers, list) or not isinstance(count, int):
-        return True
-    return len(consumers) >= count
+def find_committed(
+    details: Mapping[str, Any], consumer_id: int
+) -> tuple[bool, int | None]:
+    """Find a consumer's offset in the details of a topic.
 
-
-def find_committed(details: Mapping[str, Any], consumer_id: int) -> int | None:
-    """Find what a consumer has committed in the details of a topic."""
-    consumers = details["consumers"]
+    Returns:
+        Whether the details tell, as a server may list only some consumers, and the
+        offset, None if the consumer has committed nothing.
+    """
+    consumers, count = details.get("consumers", ()), details.get("consumer_count")
     if not isinstance(consumers, list):
-        return None
+        return "consumers" in details, None
     for consumer in consumers:
         if isinstance(consumer, dict) and consumer.get("consumer_id") == consumer_id:
             offset = consumer.get("committed_offset")
-            return offset if isinstance(offset, int) else None
-    return None
+            return True, offset if isinstance(offset, int) else None
+    return not isinstance(count, int) or len(consumers) >= count, None

@@ -12,28 +12,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Build, Dialer, Link
+from lance_spark.client.lwp import answer
 from lance_spark.client.lwp.answer import (
     Bounds,
     Fetched,
     PendingFetch,
     ShownTopic,
     TopicList,
-    find_committed,
-    find_positions_max,
-    is_news,
-    lists_all_consumers,
-    make_fetch,
-    to_fetched,
-    to_meant_limits,
-    to_ms,
-    to_sent_limits,
-    to_shown_topic,
 )
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import LwpDialects
@@ -51,18 +41,7 @@ from lance_spark.model import Location, Retention
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
-from lance_spark.wire.lwp import (
-    OFFSET_MAX,
-    AssignmentStrategy,
-    Capability,
-    GroupHeartbeatResponse,
-    GroupJoined,
-    LocateKind,
-    Message,
-    StageContent,
-    StagesCommitted,
-    WaitResponse,
-)
+from lance_spark.wire.lwp import Capability, LocateKind, Message, WaitResponse
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +157,7 @@ class LanceClient:
     def __enter__(self) -> LanceClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -278,7 +252,7 @@ class LanceClient:
     def topics(self) -> TopicList:
         """List the topics by id; the default topic 0 is not among them."""
         listing = self._ask(wire.ListTopics(), wire.TopicListing)
-        topics = [to_shown_topic(info) for info in listing.topics]
+        topics = [answer.to_shown_topic(info) for info in listing.topics]
         return TopicList(sorted(topics, key=lambda info: info.id))
 
     list_topics = topics
@@ -290,7 +264,7 @@ class LanceClient:
             TopicNotFound: there is none of that id or name.
         """
         info = self._ask_topic(topic, wire.GetTopic, wire.TopicInfo)
-        return to_shown_topic(info)
+        return answer.to_shown_topic(info)
 
     get_topic = topic
 
@@ -311,11 +285,11 @@ class LanceClient:
         def ask(topic_id: int) -> Retention:
             def build(connection: Connection) -> Message:
                 return wire.SetRetention(
-                    topic_id, to_sent_limits(retention, connection)
+                    topic_id, answer.to_sent_limits(retention, connection)
                 )
 
-            answer = self._ask(build, wire.TopicRetention)
-            return to_meant_limits(answer.retention)
+            limits = self._ask(build, wire.TopicRetention).retention
+            return answer.to_meant_limits(limits)
 
         return self._on_topic(topic, ask)
 
@@ -358,7 +332,7 @@ class LanceClient:
         def build(connection: Connection) -> Message:
             if retention is None:
                 return wire.CreateTopic(name)
-            limits = to_sent_limits(retention, connection)
+            limits = answer.to_sent_limits(retention, connection)
             return wire.CreateTopicWithRetention(name, limits)
 
         info = self._ask(build, wire.TopicInfo, retry=retry)
@@ -369,7 +343,7 @@ class LanceClient:
             )
         with self._topic_ids_lock:
             self._topic_ids[name] = info.id
-        return to_shown_topic(info)
+        return answer.to_shown_topic(info)
 
     # Reading.
 
@@ -403,11 +377,11 @@ class LanceClient:
                 self._fetched_on = connection
                 if snap:
                     _check_capability(connection, _SNAP)
-                return make_fetch(
+                return answer.make_fetch(
                     connection, topic_id, start, size, snap=snap, wait_s=wait_s
                 )
 
-            return to_fetched(self._ask(build, None, wait_s=wait_s))
+            return answer.to_fetched(self._ask(build, None, wait_s=wait_s))
 
         return self._on_topic(topic, ask)
 
@@ -438,7 +412,7 @@ class LanceClient:
         connection = self.link.connection() if dial else self._find_connection()
         self._fetched_on = connection
         size = self._limit(max_bytes)
-        fetch = make_fetch(connection, topic_id, start, size, wait_s=wait_s)
+        fetch = answer.make_fetch(connection, topic_id, start, size, wait_s=wait_s)
         deadline = Deadline.after(self._config.request_timeout_s)
         return PendingFetch(connection.submit(fetch, deadline=deadline))
 
@@ -447,7 +421,7 @@ class LanceClient:
 
         def ask(topic_id: int) -> Bounds:
             if not self.supports(Capability.LOCATE):
-                return Bounds(None, self.fetch(topic_id, OFFSET_MAX, 1).end)
+                return Bounds(None, self.fetch(topic_id, wire.OFFSET_MAX, 1).end)
             # In this order, so that the start is never behind the end.
             start = self.locate_start(topic_id).offset
             return Bounds(start, self.locate_end(topic_id).offset)
@@ -495,25 +469,25 @@ class LanceClient:
         Raises:
             Unsupported: the server is a plain one.
         """
-        most = find_positions_max(self.connection())
+        most = answer.find_positions_max(self.connection())
         listed = list(positions.items())
         if len(listed) <= most:
             return self._wait(version, listed, wait_s)
         parts = [listed[n : n + most] for n in range(0, len(listed), most)]
         answers = [self._wait(version, part, 0.0) for part in parts]
         for number, part in enumerate(parts):
-            if any(is_news(a, version, positions) for a in answers):
+            if any(answer.is_news(a, version, positions) for a in answers):
                 break
             answers[number] = self._wait(version, part, wait_s / len(parts))
         # The oldest version: a list that changed between two parts is news next time.
-        oldest = min(answer.version for answer in answers)
+        oldest = min(each.version for each in answers)
         return WaitResponse(oldest, tuple(e for a in answers for e in a.ends))
 
     def _wait(
         self, version: int, positions: Sequence[tuple[int, int]], wait_s: float
     ) -> WaitResponse:
         ends = tuple(wire.TopicPosition(t, offset) for t, offset in positions)
-        message = wire.Wait(version, ends, to_ms(wait_s))
+        message = wire.Wait(version, ends, answer.to_ms(wait_s))
         return self._ask(message, WaitResponse, needs=_WAIT, wait_s=wait_s)
 
     def _locate(self, topic: int | str, kind: LocateKind, value: int = 0) -> Location:
@@ -608,8 +582,9 @@ class LanceClient:
         def ask(topic_id: int) -> int | None:
             if not self.is_plain:
                 details = self._ask(wire.GetTopic(topic_id), wire.TopicInfo).details
-                if lists_all_consumers(details):
-                    return find_committed(details, consumer_id)
+                is_told, offset = answer.find_committed(details, consumer_id)
+                if is_told:
+                    return offset
             # A subscription at 0 is the only question that LWP has for this.
             return self.subscribe(topic_id, consumer_id) or None
 
@@ -631,10 +606,10 @@ class LanceClient:
         self,
         writer_id: str,
         sequence: int,
-        stages: Sequence[StageContent],
+        stages: Sequence[wire.StageContent],
         *,
         overwrite: Sequence[str] = (),
-    ) -> StagesCommitted:
+    ) -> wire.StagesCommitted:
         """Append stages to their topics, in this order, all or nothing.
 
         Args:
@@ -650,11 +625,12 @@ class LanceClient:
             CommitUnknownError: time is up, and whether the commit was carried out is
                 still not known. Any other error means that it was not, nor will be.
         """
+        named = f"commit {sequence} of {writer_id!r}"
         return self._ask(
             wire.CommitStages(writer_id, sequence, tuple(overwrite), tuple(stages)),
-            StagesCommitted,
+            wire.StagesCommitted,
             needs=_STAGES,
-            make_rules=partial(CommitRetry, writer_id, sequence),
+            make_rules=partial(CommitRetry, commit=named),
         )
 
     def abort_stages(self, writer_id: str, sequence: int) -> int:
@@ -670,10 +646,10 @@ class LanceClient:
         topics: Sequence[str],
         *,
         member: str = "",
-        strategy: AssignmentStrategy = AssignmentStrategy.RANGE,
+        strategy: wire.AssignmentStrategy = wire.AssignmentStrategy.RANGE,
         session_timeout_s: float = 30.0,
         timeout_s: float | None = None,
-    ) -> GroupJoined:
+    ) -> wire.GroupJoined:
         """Join a group, or join it again with other topics.
 
         Args:
@@ -690,7 +666,7 @@ class LanceClient:
         message = wire.JoinGroup(
             group, member, tuple(topics), strategy, round(session_timeout_s * 1000)
         )
-        return self._ask(message, GroupJoined, needs=_GROUPS, timeout_s=timeout_s)
+        return self._ask(message, wire.GroupJoined, needs=_GROUPS, timeout_s=timeout_s)
 
     def heartbeat(
         self,
@@ -699,14 +675,14 @@ class LanceClient:
         generation: int,
         *,
         timeout_s: float | None = None,
-    ) -> GroupHeartbeatResponse:
+    ) -> wire.GroupHeartbeatResponse:
         """Say that a member is alive and which generation it has applied.
 
         Raises:
             ConsumerNotFound: the member is not known any more and has to join again.
         """
         message = wire.GroupHeartbeat(group, member, generation)
-        kind = GroupHeartbeatResponse
+        kind = wire.GroupHeartbeatResponse
         return self._ask(message, kind, needs=_GROUPS, timeout_s=timeout_s)
 
     def leave_group(
@@ -746,7 +722,7 @@ class LanceClient:
                 _check_capability(connection, needs)
             return request if isinstance(request, Message) else request(connection)
 
-        answer = self.link.ask(
+        answered = self.link.ask(
             build,
             retry=retry,
             timeout_s=timeout_s,
@@ -754,8 +730,8 @@ class LanceClient:
             make_rules=make_rules,
         )
         # The dialect takes no other answers than those in its table.
-        assert kind is None or isinstance(answer, kind)
-        return answer  # type: ignore[no-any-return]
+        assert kind is None or isinstance(answered, kind)
+        return answered  # type: ignore[no-any-return]
 
     def _ask_topic(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.cursor import (
     ConsumerRecord,
     Cursor,
@@ -30,7 +30,6 @@ from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
@@ -322,12 +321,7 @@ class Consumer:
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # What was handed out last is not done if doing it failed.
         self._close(commit=self._commits.is_on and error is None)
 

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.reader import (
     FETCH_BYTES_DEFAULT,
     Chunk,
@@ -29,7 +30,6 @@ from lance_spark.wire.lwp import Capability, decode_record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
@@ -235,17 +235,10 @@ class PollResult:
 
 def make_result(topic: int | str, chunk: Chunk) -> PollResult:
     """Make the result that holds the records of a chunk."""
-    mark = chunk.high_water_mark
-    return PollResult(
-        topic,
-        chunk.data,
-        chunk.start,
-        chunk.end,
-        chunk.records,
-        mark is not None and chunk.end >= mark,
-        mark,
-        chunk.before,
-    )
+    mark, end = chunk.high_water_mark, chunk.end
+    is_end = mark is not None and end >= mark
+    counted = chunk.data, chunk.start, end, chunk.records
+    return PollResult(topic, *counted, is_end, mark, chunk.before)
 
 
 def make_empty_result(topic: int | str, position: int) -> PollResult:

@@ -28,11 +28,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lance_spark.client.link import Repeater
 from lance_spark.client.lwp.answer import is_news
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.consumer import AUTO_COMMIT_INTERVAL_S, CommitClock
 from lance_spark.client.lwp.cursor import (
     Cursor,
@@ -51,9 +51,6 @@ from lance_spark.errors import (
 )
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import AssignedTopic, AssignmentStrategy, Capability
-
-if TYPE_CHECKING:
-    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +122,12 @@ class GroupMember:
         self._changed = threading.Condition()
         # Chosen here, so that a join whose answer is lost can be repeated: under a
         # name of the broker's making it would be another member.
-        self._id = f"group-{secrets.token_hex(8)}"
+        self.id = f"group-{secrets.token_hex(8)}"
         self._is_joined = False
         self._topics: tuple[str, ...] = ()
-        self._latest = Assignment(0, ())
-        self._applied = 0
+        # What the broker said last, and the generation that was applied last.
+        self.latest = Assignment(0, ())
+        self.applied = 0
         self._heard_at_s = clock()
         self._is_unknown = False
         self._polled_at_s = clock()
@@ -137,21 +135,6 @@ class GroupMember:
         self._is_muted = False
         self._is_stopped = False
         self._heartbeats: Repeater | None = None
-
-    @property
-    def id(self) -> str:
-        """The name under which the group knows the member once it has joined."""
-        return self._id
-
-    @property
-    def latest(self) -> Assignment:
-        """What the broker said last."""
-        return self._latest
-
-    @property
-    def applied(self) -> int:
-        """The generation that was applied last."""
-        return self._applied
 
     @property
     def is_lost(self) -> bool:
@@ -172,15 +155,15 @@ class GroupMember:
             joined = self._client.join_group(
                 self._group,
                 wanted,
-                member=self._id,
+                member=self.id,
                 strategy=self._strategy,
                 session_timeout_s=self._session_timeout_s,
             )
             with self._changed:
-                self._id, self._topics = joined.member, wanted
+                self.id, self._topics = joined.member, wanted
                 if self.is_lost:
                     # Nothing of what was applied before counts any more.
-                    self._applied = 0
+                    self.applied = 0
                 self._is_unknown = self._is_muted = False
                 self._is_joined = True
             self._note_answer(
@@ -202,14 +185,14 @@ class GroupMember:
     def apply(self, generation: int) -> None:
         """Say that everything which the generation took away is let go of."""
         with self._changed:
-            self._applied = generation
+            self.applied = generation
         self._beat()
 
     def await_news(self, assignment: Assignment, wait_s: float) -> None:
         """Wait until the broker says something else, but not longer than so."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._latest != assignment or self._is_unknown, wait_s
+                lambda: self.latest != assignment or self._is_unknown, wait_s
             )
 
     def leave(self) -> None:
@@ -224,7 +207,7 @@ class GroupMember:
             return
         try:
             timeout_s = self._session_timeout_s
-            self._client.leave_group(self._group, self._id, timeout_s=timeout_s)
+            self._client.leave_group(self._group, self.id, timeout_s=timeout_s)
         except LanceError as error:
             logger.warning("group %r: could not leave: %s", self._group, error)
 
@@ -250,7 +233,7 @@ class GroupMember:
             asked_at_s = self._clock()
             try:
                 answer = self._client.heartbeat(
-                    self._group, self._id, self._applied, timeout_s=self._interval_s
+                    self._group, self.id, self.applied, timeout_s=self._interval_s
                 )
             except ConsumerNotFound:
                 with self._changed:
@@ -265,7 +248,7 @@ class GroupMember:
 
     def _note_answer(self, assignment: Assignment, asked_at_s: float) -> None:
         with self._changed:
-            self._latest = assignment
+            self.latest = assignment
             # The session started anew when the broker got the question, which is not
             # before it was asked.
             self._heard_at_s = asked_at_s
@@ -607,12 +590,7 @@ class GroupedConsumer:
     def __enter__(self) -> GroupedConsumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
         elif not self._is_closed:

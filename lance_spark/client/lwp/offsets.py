@@ -39,14 +39,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import LanceError, OptionError
-
-if TYPE_CHECKING:
-    from lance_spark.client.lwp.client import LanceClient
 
 _ID_BYTES = 8
 _OFFSET_MAX = 2**64 - 1

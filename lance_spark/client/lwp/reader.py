@@ -20,11 +20,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lance_spark.client.lwp.answer import Fetched, PendingFetch
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     DataLoss,
@@ -39,10 +40,6 @@ from lance_spark.errors import (
 from lance_spark.model import RECORD_HEADER_BYTES, Scan
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import Capability
-
-if TYPE_CHECKING:
-    from lance_spark.client.lwp.answer import Fetched, PendingFetch
-    from lance_spark.client.lwp.client import LanceClient
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
 # What a server in the field can answer at most: 16 MiB with both headers.
@@ -95,27 +92,13 @@ class Chunk:
         if records >= self.records:
             return self, None
         at = int(self.starts[records])
+        data, starts, cut = self.data, self.starts, self.start + at
         hwm = self.high_water_mark
-        return (
-            Chunk(
-                self.start,
-                self.start + at,
-                self.data[:at],
-                records,
-                hwm,
-                self.starts[:records],
-                self.before,
-            ),
-            Chunk(
-                self.start + at,
-                self.end,
-                self.data[at:],
-                self.records - records,
-                hwm,
-                self.starts[records:] - at,
-                join_last(self.before, self.data[:at]) if hwm is None else b"",
-            ),
-        )
+        before = join_last(self.before, data[:at]) if hwm is None else b""
+        first = Chunk(self.start, cut, data[:at], records, hwm, starts[:records])
+        left, after = self.records - records, starts[records:] - at
+        rest = Chunk(cut, self.end, data[at:], left, hwm, after, before)
+        return replace(first, before=self.before), rest
 
 
 class RecordReader:

@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from lance_spark.client.retry import Backoff, Retry
-from lance_spark.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    AuthenticationRequired,
-    Backpressure,
-    ClusterNotReady,
-    CommitConflictError,
-    CommitUnknownError,
-    ConnectionLimit,
-    InvalidPayload,
-    InvalidTopicName,
-    LanceError,
-    LeaderUnknown,
-    NotLeader,
-    PayloadTooLarge,
-    RateLimited,
-    StageExpiredError,
-    StageMismatchError,
-    StageNotFound,
-    StorageError,
-    TopicNotFound,
-)
+from dataclasses import dataclass
+
+from lance_spark import errors
+from lance_spark.client.retry import Retry
+from lance_spark.errors import CommitUnknownError, LanceError
 from lance_spark.net.address import Address
 
 # Answers that hold for every request of the same commit, also for one that was sent
 # before and is still on its way to the server.
 _SETTLED = (
-    CommitConflictError,
-    InvalidTopicName,
-    PayloadTooLarge,
-    StageExpiredError,
-    StageMismatchError,
-    StageNotFound,
+    errors.CommitConflictError,
+    errors.InvalidTopicName,
+    errors.PayloadTooLarge,
+    errors.StageExpiredError,
+    errors.StageMismatchError,
+    errors.StageNotFound,
 )
 # Answers that hold for the one request: it has done nothing, another one may.
 _REFUSED = (
-    AccessDenied,
-    AuthenticationFailed,
-    AuthenticationRequired,
-    Backpressure,
-    ClusterNotReady,
-    ConnectionLimit,
-    InvalidPayload,
-    LeaderUnknown,
-    NotLeader,
-    RateLimited,
-    StorageError,
-    TopicNotFound,
+    errors.AccessDenied,
+    errors.AuthenticationFailed,
+    errors.AuthenticationRequired,
+    errors.Backpressure,
+    errors.ClusterNotReady,
+    errors.ConnectionLimit,
+    errors.InvalidPayload,
+    errors.LeaderUnknown,
+    errors.NotLeader,
+    errors.RateLimited,
+    errors.StorageError,
+    errors.TopicNotFound,
 )
 
 
+@dataclass(eq=False, kw_only=True)
 class CommitRetry(Retry):
     """Ask for a commit until its outcome is known, or time is up.
 
@@ -63,18 +46,11 @@ class CommitRetry(Retry):
     and the commit is asked for again: a server carries it out once.
 
     Args:
-        writer_id: who commits.
-        sequence: which of the writer's commits it is.
-        backoff: the delays.
-        resend: as for `Retry`; commits are always sent again.
+        commit: names the commit in the error.
     """
 
-    def __init__(
-        self, writer_id: str, sequence: int, backoff: Backoff, *, resend: bool = True
-    ) -> None:
-        super().__init__(backoff, resend=resend)
-        self._name = f"commit {sequence} of {writer_id!r}"
-        self._is_in_doubt = False
+    commit: str
+    _is_in_doubt: bool = False
 
     def note(self, error: LanceError, asked: Address | None) -> None:
         """Note whether a server may have carried out the commit."""
@@ -86,7 +62,7 @@ class CommitRetry(Retry):
         if not self._is_in_doubt or isinstance(error, _SETTLED):
             return error
         unknown = CommitUnknownError(
-            f"the outcome of {self._name} is not known: its rows may be there, now or "
+            f"the outcome of {self.commit} is not known: its rows may be there, now or "
             "when the broker is started again, or not at all. Commit again with the "
             "same writer id and sequence, which writes them once. The last failure: "
             f"{error}"

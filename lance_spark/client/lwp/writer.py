@@ -13,11 +13,11 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.delivery import Delivery
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.outbox import BatchOptions, OutgoingBatch, check_range
 from lance_spark.columnar.encode import encode
 from lance_spark.columnar.rows import check_plain_type
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
-    from lance_spark.client.lwp.client import LanceClient
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +96,7 @@ class WriterOptions(BatchOptions):
         return self.compression == "lz4"
 
 
+@dataclass(slots=True, eq=False)
 class ServerRules:
     """What depends on the kind of server that a writer's batches go to.
 
@@ -106,25 +106,19 @@ class ServerRules:
         check: called with each new connection.
     """
 
-    def __init__(
-        self,
-        client: LanceClient,
-        options: WriterOptions,
-        check: Callable[[Connection], None] | None,
-    ) -> None:
-        self._client = client
-        self._options = options
-        self._check = check
-        # Of the server that was reached last; None before the first.
-        self._is_plain: bool | None = None
+    client: LanceClient
+    options: WriterOptions
+    check: Callable[[Connection], None] | None
+    # Of the server that was reached last; None before the first.
+    _is_plain: bool | None = None
 
     def check_connection(self, connection: Connection) -> None:
         is_plain = not connection.capabilities
-        if self._options.compresses and is_plain:
+        if self.options.compresses and is_plain:
             # It would store the compressed bytes as if they were records.
             raise Unsupported("compression", None, str(connection.address))
-        if self._check is not None:
-            self._check(connection)
+        if self.check is not None:
+            self.check(connection)
         self._is_plain = is_plain
 
     def prepare(self, connection: Connection, batch: OutgoingBatch) -> None:
@@ -132,7 +126,7 @@ class ServerRules:
         if batch.has_nulls and self.find_null_fault() is not None:
             # The batch was taken while another server was there.
             raise LanceError(f"{connection.address} is a plain server: {_NULL_FAULT}")
-        if self._options.compresses and batch.compressed is None:
+        if self.options.compresses and batch.compressed is None:
             block = compress(batch.payload)
             batch.compressed = len(block) < batch.size
             if batch.compressed:
@@ -144,10 +138,10 @@ class ServerRules:
         Raises:
             LanceError: no server can be reached that would tell.
         """
-        if self._options.allow_null_records:
+        if self.options.allow_null_records:
             return None
         if self._is_plain is None:
-            self._is_plain = self._client.is_plain
+            self._is_plain = self.client.is_plain
         return _NULL_FAULT if self._is_plain else None
 
 
@@ -327,12 +321,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -566,24 +555,22 @@ def _choose_type(
     default: int,
 ) -> int:
     """Choose the type of a record as `columnar.rows` does for columns."""
+    has_key, has_time = key is not None, timestamp_ns is not None
+    if value is None and (has_key or has_time):
+        raise LocalProtocolError(
+            "a key or timestamp but no value: LWP has no such tombstone; "
+            "send an empty value"
+        )
     if value is None:
-        if key is not None or timestamp_ns is not None:
-            raise LocalProtocolError(
-                "a key or timestamp but no value: LWP has no such tombstone; "
-                "send an empty value"
-            )
         needed = RecordType.NULL
-    elif key is not None and timestamp_ns is not None:
-        needed = RecordType.KEY_TIMESTAMPED
-    elif key is not None:
-        needed = RecordType.KEY_VALUE
-    elif timestamp_ns is not None:
+    elif has_key:
+        needed = RecordType.KEY_TIMESTAMPED if has_time else RecordType.KEY_VALUE
+    elif has_time:
         needed = RecordType.TIMESTAMPED
-    elif given is None:
-        return default
     else:
-        check_plain_type(given)
-        return given
+        if given is not None:
+            check_plain_type(given)
+        return default if given is None else given
     if given not in (None, needed):
         raise LocalProtocolError(
             f"type {given} contradicts key, timestamp and value, which need "
