@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from lance_spark.broker import BrokerConfig
+from lance_spark.broker.bucket import TokenBucket
 from lance_spark.client import connection as module
 from lance_spark.client.config import Runtime
-from lance_spark.client.connection import PINGS_MAX, Connection
+from lance_spark.client.connection import (
+    PING_WINDOW_S,
+    PINGS_MAX,
+    Attempt,
+    Connection,
+    plan_ping_delay_s,
+)
 from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import LwpDialect
@@ -884,3 +893,61 @@ def test_open_over_a_network(network: Network) -> None:
 def test_create_topic_is_encoded_once(connection: Connection, peer: Peer) -> None:
     connection.submit(CreateTopic("näme"), deadline=soon())
     assert peer.request() == CreateTopic("näme")
+
+
+# Ending a connection that is being set up.
+
+
+class Fake:
+    def __init__(self) -> None:
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def test_cancel_ends_what_is_under_way_and_what_would_follow() -> None:
+    attempt, connection = Attempt(), Fake()
+    attempt.check()
+    attempt.enter(connection)
+    assert not attempt.is_cancelled
+    attempt.cancel()
+    assert connection.aborted == 1
+    assert attempt.is_cancelled
+    for call in (attempt.check, lambda: attempt.enter(Fake())):
+        with pytest.raises(ConnectionLost, match="given up"):
+            call()
+
+
+def test_what_is_set_up_is_left_alone() -> None:
+    attempt, connection = Attempt(), Fake()
+    attempt.enter(connection)
+    attempt.leave()
+    attempt.cancel()
+    assert connection.aborted == 0
+
+
+# How fast keepalives may be sent.
+
+
+def test_a_few_go_at_once() -> None:
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    for _ in range(PINGS_MAX):
+        assert plan_ping_delay_s(sent_s, 100.0) == 0.0
+        sent_s.append(100.0)
+    assert plan_ping_delay_s(sent_s, 100.0) == PING_WINDOW_S
+    assert plan_ping_delay_s(sent_s, 104.0) == PING_WINDOW_S - 4.0
+    assert plan_ping_delay_s(sent_s, 200.0) == 0.0
+
+
+def test_the_broker_answers_them_all() -> None:
+    now_s = 0.0
+    config = BrokerConfig()
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    bucket = TokenBucket(
+        config.keepalive_rate, config.keepalive_burst, clock=lambda: now_s
+    )
+    for _ in range(500):
+        now_s += plan_ping_delay_s(sent_s, now_s)
+        sent_s.append(now_s)
+        assert bucket.take() == 0.0

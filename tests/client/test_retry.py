@@ -17,7 +17,9 @@ from lance_spark.errors import (
     RateLimited,
     RemoteProtocolError,
     Timeout,
+    TopicDeleted,
     TopicNotFound,
+    UnknownError,
 )
 from lance_spark.net.address import Address
 
@@ -84,6 +86,46 @@ def test_a_server_that_names_itself_waits() -> None:
     assert Call().decide(redirect("a:1992"), asked=A) == Decision(0.2, avoids=True)
 
 
+def test_a_leader_that_can_not_be_reached_is_not_asked_for_at_once() -> None:
+    # The dialer fell back to the first server, which names the same leader again.
+    call = Call()
+    assert call.decide(redirect("b:1992"), asked=A) == Decision(0.0, B)
+    assert call.decide(redirect("b:1992"), asked=A) == Decision(0.2, avoids=True)
+
+
+def test_garbled_answers_are_worth_a_new_connection_where_the_caller_says_so() -> None:
+    garbled = RemoteProtocolError("header CRC mismatch")
+    assert Call(mends_garbled=True).decide(garbled, asked=A) == Decision(0.2)
+    # A server that could never be understood is another matter.
+    with pytest.raises(RemoteProtocolError):
+        Call(mends_garbled=True).decide(garbled)
+
+
+@pytest.mark.parametrize("error", [TopicNotFound("gone"), TopicDeleted("gone")])
+def test_a_lost_topic_is_looked_up_once(error: LanceError) -> None:
+    call = Call(can_look_up=True)
+    assert call.decide(error, asked=A) == Decision(0.2, looks_up=True)
+    with pytest.raises(type(error)):
+        call.decide(error, asked=A)
+    call.retry.note_progress()
+    assert call.decide(error, asked=A) == Decision(0.2, looks_up=True)
+
+
+def test_the_caller_may_know_that_another_try_makes_sense() -> None:
+    error = UnknownError("one of them is bad")
+    assert Call().decide(error, asked=A, passes=True) == Decision(0.2)
+
+
+def test_progress_starts_the_delays_again() -> None:
+    call, lost = Call(), ConnectionLost("cut")
+    delays = [call.decide(lost, asked=A).delay_s for _ in range(2)]
+    assert call.retry.has_failed
+    call.retry.note_progress()
+    assert not call.retry.has_failed
+    delays.append(call.decide(lost, asked=A).delay_s)
+    assert delays == [0.2, 0.4, 0.2]
+
+
 def test_a_chain_of_redirects_has_an_end() -> None:
     retry = Call()
     nodes = [Address(f"node{number}", 1) for number in range(HOPS_MAX + 2)]
@@ -148,3 +190,37 @@ def test_a_refusal_is_raised_as_it_is() -> None:
     with pytest.raises(RateLimited) as caught:
         retry.decide(error, asked=A)
     assert caught.value is error
+
+
+# The delays of LWP §17.6.
+
+
+def delays(backoff: Backoff, count: int) -> list[float]:
+    return [backoff.next_delay_s() for _ in range(count)]
+
+
+def test_it_doubles_up_to_the_limit() -> None:
+    backoff = Backoff(0.1, 1.0, lambda: 0.0)
+    assert delays(backoff, 6) == [0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_jitter_is_a_tenth_at_most() -> None:
+    numbers = iter([0.0, 0.5, 0.999])
+    backoff = Backoff(1.0, 2.0, lambda: next(numbers))
+    assert delays(backoff, 3) == pytest.approx([2.0, 2.1, 2.1998])
+
+
+def test_reset() -> None:
+    backoff = Backoff(0.1, 30.0, lambda: 0.0)
+    first = delays(backoff, 3)
+    backoff.reset()
+    assert delays(backoff, 3) == first
+
+
+def test_it_never_overflows() -> None:
+    backoff = Backoff(0.1, 30.0, lambda: 0.0)
+    assert delays(backoff, 5000)[-1] == 30.0
+
+
+def test_a_base_at_the_limit() -> None:
+    assert delays(Backoff(5.0, 5.0, lambda: 0.0), 2) == [5.0, 5.0]

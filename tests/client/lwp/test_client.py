@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -14,10 +15,13 @@ import trustme
 import lance_spark.client
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.client.config import Runtime
+from lance_spark.client.lwp.group import GroupedConsumer
 from lance_spark.errors import (
     ConnectionLimit,
     ConnectionLost,
+    ConsumerNotFound,
     LanceError,
+    OffsetOutOfRange,
     OptionError,
     RemoteProtocolError,
     TlsRefused,
@@ -33,19 +37,36 @@ from lance_spark.net.tls import (
     server_handshake,
 )
 from lance_spark.wire.lwp import (
+    AssignedTopic,
+    AssignmentStrategy,
     Capability,
     Checksum,
     ClusterStatus,
+    CommitAck,
+    CommitOffset,
+    ErrorResponse,
     Fetch,
     FetchFlags,
     GetClusterStatus,
     GetTopic,
+    GroupHeartbeat,
+    GroupHeartbeatResponse,
+    GroupJoined,
+    GroupLeft,
+    JoinGroup,
+    LeaveGroup,
+    ListTopics,
+    Subscribe,
+    SubscribeAck,
     TopicInfo,
+    TopicListing,
+    Unsubscribe,
 )
 from tests.client.scripted import (
     EVERYTHING,
     PATIENCE_S,
     SERVER,
+    FakeTime,
     Network,
     Peer,
     Script,
@@ -383,3 +404,186 @@ def test_tls_to_a_plain_text_server(network: Network, authority: trustme.CA) -> 
         pytest.raises(ConnectionLost),
     ):
         client.connect()
+
+
+# Membership of groups: what is asked.
+
+
+ASSIGNMENT = (AssignedTopic(1, "events"),)
+
+
+def test_join_beat_leave(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet(*EVERYTHING)
+        assert peer.request() == JoinGroup(
+            "group", "", ("events", "logs"), AssignmentStrategy.STICKY, 1500
+        )
+        peer.answer(GroupJoined(1, "member-1", ASSIGNMENT))
+        assert peer.request() == GroupHeartbeat("group", "member-1", 1)
+        peer.answer(GroupHeartbeatResponse(2, ASSIGNMENT))
+        assert peer.request() == GroupHeartbeat("group", "member-1", 2)
+        peer.refuse(0x52, "who?")
+        assert peer.request() == LeaveGroup("group", "member-1")
+        peer.answer(GroupLeft())
+        peer.wait_for_end()
+
+    network.serve(script)
+    client = network.client()
+    joined = client.join_group(
+        "group",
+        ["events", "logs"],
+        strategy=AssignmentStrategy.STICKY,
+        session_timeout_s=1.5,
+    )
+    assert joined == GroupJoined(1, "member-1", ASSIGNMENT)
+    answer = client.heartbeat("group", "member-1", 1)
+    assert answer == GroupHeartbeatResponse(2, ASSIGNMENT)
+    with pytest.raises(ConsumerNotFound):
+        client.heartbeat("group", "member-1", 2)
+    client.leave_group("group", "member-1")
+
+
+def test_join_again_as_somebody(network: Network) -> None:
+    asked: list[JoinGroup] = []
+
+    def join(request: JoinGroup) -> GroupJoined:
+        asked.append(request)
+        return GroupJoined(3, request.member)
+
+    network.serve(serving({JoinGroup: join}, *EVERYTHING))
+    network.client().join_group("group", ["events"], member="me")
+    expected = JoinGroup("group", "me", ("events",), AssignmentStrategy.RANGE, 30_000)
+    assert asked == [expected]
+
+
+def test_a_deadline_for_each_call(network: Network, fake_time: FakeTime) -> None:
+    client = network.client(runtime=fake_time.runtime(network))
+    for call in (
+        lambda: client.join_group("group", [], timeout_s=0.3),
+        lambda: client.heartbeat("group", "me", 1, timeout_s=0.3),
+        lambda: client.leave_group("group", "me", timeout_s=0.3),
+    ):
+        with pytest.raises(ConnectionLost):
+            call()
+    assert fake_time.pauses == [0.2] * 3
+
+
+def test_a_plain_server_has_no_groups(network: Network) -> None:
+    network.serve(serving())
+    client = network.client()
+    for call in (
+        lambda: client.join_group("group", ["events"]),
+        lambda: client.heartbeat("group", "me", 1),
+        lambda: client.leave_group("group", "me"),
+    ):
+        with pytest.raises(Unsupported, match="in a group") as caught:
+            call()
+        assert caught.value.capability == "groups"
+
+
+def test_a_group_names_the_capability_that_is_missing(network: Network) -> None:
+    """A plain server lacks `groups`; one without `wait` alone lacks that."""
+    everything_else = (name for name in EVERYTHING if name != "wait")
+    for offered, missing in (((), "groups"), (everything_else, "wait")):
+        network.serve(serving({}, *offered))
+        with pytest.raises(Unsupported, match=f"lists no capability '{missing}'"):
+            GroupedConsumer(network.client(), "readers", ["events"])
+
+
+# Subscriptions and committed offsets.
+
+
+TOPICS = TopicListing((TopicInfo(3, "events"),))
+
+
+def answering(
+    network: Network, table: dict[Any, Any], *capabilities: str
+) -> LanceClient:
+    network.serve(serving({ListTopics: TOPICS, **table}, *capabilities))
+    return network.client()
+
+
+def test_subscribe(network: Network) -> None:
+    asked: list[Subscribe] = []
+
+    def answer(request: Subscribe) -> SubscribeAck:
+        asked.append(request)
+        return SubscribeAck(request.consumer_id, request.start + 100)
+
+    client = answering(network, {Subscribe: answer})
+    assert client.subscribe("events", 7) == 100
+    assert client.subscribe(3, 7, start=5, max_batch_bytes=9) == 105
+    assert asked == [Subscribe(3, 0, 4 * 1024 * 1024, 7), Subscribe(3, 5, 9, 7)]
+
+
+def test_unsubscribe(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        assert peer.request() == Unsubscribe(3, 2**64 - 1)
+        peer.ack(2**64 - 1)
+        peer.request(Unsubscribe)
+        peer.refuse(0x52, "no such consumer")
+        peer.wait_for_end()
+
+    network.serve(script)
+    client = network.client()
+    client.unsubscribe(3, 2**64 - 1)
+    with pytest.raises(ConsumerNotFound):
+        client.unsubscribe(3, 7)
+
+
+def test_commit(network: Network) -> None:
+    client = answering(
+        network, {CommitOffset: lambda r: CommitAck(r.consumer_id, r.offset)}
+    )
+    assert client.commit_offset("events", 7, 4096) == 4096
+
+
+def test_commit_beyond_the_end(network: Network) -> None:
+    client = answering(network, {CommitOffset: ErrorResponse(0x51, "beyond")})
+    with pytest.raises(OffsetOutOfRange):
+        client.commit_offset(3, 7, 4096)
+
+
+def described(consumers: Any) -> dict[Any, Any]:
+    return {GetTopic: TopicInfo(3, "events", details={"consumers": consumers})}
+
+
+@pytest.mark.parametrize(
+    ("consumers", "expected"),
+    [
+        ([{"consumer_id": 7, "committed_offset": 4096}], 4096),
+        ([{"consumer_id": 7, "committed_offset": 0}], 0),
+        ([{"consumer_id": 7, "committed_offset": None}], None),
+        ([{"consumer_id": 8, "committed_offset": 1}], None),
+        ([], None),
+        ([{"consumer_id": 7, "committed_offset": "x"}], None),
+        (["nonsense", 9], None),
+        ("nonsense", None),
+    ],
+)
+def test_committed_on_our_server(
+    network: Network, consumers: Any, expected: int | None
+) -> None:
+    client = answering(network, described(consumers), *EVERYTHING)
+    assert client.committed_offset("events", 7) == expected
+
+
+@pytest.mark.parametrize(("start", "expected"), [(4096, 4096), (0, None)])
+def test_committed_on_a_plain_server(
+    network: Network, start: int, expected: int | None
+) -> None:
+    client = answering(network, {Subscribe: SubscribeAck(7, start)})
+    assert client.committed_offset("events", 7) == expected
+
+
+def test_committed_on_a_server_that_does_not_describe(network: Network) -> None:
+    table = {GetTopic: TopicInfo(3, "events"), Subscribe: SubscribeAck(7, 5)}
+    assert answering(network, table, "wait").committed_offset(3, 7) == 5
+
+
+def test_a_deadline_for_a_commit(network: Network, fake_time: FakeTime) -> None:
+    client = network.client(runtime=fake_time.runtime(network))
+    with pytest.raises(ConnectionLost):
+        client.commit_offset(3, 5, 10, timeout_s=0.3)
+    assert fake_time.pauses == [0.2]

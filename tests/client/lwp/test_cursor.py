@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lance_spark.client.lwp.cursor import (
+    ConsumerRecord,
     Cursor,
     CursorOptions,
+    PollResult,
+    SeekKind,
     SeekPosition,
+    as_position,
+    make_empty_result,
+    make_result,
     resolve_position,
 )
-from lance_spark.errors import DataLoss, OptionError, TopicNotFound
+from lance_spark.client.lwp.reader import Chunk
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import DataLoss, OptionError, RecordError, TopicNotFound
+from lance_spark.wire.lwp import Record, encode_record
 from tests.client.kit_flow import FakeLog, record
 
 DATA = b"".join(record(f"{number:05}") for number in range(20))
@@ -271,3 +282,156 @@ def test_a_log_that_is_lost_all_the_time() -> None:
     log = Log(DATA * 100, whole=True)
     with pytest.raises(DataLoss):
         _cursor(log, fail_on_data_loss=False).poll()
+
+
+# Results of polls: as columns, and one by one.
+
+
+RECORDS = [
+    Record(0x01, b"plain"),
+    Record(0x10, b"value", b"key"),
+    Record(0x11, b"timed", None, 1_706_918_400_123_456_789),
+    Record(0x12, b"", b"", 5),
+    Record(0xFF),
+]
+POLL_DATA = b"".join(map(encode_record, RECORDS))
+
+
+def _result(
+    data: bytes = POLL_DATA, start: int = 1000, mark: int | None = None
+) -> PollResult:
+    found = scan(data)
+    chunk = Chunk(
+        start,
+        start + len(data),
+        memoryview(data),
+        len(found.starts),
+        mark,
+        found.starts,
+    )
+    return make_result("events", chunk)
+
+
+def test_fields() -> None:
+    result = _result()
+    assert (result.topic, result.record_count, len(result)) == ("events", 5, 5)
+    assert (result.start_offset, result.current_offset) == (1000, 1000 + len(POLL_DATA))
+    assert result.data == POLL_DATA
+    assert not result.is_empty
+    assert "data" not in repr(result), "nobody wants megabytes in a log"
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_end"),
+    [(None, False), (1000 + len(POLL_DATA) + 1, False), (1000 + len(POLL_DATA), True)],
+)
+def test_end_of_stream(mark: int | None, is_end: bool) -> None:
+    result = _result(mark=mark)
+    assert (result.end_of_stream, result.high_water_mark) == (is_end, mark)
+
+
+def test_records() -> None:
+    records = list(_result())
+    assert records[:3] == [
+        ConsumerRecord(1000, 0x01, None, b"plain", None, 1010),
+        ConsumerRecord(1010, 0x10, b"key", b"value", None, 1025),
+        ConsumerRecord(1025, 0x11, None, b"timed", 1_706_918_400_123_456_789, 1043),
+    ]
+    assert records[3].key == b""
+    assert records[3].value == b""
+    assert records[4].value is None
+    assert records[4].next_offset == 1000 + len(POLL_DATA)
+
+
+def test_records_survive_their_buffer() -> None:
+    data = bytearray(POLL_DATA)
+    records = list(_result(data))  # type: ignore[arg-type]
+    data[:] = bytes(len(data))
+    assert records[1].key == b"key"
+
+
+def test_to_arrow() -> None:
+    batch = _result().to_arrow()
+    assert isinstance(batch, pa.RecordBatch)
+    assert batch.schema.names == ["offset", "type", "key", "value", "timestamp"]
+    assert batch.column("offset").to_pylist() == [r.offset for r in _result()]
+    assert batch.column("value").to_pylist() == [r.value for r in _result()]
+
+
+def test_to_arrow_builds_what_is_asked_for() -> None:
+    batch = _result().to_arrow(["topic", "next_offset"])
+    assert batch.schema.names == ["topic", "next_offset"]
+    assert batch.column("topic").to_pylist() == ["events"] * 5
+    with pytest.raises(OptionError, match="price"):
+        _result().to_arrow(["price"])
+
+
+def test_a_bad_record_is_told_with_its_offset() -> None:
+    result = _result(POLL_DATA + b"\x10\x03\0\0\0\xff\xffx")
+    with pytest.raises(RecordError) as caught:
+        list(result)
+    assert caught.value.position == 1000 + len(POLL_DATA)
+    with pytest.raises(RecordError) as caught:
+        result.to_arrow()
+    assert caught.value.position == 1000 + len(POLL_DATA)
+
+
+def test_empty() -> None:
+    result = make_empty_result("events", 77)
+    assert result.is_empty
+    assert result.end_of_stream
+    assert (result.start_offset, result.current_offset, len(result)) == (77, 77, 0)
+    assert list(result) == []
+    assert result.to_arrow().num_rows == 0
+
+
+# Positions as values.
+
+
+def test_values() -> None:
+    assert SeekPosition(SeekKind.BEGINNING) == SeekPosition.BEGINNING
+    assert SeekPosition(SeekKind.END) == SeekPosition.END
+    assert SeekPosition.BEGINNING != SeekPosition.END
+    assert SeekPosition.offset(42) == SeekPosition(SeekKind.OFFSET, 42)
+    assert SeekPosition.time_ns(42) == SeekPosition(SeekKind.TIME, 42)
+    assert SeekPosition.offset(2**64 - 1).value == 2**64 - 1
+
+
+def test_time_is_exact_to_the_microsecond() -> None:
+    when = datetime(2024, 2, 3, 0, 0, 0, 123457, tzinfo=timezone.utc)
+    assert SeekPosition.time(when) == SeekPosition.time_ns(1706918400123457000)
+    elsewhere = when.astimezone(timezone(timedelta(hours=-7)))
+    assert SeekPosition.time(elsewhere) == SeekPosition.time(when)
+
+
+def test_time_needs_a_zone() -> None:
+    with pytest.raises(OptionError, match="time zone"):
+        SeekPosition.time(datetime(2024, 2, 3))
+
+
+def test_time_before_1970() -> None:
+    with pytest.raises(OptionError, match="time"):
+        SeekPosition.time(datetime(1969, 12, 31, tzinfo=timezone.utc))
+
+
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_refuses_what_no_log_has(value: int) -> None:
+    with pytest.raises(OptionError, match="offset"):
+        SeekPosition.offset(value)
+    with pytest.raises(OptionError, match="time"):
+        SeekPosition.time_ns(value)
+
+
+def test_text() -> None:
+    assert str(SeekPosition.BEGINNING) == "beginning"
+    assert str(SeekPosition.offset(7)) == "offset 7"
+
+
+def test_what_a_position_can_be_made_of() -> None:
+    assert as_position(5) == SeekPosition.offset(5)
+    assert as_position(SeekPosition.END) is SeekPosition.END
+    for place in ("beginning", 1.5, None, -1):
+        with pytest.raises(OptionError):
+            as_position(place)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="is not a datetime"):
+        SeekPosition.time("2024")  # type: ignore[arg-type]
