@@ -1,18 +1,19 @@
 """Whole records of a topic, in chunks, with the next fetch under way.
 
-A server may cut an answer anywhere, so what is behind the last whole record is kept and
-put before the next answer. A lost connection costs that tail and nothing else: reading
-goes on behind the last record that was handed out. What the server says about how many
-records it sent is not believed.
+A server may cut an answer anywhere, so the reader keeps the bytes behind the last whole
+record and puts them before the next answer. A lost connection costs these bytes and
+nothing else: reading goes on behind the last record that was handed out. The reader
+does not rely on a server's word for how many records it sent.
 
-The next fetch is sent before the records of the last one are even counted. Its answer
-is used for what it holds; if it holds nothing, it was asked too early, and the question
-is asked again when somebody wants to know.
+The next fetch is sent before the records of the last one are even counted. An answer
+with records is used. An empty one was asked for too early, and is asked for again at
+the next call.
 
 The offsets of a plain server are positions in what is left of a log: they shift when
 it deletes, and nothing in an answer says so. So each fetch from such a server starts
-before the bytes that are wanted, with some that were read already. If these are not the
-same any more, the offset means something else by now, and that is DataLoss.
+before the bytes that are wanted, with some that were read already: the overlap. If the
+server has other bytes there by now, the offset means something else, and that is
+DataLoss.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ FETCH_BYTES_MAX = 16 * 1024 * 1024 - 60
 OVERLAP_BYTES = 16 * 1024
 
 # A wait on the server is cut into pieces, so that a request never outlives its timeout
-# and nobody who shares the connection waits longer than this.
+# and no other thread on the connection waits longer than this.
 _WAIT_PIECE_S = 5.0
 # A server that can't wait is asked again after a pause that doubles.
 _PAUSE_S_MIN = 0.002
@@ -159,36 +160,26 @@ class RecordReader:
         self._clock = clock
         self._sleep = sleep
         # Offset of the next record to hand out.
-        self._position = start
+        self.position = start
         # The bytes from there on that are no whole record yet.
         self._tail = memoryview(b"")
         # How many bytes that record lacks, as far as its header says.
         self._lacking = 0
         # What stands before the position, on a plain server: at most OVERLAP_BYTES.
-        # None says that nobody has looked there yet.
-        self._before = before
+        # None before the first look.
+        self.before = before
         # The fetch that is under way, and what its answer has to begin with.
         self._pending: tuple[PendingFetch, bytes] | None = None
         # At the last look there was nothing behind what was read.
         self._is_idle = False
         # A shift that was told. It is told again until there is a seek: the next fetch
         # has nothing to compare with if the reader has given its bytes up.
-        self._shifted: OffsetsShifted | None = None
-
-    @property
-    def position(self) -> int:
-        """Offset of the next record."""
-        return self._position
-
-    @property
-    def before(self) -> bytes | None:
-        """What stands before the position, as a plain server had it; None: unknown."""
-        return self._before
+        self._shifted: DataLoss | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether every record that starts before `end` was handed out."""
-        return self._end is not None and self._position >= self._end
+        return self._end is not None and self.position >= self._end
 
     def seek(self, position: int, *, before: bytes | None = None) -> None:
         """Go on at the offset of another record.
@@ -197,13 +188,13 @@ class RecordReader:
             position: the offset.
             before: the bytes that stood before it when they were read, if they were.
         """
-        self._forget()
-        self._position, self._before = position, before
+        self._drop_rest()
+        self.position, self.before = position, before
         self._shifted, self._is_idle = None, False
 
     def close(self) -> None:
         """Give up the fetch that is under way; the client stays open."""
-        self._forget()
+        self._drop_rest()
 
     def next_chunk(self, wait_s: float | None = None) -> Chunk | None:
         """Return the next records.
@@ -219,9 +210,9 @@ class RecordReader:
 
         Raises:
             DataLoss: the record at `position` is not in the log any more.
-            OffsetsShifted: nor can be told where it is, as the server has deleted what
-                was before it and has shifted its offsets.
-            RecordError: what is there is no record; its position is an offset.
+            OffsetsShifted: a plain server has deleted what was before it and shifted
+                its offsets, so that the record can't be found.
+            RecordError: the bytes there are not a record; its position is an offset.
         """
         deadline = Deadline.after(
             self._follow_s if wait_s is None else wait_s, self._clock
@@ -250,7 +241,7 @@ class RecordReader:
     @property
     def _next(self) -> int:
         """Offset of the next byte to fetch."""
-        return self._position + len(self._tail)
+        return self.position + len(self._tail)
 
     def _take(self, deadline: Deadline) -> Fetched:
         """Get the next bytes, none if the log ends here and the deadline passes."""
@@ -277,19 +268,19 @@ class RecordReader:
             fetched = pending.result(Deadline.after(timeout_s))
         except LanceError as error:
             pending.give_up()
-            self._note_failure(error)
+            self._start_over(error)
             return None
         if len(fetched.data):
             self._check_answer(fetched, self._next - len(known), known)
-            fetched = _drop(fetched, len(known))
+            fetched = _skip(fetched, len(known))
         # Empty, it is an answer to a question that was asked some time ago.
         self._is_idle = not len(fetched.data)
         return None if self._is_idle else fetched
 
-    def _note_failure(self, error: LanceError) -> None:
+    def _start_over(self, error: LanceError) -> None:
         """Start over at the last whole record after a failure that may pass."""
         if isinstance(error, (TopicNotFound, TopicDeleted)):
-            raise self._make_gone() from error
+            raise self._make_topic_gone() from error
         # Garbled bytes are as good as a lost connection: the next one may do better.
         if not error.retriable and not isinstance(error, RemoteProtocolError):
             raise error
@@ -297,7 +288,7 @@ class RecordReader:
 
     def _fetch(self, wait_s: float) -> Fetched:
         if not self._is_idle:
-            fetched = self._fetch_on(wait_s)
+            fetched = self._fetch_with_overlap(wait_s)
             if fetched is not None:
                 return fetched
         # There is nothing new, or the server has cut its answer before it: to ask for
@@ -306,36 +297,36 @@ class RecordReader:
         self._check_answer(fetched, self._next)
         self._is_idle = not len(fetched.data)
         if not self._is_idle:
-            self._check_before()
+            self._check_overlap()
         return fetched
 
-    def _fetch_on(self, wait_s: float) -> Fetched | None:
+    def _fetch_with_overlap(self, wait_s: float) -> Fetched | None:
         """Fetch what is next together with what was read last, and compare that.
 
         Returns:
             What is next; None if a plain server answers with none of it.
         """
-        known = self._expect()
-        skip = self._plan_look() if known is None else len(known)
+        known = self._find_overlap()
+        skip = self._plan_first_overlap() if known is None else len(known)
         start = self._next - skip
         fetched = self._ask(start, self._plan_size(skip), wait_s)
         self._check_answer(fetched, start, known or b"")
         if known is None:
             is_whole = len(fetched.data) >= skip
-            self._before = bytes(fetched.data[:skip]) if is_whole else b""
+            self.before = bytes(fetched.data[:skip]) if is_whole else b""
         if skip and len(fetched.data) <= skip:
             return None
-        return _drop(fetched, skip)
+        return _skip(fetched, skip)
 
-    def _check_before(self) -> None:
+    def _check_overlap(self) -> None:
         """Check that what was read last is still there, by a request of its own."""
-        known = self._expect() or b""
+        known = self._find_overlap() or b""
         while known:
             start = self._next - len(known)
             fetched = self._ask(start, len(known))
             self._check_answer(fetched, start, known)
             if not len(fetched.data):
-                raise self._make_short(fetched)
+                raise self._make_log_cut(fetched)
             # An answer may be cut anywhere.
             known = known[len(fetched.data) :]
 
@@ -344,17 +335,17 @@ class RecordReader:
             # By id, because under the same name there may be another topic by now.
             return self._client.fetch(self.topic_id, start, size, wait_s=wait_s)
         except (TopicNotFound, TopicDeleted) as error:
-            raise self._make_gone() from error
+            raise self._make_topic_gone() from error
 
-    def _plan_look(self) -> int:
-        """Say how much to look at of what stands before a position that is new."""
+    def _plan_first_overlap(self) -> int:
+        """Decide how many bytes before a new position to fetch with it."""
         if self._client.supports(Capability.LOCATE):
             return 0
-        return min(self._position, OVERLAP_BYTES)
+        return min(self.position, OVERLAP_BYTES)
 
-    def _expect(self) -> bytes | None:
-        """Say what stands before the next byte to fetch; None if nobody has looked."""
-        return None if self._before is None else join_last(self._before, self._tail)
+    def _find_overlap(self) -> bytes | None:
+        """Give the bytes before the next one to fetch; None before the first look."""
+        return None if self.before is None else join_last(self.before, self._tail)
 
     def _submit(self, fetched: Fetched, *, is_full: bool) -> None:
         """Send the next fetch, if there is more to read already."""
@@ -365,7 +356,7 @@ class RecordReader:
             return
         known = b""
         if mark is None:
-            known = join_last(self._before or b"", self._tail, fetched.data)
+            known = join_last(self.before or b"", self._tail, fetched.data)
         size = plan_fetch_bytes(
             fetched.end,
             self._end,
@@ -393,7 +384,7 @@ class RecordReader:
             overlap=overlap,
         )
 
-    def _forget(self) -> None:
+    def _drop_rest(self) -> None:
         if self._pending is not None:
             self._pending[0].give_up()
             self._pending = None
@@ -413,47 +404,54 @@ class RecordReader:
         # A copy of so little takes less time than to compare views byte by byte.
         begin = bytes(fetched.data[: len(known)])
         if begin != known[: len(begin)]:
-            self._forget()
-            reason = (
+            self._shifted = self._make_loss(
                 "the bytes before it are not those that were read there: the server "
-                "has deleted data and its offsets have shifted"
-            )
-            end = fetched.high_water_mark
-            self._shifted = OffsetsShifted(
-                self.topic, self._position, None, end, reason
+                "has deleted data and its offsets have shifted",
+                end=fetched.high_water_mark,
+                kind=OffsetsShifted,
             )
             raise self._shifted
 
     def _check_place(self, fetched: Fetched, asked: int) -> None:
         if fetched.start == asked:
             return
-        position, mark = self._position, fetched.high_water_mark
-        self._forget()
         if fetched.start > asked:
-            reason = "what was before the log start is removed"
-            raise DataLoss(self.topic, position, fetched.start, mark, reason)
+            reason, mark = (
+                "what was before the log start is removed",
+                fetched.high_water_mark,
+            )
+            raise self._make_loss(reason, start=fetched.start, end=mark)
         if len(fetched.data):
+            self._drop_rest()
             raise RemoteProtocolError(
                 f"topic {self.topic!r}: bytes from {fetched.start} came in answer to "
                 f"a fetch from {asked}"
             )
-        raise self._make_short(fetched)
+        raise self._make_log_cut(fetched)
 
-    def _make_short(self, fetched: Fetched) -> DataLoss:
-        self._forget()
+    def _make_log_cut(self, fetched: Fetched) -> DataLoss:
         mark = fetched.high_water_mark
         reason = "the log ends before it: the topic was cut, or created anew"
-        end = fetched.end if mark is None else mark
-        return DataLoss(self.topic, self._position, None, end, reason)
+        return self._make_loss(reason, end=fetched.end if mark is None else mark)
 
-    def _make_gone(self) -> DataLoss:
-        self._forget()
+    def _make_topic_gone(self) -> DataLoss:
         reason = f"topic id {self.topic_id} is gone: the topic was deleted"
-        return DataLoss(self.topic, self._position, None, None, reason)
+        return self._make_loss(reason)
+
+    def _make_loss(
+        self,
+        reason: str,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        kind: type[DataLoss] = DataLoss,
+    ) -> DataLoss:
+        self._drop_rest()
+        return kind(self.topic, self.position, start, end, reason)
 
     def _cut(self, fetched: Fetched) -> Chunk | None:
         """Take the whole records from what is there, and keep the rest."""
-        data, start = fetched.data, self._position
+        data, start = fetched.data, self.position
         if len(self._tail):
             data = memoryview(b"".join((self._tail, data)))
         found = scan(data)
@@ -466,15 +464,15 @@ class RecordReader:
             count = int(np.searchsorted(starts, self._end - start))
             if count < len(starts):
                 starts, size = starts[:count], int(starts[count])
-        self._position, before = start + size, self._before or b""
+        self.position, before = start + size, self.before or b""
         if fetched.high_water_mark is None:
-            self._before = join_last(before, data[:size])
+            self.before = join_last(before, data[:size])
         else:
             # Offsets of a server that says where its log ends do not shift.
-            self._before = b""
+            self.before = b""
         if self.is_finished or (fault is not None and not fault.truncated):
             # Good records come first; the next call meets the bad one and says so.
-            self._forget()
+            self._drop_rest()
         else:
             self._tail = data[size:]
             self._lacking = count_lacking_bytes(self._tail)
@@ -485,12 +483,12 @@ class RecordReader:
         return Chunk(start, start + size, data, len(starts), mark, starts, before)
 
     def _locate_fault(self, fault: RecordError) -> RecordError:
-        self._forget()
+        self._drop_rest()
         reason = f"topic {self.topic!r}: {fault.reason}"
-        return type(fault)(reason, self._position, truncated=fault.truncated)
+        return type(fault)(reason, self.position, truncated=fault.truncated)
 
 
-def _drop(fetched: Fetched, size: int) -> Fetched:
+def _skip(fetched: Fetched, size: int) -> Fetched:
     """Leave out the first bytes of an answer, without a copy."""
     if not size:
         return fetched
@@ -499,7 +497,7 @@ def _drop(fetched: Fetched, size: int) -> Fetched:
 
 
 def join_last(*parts: bytes | memoryview) -> bytes:
-    """Lay parts end to end and give the last OVERLAP_BYTES of it all."""
+    """Join parts and give the last OVERLAP_BYTES of them."""
     last: list[bytes] = []
     room = OVERLAP_BYTES
     for part in reversed(parts):
@@ -533,7 +531,7 @@ def plan_fetch_bytes(
 
 
 def count_lacking_bytes(tail: memoryview) -> int:
-    """Say how many bytes the record at the start of a tail lacks, at least."""
+    """Count the bytes that the record at the start of a tail lacks, at least."""
     if len(tail) < RECORD_HEADER_BYTES:
         return RECORD_HEADER_BYTES - len(tail) if len(tail) else 0
     length = int.from_bytes(tail[1:RECORD_HEADER_BYTES], "little")

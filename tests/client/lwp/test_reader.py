@@ -555,7 +555,7 @@ def test_a_shift_is_told_until_there_is_a_seek() -> None:
             while reader.next_chunk() is not None:
                 pass
         # Not even where nothing is left to compare with.
-        reader._before = b""
+        reader.before = b""
     reader.seek(PADDED_BYTES)
     assert _numbers(reader.next_chunk())[0] == 6
 
