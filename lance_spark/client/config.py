@@ -39,21 +39,8 @@ _TEXTS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "auth_token")
 class ConnectionConfig:
     """How to reach the servers, and how long to wait for them.
 
-    Args:
-        servers: addresses as `host:port`, separated by commas, tried in order.
-        tls: encrypt; the `tls_*` settings are a path or the PEM text itself.
-        tls_ca: who signs the servers' certificates; the system's list if not given.
-        tls_cert: our own certificate, for servers that ask for one.
-        tls_key: its key; not needed if `tls_cert` holds it.
-        tls_server_name: the name in the servers' certificates, if not the host.
-        auth_token: shown to servers that ask for one.
-        connect_timeout_s: for a connection up to its first answer.
-        request_timeout_s: for the answer to one request.
-        retry_timeout_s: for one call with everything that is tried again.
-        keepalive_interval_s: silence after which a keepalive is sent.
-        backoff_base_s: half of the first delay before a retry.
-        backoff_max_s: the longest delay, not counting its jitter.
-        response_bytes_max: the largest answer that is accepted.
+    Each protocol has a subclass that says what the settings mean there, as LWP's
+    `ClientConfig` does, and sets the two class variables.
 
     Raises:
         OptionError: a value can't be used.
