@@ -277,6 +277,12 @@ class Refusal(NamedTuple):
     error: LanceError
 
 
+class _Told(threading.local):
+    """Of how many refusals the present thread was told, or need not know."""
+
+    count: int | None = None
+
+
 class Refusals:
     """What the server would not take, and which threads know; the caller has the lock.
 
@@ -292,8 +298,7 @@ class Refusals:
         self._count = 0
         self._told_any_thread = 0
         self._told_a_flush = 0
-        # Of how many the present thread was told, or need not know.
-        self._told = threading.local()
+        self._told = _Told()
 
     def add(self, batch: OutgoingBatch, error: LanceError) -> None:
         """Take note of a refusal."""
@@ -302,12 +307,14 @@ class Refusals:
 
     def enter(self, *, flushes: bool) -> None:
         """Note that the present thread uses the producer, if it is new here."""
-        if not hasattr(self._told, "count"):
+        if self._told.count is None:
             self._told.count = self._told_a_flush if flushes else self._told_any_thread
 
     def untold(self) -> list[Refusal]:
         """List what the present thread was not told yet."""
-        missing = self._count - getattr(self._told, "count", 0)
+        if not self._count:
+            return []
+        missing = self._count - (self._told.count or 0)
         return list(self._kept)[-missing:] if missing else []
 
     def note_told(self, *, flushes: bool) -> None:
@@ -456,14 +463,15 @@ class Ledger:
 
     def _raise_undelivered(self, *, flushes: bool) -> None:
         refusals = self._refusals.untold()
+        if not refusals and not self._is_failed:
+            return
         refused = [refusal.batch for refusal in refusals]
         if self._is_failed:
             why = self._failed_why
             raise self._make_undelivered(refused + self._lost, why) from why
-        if refused:
-            self._refusals.note_told(flushes=flushes)
-            first_why = refusals[0].error
-            raise self._make_undelivered(refused, first_why) from first_why
+        self._refusals.note_told(flushes=flushes)
+        first_why = refusals[0].error
+        raise self._make_undelivered(refused, first_why) from first_why
 
     def _make_undelivered(
         self, batches: Iterable[OutgoingBatch], cause: Exception | None

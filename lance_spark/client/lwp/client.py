@@ -53,6 +53,10 @@ Needs = tuple[Capability, str]
 _STAGES = (Capability.STAGED_COMMIT, "writing exactly once")
 _GROUPS = (Capability.GROUPS, "consuming in a group")
 _SNAP = (Capability.FETCH_FLAGS, "reading from the next record boundary")
+_LOCATE = {
+    kind: (Capability.LOCATE, f"finding records by {kind.name.lower()}")
+    for kind in LocateKind
+}
 _WAIT = (Capability.WAIT, "waiting for new data")
 
 # What the server in the field allows; other servers may be more generous.
@@ -491,11 +495,12 @@ class LanceClient:
         return self._ask(message, WaitResponse, needs=_WAIT, wait_s=wait_s)
 
     def _locate(self, topic: int | str, kind: LocateKind, value: int = 0) -> Location:
-        needs = (Capability.LOCATE, f"finding records by {kind.name.lower()}")
-        message = partial(wire.Locate, kind=kind, value=value)
-        return self._ask_topic(
-            topic, message, wire.LocateResponse, needs=needs
-        ).location
+        def ask(topic_id: int) -> Location:
+            message = wire.Locate(topic_id, kind, value)
+            found = self._ask(message, wire.LocateResponse, needs=_LOCATE[kind])
+            return found.location
+
+        return self._on_topic(topic, ask)
 
     def _find_connection(self) -> Connection:
         """Return the connection of the last fetch, if it is open."""
