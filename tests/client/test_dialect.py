@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+import lance_spark.client
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.delivery import Delivery
@@ -365,3 +367,14 @@ def test_batches_are_delivered(lines: Lines) -> None:
             delivery.ledger.flush(soon())
     finally:
         delivery.stop(abandon=True)
+
+
+def test_the_machinery_imports_no_protocol() -> None:
+    # `__init__` exports LWP's client, and `driver` chooses between protocols.
+    package = Path(lance_spark.client.__file__).parent
+    files = {p for p in package.glob("*.py") if p.stem not in ("__init__", "driver")}
+    assert {"connection.py", "delivery.py", "link.py"} <= {p.name for p in files}
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert "lance_spark.wire" not in text, file
+        assert "lance_spark.client.lwp" not in text, file
