@@ -16,7 +16,7 @@ WAITING = {".wait", ".join", ".communicate", ".result"}
 # Waits without a deadline that are right, each with its reason.
 ALLOWED = {
     # These joins are of a group, whose own deadline is in its setting.
-    "tests/client/test_member.py: member.join()",
+    "tests/client/lwp/test_group_member.py: member.join()",
     # Ended by the test that has its own deadline; asynchronous code has no timeout.
     "tests/net/test_web.py: ending.wait()",
     # A query that is spare waits for its turn. It ends when standard input does.

@@ -16,13 +16,13 @@ from lance_spark.cli.place import END, START, find_end, find_start
 from lance_spark.cli.progress import Progress
 from lance_spark.cli.quantity import SEPARATOR, TOPIC
 from lance_spark.client import (
+    Chunk,
     ClientConfig,
     LanceClient,
     RecordReader,
     SeekPosition,
     consumer_id,
 )
-from lance_spark.client.reader import Chunk
 from lance_spark.columnar.decode import decode
 
 # How long the server holds a fetch at the end of the log.

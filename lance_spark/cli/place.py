@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lance_spark.cli.quantity import Parsed
-from lance_spark.client import LanceClient, SeekPosition
-from lance_spark.client.seek import SeekKind
+from lance_spark.client import LanceClient, SeekKind, SeekPosition
 from lance_spark.errors import OptionError
 from lance_spark.quantity import parse_time
 from lance_spark.wire.lwp import Capability

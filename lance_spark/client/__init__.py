@@ -1,23 +1,25 @@
 """The client of LANCE servers: admin, producers, consumers, groups."""
 
-from lance_spark.client.client import LanceClient
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.consumer import Consumer
-from lance_spark.client.fetch import Bounds
-from lance_spark.client.group import GroupedConsumer
-from lance_spark.client.identity import consumer_id
-from lance_spark.client.offsets import (
+from lance_spark.client.lwp.answer import Bounds
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.consumer import Consumer
+from lance_spark.client.lwp.cursor import ConsumerRecord, PollResult, SeekPosition
+from lance_spark.client.lwp.cursor import SeekKind as SeekKind
+from lance_spark.client.lwp.group import GroupedConsumer
+from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
     TopicOffset,
+    consumer_id,
 )
-from lance_spark.client.poll import ConsumerRecord, PollResult
-from lance_spark.client.producer import Producer
-from lance_spark.client.reader import Chunk, RecordReader
-from lance_spark.client.seek import SeekPosition
-from lance_spark.client.stage import StageWriter
+from lance_spark.client.lwp.reader import FETCH_BYTES_MAX as FETCH_BYTES_MAX
+from lance_spark.client.lwp.reader import Chunk, RecordReader
+from lance_spark.client.lwp.writer import COMPRESSIONS as COMPRESSIONS
+from lance_spark.client.lwp.writer import Producer, StageWriter
+from lance_spark.client.outbox import IN_FLIGHT_MAX as IN_FLIGHT_MAX
 from lance_spark.wire.lwp import (
     Capability,
     CommitStatus,

@@ -1,17 +1,25 @@
-"""The settings of a client: plain values, checked once, picklable to executors."""
+"""The settings that connections of every protocol have, and what they run on.
+
+Settings are plain values, checked once, that can be pickled to executors. A `Runtime`
+is the world around a client; tests bring their own.
+"""
 
 from __future__ import annotations
 
-import math
+import random
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address, parse_addresses
-from lance_spark.net.tls import ClientTls
-from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, parse_checksum
+from lance_spark.net.connect import connect
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.stream import Stream
+from lance_spark.net.tls import ClientTls, TlsContext
 
-# LWP §1.2.
-DEFAULT_PORT = 1992
 # A server that waits can't be told to wait longer than a u32 of milliseconds, and
 # locks and polls take no more either.
 DURATION_S_MAX = 1_000_000.0
@@ -28,32 +36,22 @@ _TEXTS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "auth_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientConfig:
+class ConnectionConfig:
     """How to reach the servers, and how long to wait for them.
 
-    Args:
-        servers: addresses as `host:port`, separated by commas, tried in order.
-        checksum: `crc32c` (LWP §9), `crc32` (the server in the field) or `auto`.
-        tls: encrypt; the `tls_*` settings are a path or the PEM text itself.
-        tls_ca: who signs the servers' certificates; the system's list if not given.
-        tls_cert: our own certificate, for servers that ask for one.
-        tls_key: its key; not needed if `tls_cert` holds it.
-        tls_server_name: the name in the servers' certificates, if not the host.
-        auth_token: shown to servers that ask for one.
-        connect_timeout_s: for a connection up to its first answer.
-        request_timeout_s: for the answer to one request.
-        retry_timeout_s: for one call with everything that is tried again.
-        keepalive_interval_s: silence after which a keepalive is sent (LWP §2.3).
-        backoff_base_s: half of the first delay before a retry (LWP §17.6).
-        backoff_max_s: the longest delay, not counting its jitter.
-        response_bytes_max: the largest answer that is accepted.
+    Each protocol has a subclass that says what the settings mean there, as LWP's
+    `ClientConfig` does, and sets the two class variables.
 
     Raises:
         OptionError: a value can't be used.
     """
 
-    servers: str = f"127.0.0.1:{DEFAULT_PORT}"
-    checksum: str = "crc32c"
+    # Where a server listens that is named without a port.
+    default_port: ClassVar[int]
+    # The largest answer that the protocol can have, so that no setting refuses it.
+    response_bytes_min: ClassVar[int] = 1
+
+    servers: str
     tls: bool = False
     tls_ca: str | None = None
     # A PEM text may hold the key beside the certificate, so neither is ever shown.
@@ -71,8 +69,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        parse_addresses(self.servers, default_port=DEFAULT_PORT)
-        parse_checksum(self.checksum)
+        parse_addresses(self.servers, default_port=self.default_port)
         for name in _DURATIONS:
             _check_duration(name, getattr(self, name))
         if self.backoff_base_s > self.backoff_max_s:
@@ -80,17 +77,17 @@ class ClientConfig:
                 f"backoff_base_s {self.backoff_base_s} is more than backoff_max_s "
                 f"{self.backoff_max_s}; lower the one or raise the other"
             )
-        if self.response_bytes_max < PAYLOAD_BYTES_MAX:
+        if self.response_bytes_max < self.response_bytes_min:
             raise OptionError(
                 f"response_bytes_max {self.response_bytes_max} is too small: the "
-                f"largest record needs {PAYLOAD_BYTES_MAX}"
+                f"largest record needs {self.response_bytes_min}"
             )
         self._check_tls()
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The servers, in the order in which they are tried."""
-        return parse_addresses(self.servers, default_port=DEFAULT_PORT)
+        return parse_addresses(self.servers, default_port=self.default_port)
 
     @property
     def tls_settings(self) -> ClientTls | None:
@@ -105,9 +102,8 @@ class ClientConfig:
         )
 
     def _check_types(self) -> None:
-        for name in ("servers", "checksum"):
-            if not isinstance(getattr(self, name), str):
-                raise OptionError(f"{name} {getattr(self, name)!r} is not a text")
+        if not isinstance(self.servers, str):
+            raise OptionError(f"servers {self.servers!r} is not a text")
         if not isinstance(self.tls, bool):
             raise OptionError(f"tls {self.tls!r} is neither True nor False")
         for name in _TEXTS:
@@ -132,12 +128,40 @@ class ClientConfig:
 
 def _check_duration(name: str, value: object) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not _is_duration(value):  # type: ignore[arg-type]
+    # Not true of NaN either.
+    if not is_number or not 0 < value <= DURATION_S_MAX:  # type: ignore[operator]
         raise OptionError(
-            f"{name} {value!r} is no duration: give seconds above 0, at most "
+            f"{name} {value!r} is not a duration: give seconds above 0, at most "
             f"{DURATION_S_MAX:.0f}"
         )
 
 
-def _is_duration(value: float) -> bool:
-    return not math.isnan(value) and 0 < value <= DURATION_S_MAX
+class Connect(Protocol):
+    """Make a stream to an address, as `lance_spark.net.connect.connect` does."""
+
+    def __call__(
+        self,
+        address: Address,
+        *,
+        deadline: Deadline,
+        tls: TlsContext | None = None,
+        server_name: str | None = None,
+    ) -> Stream:
+        """Connect, and do the TLS handshake if a context is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The network, the time and chance.
+
+    Args:
+        connect: makes streams.
+        clock: a monotonic clock in seconds.
+        pause: waits for an event, but not longer than so many seconds.
+        random: gives numbers in [0, 1).
+    """
+
+    connect: Connect = connect
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[threading.Event, float], object] = threading.Event.wait
+    random: Callable[[], float] = random.random

@@ -1,12 +1,13 @@
-"""One connection to one server: frames out, and their answers back in order.
+"""One connection to one server: frames out, answers and pushes in. No protocol.
 
-There is no reader thread. Whoever waits for something reads the stream for everybody:
-the first to wait is the leader, the others follow on a condition. The leader leaves
-when it has what it wanted or its deadline passes, and one of the others takes over; the
-parser keeps what was read of a frame by then. Who gets which frame is in `inbox`.
+No thread is there only to read. A thread that waits for something reads the stream for
+all of them: the first to wait is the reader, the others wait on a condition. The reader
+leaves when it has what it wanted or its deadline passes, and one of the others takes
+over; the parser keeps the part of a frame that was read by then. `inbox` says which
+thread gets which frame, and `dialect` what the frames mean.
 
     send      _write_lock, then _changed for a moment, then the stream
-    receive   the leader alone, then _changed for a moment to hand out frames
+    receive   the reader alone, then _changed for a moment to hand out frames
 
 A stream that can't be written to any more is still read for a while: a server that
 refuses a client says why and closes, and its words may be there when our frame fails.
@@ -17,46 +18,73 @@ locks, and the rules for those are easiest to check in one place.
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import TYPE_CHECKING, Any
 
-from lance_spark.client.attempt import Attempt
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.event import Event
-from lance_spark.client.greeting import greet
-from lance_spark.client.inbox import Inbox, SentKeepalive
-from lance_spark.client.pace import Pace
-from lance_spark.client.pending import Pending
-from lance_spark.client.runtime import Connect
-from lance_spark.errors import (
-    ConnectionLost,
-    LanceError,
-    RemoteProtocolError,
-    Timeout,
-)
+from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.dialect import Dialect
+from lance_spark.client.inbox import Inbox, Pending
+from lance_spark.errors import ConnectionLost, LanceError, RemoteProtocolError, Timeout
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
-from lance_spark.net.connect import connect as connect_socket
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import make_client_context
 from lance_spark.net.waker import Waker
-from lance_spark.wire.lwp import (
-    Checksum,
-    ClusterStatus,
-    FrameParser,
-    Message,
-    encode_ingest,
-    encode_keepalive,
-    encode_message,
-)
+
+if TYPE_CHECKING:
+    from lance_spark.client.outbox import OutgoingBatch
 
 # How long to listen for a server's reason once it takes no more bytes.
 LAST_WORDS_S = 2.0
-# A look at what came while nobody waited ends here, however fast more is coming.
+# A look at what came while no thread waited ends here, however fast more is coming.
 _DRAIN_READS_MAX = 16
+# Our broker answers 30 keepalives at once and 5 a second after that, and drops the
+# others: a client of the field answers answers, and would not stop. A ping whose
+# keepalive is dropped would wait in vain. This is below what is answered in any such
+# time.
+PINGS_MAX = 25
+PING_WINDOW_S = 6.0
+
+
+class Attempt:
+    """Ends a connection that is being set up, and lets none begin after it.
+
+    One thread connects at a time; any thread may cancel, and that is for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self.is_cancelled = False
+
+    def check(self) -> None:
+        """Raise ConnectionLost if it was cancelled."""
+        if self.is_cancelled:
+            raise ConnectionLost("connecting was given up, as the client was closed")
+
+    def enter(self, connection: Connection) -> None:
+        """Name the connection that is being set up now; raises as `check` does."""
+        with self._lock:
+            self._connection = connection
+        self.check()
+
+    def leave(self) -> None:
+        """Say that it is set up, or has failed."""
+        with self._lock:
+            self._connection = None
+
+    def cancel(self) -> None:
+        """End the connection that is being set up, and let none begin."""
+        with self._lock:
+            self.is_cancelled = True
+            connection = self._connection
+        if connection is not None:
+            connection.abort()
 
 
 class PingUnanswered(Timeout):
@@ -66,15 +94,15 @@ class PingUnanswered(Timeout):
 class Connection:
     """A connection that is set up; any number of threads may use it.
 
-    It is used either for requests or for ingests: `submit` and `request`, or
-    `send_ingest` and `receive`.
+    Requests go through `submit` or `request`, batches through `send_batch`. What the
+    server says unasked, also about batches, comes out of `receive`.
 
     Args:
         stream: the bytes; the connection closes it.
         address: the server's.
-        checksum: the algorithm of both directions.
+        dialect: the protocol, used by this connection alone.
         config: limits on sizes and on a server's silence.
-        clock: a monotonic clock.
+        runtime: has the clock.
     """
 
     def __init__(
@@ -82,31 +110,27 @@ class Connection:
         stream: Stream,
         *,
         address: Address,
-        checksum: Checksum,
-        config: ClientConfig,
-        clock: Callable[[], float] = time.monotonic,
+        dialect: Dialect,
+        config: ConnectionConfig,
+        runtime: Runtime | None = None,
     ) -> None:
         self.address = address
-        self.checksum = checksum
-        self.status = ClusterStatus()
+        self.dialect = dialect
         self._stream = stream
-        self._parser = FrameParser(
-            checksum=checksum,
-            payload_bytes_max=config.response_bytes_max,
-            # It was asked for, so it will come: growing would only cost copies.
-            payload_bytes_first=config.response_bytes_max,
-        )
+        self._parser = dialect.make_parser()
         self._silence_s_max = config.request_timeout_s
-        self._clock = clock
-        self._last_sent_s = self._last_heard_s = clock()
+        self._clock = (runtime or Runtime()).clock
+        self._last_sent_s = self._last_heard_s = self._clock()
+        self._numbers = itertools.count(1)
         # Held while a frame is noted and written, so that both are in one order.
         self._write_lock = threading.Lock()
-        # Guards everything below; notified when a frame was handed out, the leader
+        # Guards everything below; notified when a frame was handed out, the reader
         # left or the connection failed.
         self._changed = threading.Condition()
-        self._inbox = Inbox()
-        self._pings = Pace()
-        self._has_leader = False
+        self._inbox = Inbox(dialect)
+        # When the last pings were sent.
+        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
+        self._has_reader = False
         self._failure: LanceError | None = None
         # Why nothing can be sent any more, and how long that is no failure yet.
         self._send_failure: ConnectionLost | None = None
@@ -118,16 +142,15 @@ class Connection:
     @classmethod
     def open(
         cls,
-        config: ClientConfig,
+        config: ConnectionConfig,
         address: Address,
+        dialect: Dialect,
         *,
-        checksum: Checksum,
         deadline: Deadline,
-        connect: Connect = connect_socket,
-        clock: Callable[[], float] = time.monotonic,
+        runtime: Runtime | None = None,
         attempt: Attempt | None = None,
     ) -> Connection:
-        """Connect, authenticate if a token is set, and ask what the server can do.
+        """Connect, and greet the server as its protocol does.
 
         With `attempt` another thread can end it once the server is reached.
 
@@ -136,23 +159,23 @@ class Connection:
             ConnectionEnded: it was reached and closed before its first answer.
             AuthenticationFailed: the token is wrong.
             BrokerError: the server takes no clients now.
-            RemoteProtocolError: it does not speak LWP.
+            RemoteProtocolError: it does not speak the protocol.
             Timeout: the deadline passed.
         """
-        tls = config.tls_settings
-        stream = connect(
+        tls, runtime = config.tls_settings, runtime or Runtime()
+        stream = runtime.connect(
             address,
             deadline=deadline,
             tls=None if tls is None else make_client_context(tls),
             server_name=config.tls_server_name,
         )
         connection = cls(
-            stream, address=address, checksum=checksum, config=config, clock=clock
+            stream, address=address, dialect=dialect, config=config, runtime=runtime
         )
         attempt = attempt or Attempt()
         try:
             attempt.enter(connection)
-            connection.status = greet(connection, config.auth_token, deadline)
+            dialect.greet(connection, deadline)
         except BaseException:
             connection.close()
             raise
@@ -162,8 +185,8 @@ class Connection:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the server offers beyond LWP; nothing if it is a plain one."""
-        return frozenset(self.status.capabilities)
+        """What the server offers beyond the minimum of its protocol."""
+        return self.dialect.capabilities
 
     @property
     def is_open(self) -> bool:
@@ -176,10 +199,10 @@ class Connection:
 
     # Requests.
 
-    def submit(
-        self, message: Message, *, extended: bool = False, deadline: Deadline
-    ) -> Pending:
+    def submit(self, request: Any, *, deadline: Deadline) -> Pending:
         """Write a request and return at once; the answer is `Pending.result`.
+
+        Where the protocol limits how many requests may wait, this waits for room.
 
         Raises:
             LocalProtocolError: it can't be written, and nothing was.
@@ -187,33 +210,30 @@ class Connection:
                 goes while the request is written, `Pending.result` says so.
             Timeout: it could not be written as a whole in time.
         """
-        pending = Pending(self, message, extended=extended)
-        frame = encode_message(message, checksum=self.checksum)
+        pending = Pending(self, request, next(self._numbers))
 
         def note() -> None:
             pending.sent_s = self._clock()
             self._inbox.expect(pending)
 
-        self._send(frame, deadline, note)
+        self._send(self.dialect.encode(request, pending.number), deadline, note)
         return pending
 
-    def request(
-        self, message: Message, *, extended: bool = False, deadline: Deadline
-    ) -> Message:
+    def request(self, request: Any, *, deadline: Deadline) -> Any:
         """Write a request and wait for its answer; raises as `Pending.result`."""
-        pending = self.submit(message, extended=extended, deadline=deadline)
-        return pending.conclude(deadline)
+        return self.submit(request, deadline=deadline).conclude(deadline)
 
     def wait_for(self, pending: Pending, deadline: Deadline) -> None:
         """Wait until a request is answered, the connection fails or time is up."""
         self._read_until(lambda: pending.is_done, deadline)
 
     def give_up(self) -> None:
-        """Drop the connection if nobody waits on it, or it has been silent too long.
+        """Drop the connection if no thread waits on it, or it is silent for too long.
 
-        For whoever has lost patience: if the server is stuck, the next request would
-        only wait behind the last one. Others may be waiting for something that is
-        slow, though, and keep the connection for as long as the server may be silent.
+        A thread calls this that has lost patience: if the server is stuck, the next
+        request would only wait behind the last one. Other threads may be waiting for
+        something that is slow, though, and keep the connection for as long as the
+        server may be silent.
         """
         with self._changed:
             oldest = self._inbox.oldest
@@ -227,14 +247,17 @@ class Connection:
 
     # Keepalives. Answers are never answered: two such peers would not stop.
 
-    def send_keepalive(self, deadline: Deadline) -> None:
-        """Write a keepalive and do not wait; its answer is dropped when it comes.
+    def send_keepalive(self, deadline: Deadline) -> Pending:
+        """Write a keepalive, if the protocol has one, and do not wait.
 
         Raises:
             ConnectionLost: the connection is gone.
             Timeout: it could not be written in time.
         """
-        self._send_keepalive(deadline)
+        keepalive, frame = Pending(self, None, 0), self.dialect.encode_keepalive()
+        if frame is not None:
+            self._send(frame, deadline, lambda: self._inbox.expect_keepalive(keepalive))
+        return keepalive
 
     def ping(self, deadline: Deadline) -> float:
         """Tell how many seconds a keepalive takes to come back.
@@ -246,42 +269,33 @@ class Connection:
             PingUnanswered: the deadline passed without an answer.
             Timeout: the deadline is too soon to send anything.
         """
-        delay_s = self._pings.delay_s(self._clock())
+        delay_s = plan_ping_delay_s(self._pings_s, self._clock())
         if delay_s >= deadline.remaining():
             raise Timeout(f"{self.address}: too many pings, wait {delay_s:.1f} s")
         with self._changed:
             # The end of the connection ends this too, and then nothing is sent.
             self._changed.wait_for(lambda: self._failure is not None, delay_s)
         start_s = self._clock()
-        self._pings.note(start_s)
-        keepalive = self._send_keepalive(deadline)
-        self._read_until(lambda: keepalive.is_answered, deadline)
-        if keepalive.is_answered:
+        self._pings_s.append(start_s)
+        keepalive = self.send_keepalive(deadline)
+        self._read_until(lambda: keepalive.is_done, deadline)
+        if keepalive.is_done:
             return self._clock() - start_s
         with self._changed:
             self._raise_failure()
         raise PingUnanswered(f"{self.address}: no answer in time to a keepalive")
 
-    def _send_keepalive(self, deadline: Deadline) -> SentKeepalive:
-        keepalive = SentKeepalive()
-        frame = encode_keepalive(checksum=self.checksum)
-        self._send([frame], deadline, lambda: self._inbox.expect_keepalive(keepalive))
-        return keepalive
+    # Batches and pushes.
 
-    # Ingests.
-
-    def send_ingest(
-        self,
-        payload: Sequence[Buffer],
-        *,
-        batch_id: int,
-        record_count: int,
-        topic_id: int,
-        compressed: bool = False,
-        timestamp_ns: int = 0,
-        deadline: Deadline,
+    def send_batch(
+        self, batch: OutgoingBatch, target: int, *, deadline: Deadline
     ) -> None:
-        """Write a batch of records; its ack comes out of `receive`.
+        """Write a batch of records; `receive` gives what becomes of it.
+
+        Args:
+            batch: the records.
+            target: the id of a topic or stage.
+            deadline: for writing it.
 
         Raises:
             LocalProtocolError: it can't be written, and nothing was.
@@ -289,41 +303,32 @@ class Connection:
                 server had said before.
             Timeout: it could not be written in time; the connection is dropped.
         """
-        frame = encode_ingest(
-            payload,
-            batch_id=batch_id,
-            record_count=record_count,
-            topic_id=topic_id,
-            timestamp_ns=timestamp_ns,
-            compressed=compressed,
-            checksum=self.checksum,
-        )
-        self._send(frame, deadline, self._inbox.expect_events)
+        self._send(self.dialect.encode_batch(batch, target), deadline)
         if self._send_failure is not None:
             raise copy(self._send_failure)
 
-    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Event]:
-        """Wait for what the server says about ingests.
+    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Any]:
+        """Wait for what the server says unasked.
 
         Returns:
-            All that has come, in order; nothing if the deadline passed or `waker` was
-            set. A deadline that has passed already is a look without waiting.
+            All pushes that have come, in order; none if the deadline passed or `waker`
+            was set. A deadline that has passed already is a look without waiting.
 
         Raises:
             ConnectionLost: the connection is gone and all that came was handed out.
             RemoteProtocolError: the server sent what makes no sense.
         """
-        self._read_until(lambda: self._inbox.has_events, deadline, waker)
+        self._read_until(lambda: self._inbox.has_pushes, deadline, waker)
         with self._changed:
-            events = self._inbox.take_events()
-            if not events:
+            pushes = self._inbox.take_pushes()
+            if not pushes:
                 self._raise_failure()
-        return events
+        return pushes
 
     # The end.
 
     def fail(self, error: LanceError) -> None:
-        """Drop the connection: whoever waits gets the error, if it is the first."""
+        """Drop the connection: all waiting threads get the error that came first."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
@@ -345,31 +350,36 @@ class Connection:
             self._stream.close()
 
     def drain(self) -> None:
-        """Read what came while nobody waited, without waiting.
+        """Read what came while no thread waited, without waiting.
 
         This is how a connection that the server has closed is noticed before a
         request is written to it.
         """
         with self._changed:
-            if self._has_leader or self._failure is not None:
+            if self._has_reader or self._failure is not None:
                 return
-            self._enter_as_leader()
+            self._enter_as_reader()
         try:
             for _ in range(_DRAIN_READS_MAX):
                 if not self._read_some(Deadline.after(0.0), None):
                     break
         finally:
-            self._leave_as_leader()
+            self._leave_as_reader()
 
     # Out.
 
     def _send(
-        self, frame: Sequence[Buffer], deadline: Deadline, note: Callable[[], None]
+        self,
+        frame: Sequence[Buffer],
+        deadline: Deadline,
+        note: Callable[[], None] | None = None,
     ) -> None:
         """Write a frame and, in the same order, take note of it."""
         if not self._write_lock.acquire(timeout=_seconds(deadline)):
             raise Timeout(f"{self.address}: others were sending until the deadline")
         try:
+            if self._inbox.is_full:
+                self._read_until(lambda: not self._inbox.is_full, deadline)
             if deadline.expired:
                 # Sent in part, it would cost the connection.
                 raise Timeout(f"{self.address}: too late to send anything")
@@ -377,7 +387,8 @@ class Connection:
                 self._raise_failure()
                 if self._send_failure is not None:
                     raise copy(self._send_failure)
-                note()
+                if note is not None:
+                    note()
                 self._users += 1
             try:
                 self._write(frame, deadline)
@@ -412,7 +423,7 @@ class Connection:
         deadline: Deadline,
         waker: Waker | None = None,
     ) -> None:
-        """Read, or have another thread read, until done, failed, woken or too late."""
+        """Read, or let another thread read, until done, failed, woken or too late."""
         if self._send_failure is not None:
             deadline = deadline.sooner(self._last_words.remaining())
         if self._follow_until(is_done, deadline):
@@ -421,7 +432,7 @@ class Connection:
                     if is_done() or deadline.expired:
                         break
             finally:
-                self._leave_as_leader()
+                self._leave_as_reader()
         if self._send_failure is not None and self._last_words.expired:
             self.fail(self._send_failure)
 
@@ -431,15 +442,15 @@ class Connection:
             while True:
                 if is_done() or self._failure is not None:
                     return False
-                if not self._has_leader:
-                    self._enter_as_leader()
+                if not self._has_reader:
+                    self._enter_as_reader()
                     return True
                 if deadline.expired:
                     return False
                 self._changed.wait(_seconds(deadline))
 
     def _read_some(self, deadline: Deadline, waker: Waker | None) -> bool:
-        """Read once and hand out what is whole; False if there is no use in more."""
+        """Read once and hand out whole frames; False if it is no use to go on."""
         try:
             if waker is not None and not self._stream.wait_readable(deadline, waker):
                 return False
@@ -477,13 +488,13 @@ class Connection:
 
     # Who is inside the stream.
 
-    def _enter_as_leader(self) -> None:
-        self._has_leader = True
+    def _enter_as_reader(self) -> None:
+        self._has_reader = True
         self._users += 1
 
-    def _leave_as_leader(self) -> None:
+    def _leave_as_reader(self) -> None:
         with self._changed:
-            self._has_leader = False
+            self._has_reader = False
             self._changed.notify_all()
         self._leave()
 
@@ -493,6 +504,13 @@ class Connection:
             is_last = self._is_closing and not self._users
         if is_last:
             self._stream.close()
+
+
+def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
+    """Decide how long the next ping has to wait, given when the last ones were sent."""
+    if len(sent_s) < PINGS_MAX:
+        return 0.0
+    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _seconds(deadline: Deadline) -> float:

@@ -1,114 +1,154 @@
-"""The thread that gets batches acknowledged.
+"""The thread that gets batches acknowledged, in any protocol.
 
 Rules of this file:
 
-- What callers and the thread share is in `ledger`, guarded by its condition. Nothing is
-  sent or received while that is held.
+- What callers and the thread share is in the `Ledger`, guarded by its condition.
+  Nothing is sent or received while that is held.
 - Batches are sent in the order of their ids. Only a new connection makes them sent
   again, all that have no answer and in the same order: at-least-once.
 - No wait is for ever: a batch that has no answer for `request_timeout_s` costs the
   connection, and no answer at all for `retry_timeout_s` costs the batches.
 
-What is a batch and when it is due is in `outbox`, how many may be in flight in `rate`.
-The thread itself is one state machine, and stays in one file although it is long.
+`outbox` says which batch is due, `Rate` how many may be in flight, `retry` how to go on
+after a failure. The thread itself is one state machine, and stays in one file although
+it is long.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
-from lance_spark.client.backoff import Backoff
-from lance_spark.client.event import Acked, Event, Refused
-from lance_spark.client.ledger import Ledger
-from lance_spark.client.outbox import Batch
-from lance_spark.client.rate import Rate
-from lance_spark.client.retry import may_pass_while_connecting, parse_leader
+from lance_spark.client.connection import Connection
+from lance_spark.client.dialect import Acked, Refused
+from lance_spark.client.link import Link
+from lance_spark.client.outbox import BatchOptions, Ledger, OutgoingBatch
+from lance_spark.client.retry import Retry
 from lance_spark.errors import (
     BrokerError,
     ConnectionLost,
     LanceError,
-    LeaderUnknown,
-    NotLeader,
-    RateLimited,
     RemoteProtocolError,
     Timeout,
-    TopicDeleted,
-    TopicNotFound,
-    Unsupported,
 )
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.waker import Waker
-from lance_spark.wire.lwp import compress
-
-_NULL_FAULT = (
-    "no value, no key and no timestamp make a Null record, and a plain server must not "
-    "get one: the LANCE server misreads it when it recovers from a crash and loses "
-    "everything behind it. Send an empty value, or leave it out; to send it all the "
-    "same, set allow_null_records=True (Spark: allowNullRecords=true)"
-)
-
-if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
-    from lance_spark.client.connection import Connection
-    from lance_spark.client.writer import WriterOptions
-    from lance_spark.net.address import Address
 
 logger = logging.getLogger(__name__)
 
-# How long `stop` waits for the thread when nothing is left for it to wait for.
+# How long `stop` waits for the thread when it has nothing left to wait for.
 _JOIN_S = 10.0
 # How long to listen for what a server said before it closed the connection.
 _LAST_WORDS_S = 2.0
+# One batch in 64 round trips: slow enough to let any server breathe, and still a sign
+# of life that lets the rate recover.
+SHARE_MIN = 1 / 64
+# Weight of the newest round trip in the smoothed one, that of TCP.
+_NEWEST = 1 / 8
+
+
+class Rate:
+    """How fast a producer may send: a window of batches that the server can shrink.
+
+    A producer that keeps `w` batches in flight sends `w` per round trip. Asked to slow
+    down it halves `w` (LWP §4.4). Below one batch the window can't shrink, so the
+    producer pauses instead: one batch and a pause of one round trip are half a batch
+    per round trip. Each window of acknowledgements that comes in after that doubles the
+    rate again. The caller has the clock.
+
+    Args:
+        window_max: how many batches may be in flight at full speed.
+    """
+
+    def __init__(self, window_max: int) -> None:
+        self._window_max = window_max
+        self._batches = float(window_max)
+        self._acks = 0
+        self._round_trip_s = 0.0
+
+    @property
+    def window(self) -> int:
+        """How many batches may be in flight."""
+        return max(1, int(self._batches))
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next batch; 0 while the window says enough."""
+        if self._batches >= 1:
+            return 0.0
+        return self._round_trip_s * (1 / self._batches - 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing holds the producer back."""
+        return self._batches >= self._window_max
+
+    def slow_down(self) -> None:
+        """Halve the rate, as the server asks."""
+        self._batches = max(self._batches / 2, SHARE_MIN)
+        self._acks = 0
+
+    def acked(self, round_trip_s: float) -> None:
+        """Take note of an acknowledgement; a window of them doubles the rate."""
+        step = round_trip_s - self._round_trip_s
+        self._round_trip_s += step * _NEWEST if self._round_trip_s else step
+        if self.is_full:
+            return
+        self._acks += 1
+        if self._acks >= self.window:
+            self._batches = min(2 * self._batches, float(self._window_max))
+            self._acks = 0
 
 
 class Delivery:
     """Gets the batches of a ledger to one topic or stage.
 
     Args:
-        client: has the connection, and is closed with this.
+        link: has the connection, and is closed with this.
         topic: the topic's name or id, for texts.
-        topic_id: where the batches go.
+        target: where the batches go: the id of a topic or stage.
         options: sizes and limits.
         resolve: finds the topic's id again after the server has lost it; None if there
             is nothing to look up.
         strict: a refused batch is the end of all that follow it, as in a stage.
         check: called with each new connection; what it raises is the end.
+        prepare: called with each batch before it is sent; what it raises is the end.
         clock: a monotonic clock.
     """
 
     def __init__(
         self,
-        client: LanceClient,
+        link: Link,
         topic: int | str,
-        topic_id: int,
+        target: int,
         *,
-        options: WriterOptions,
+        options: BatchOptions,
         resolve: Callable[[], int] | None = None,
         strict: bool = False,
         check: Callable[[Connection], None] | None = None,
+        prepare: Callable[[Connection, OutgoingBatch], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config = client.config
-        self._client = client
+        self._link = link
         self._topic = topic
-        self._topic_id = topic_id
-        self._options = options
+        self._target = target
         self._resolve = resolve
         self._strict = strict
         self._check = check
-        # Of the server that was reached last; None before the first.
-        self._is_plain: bool | None = None
+        self._prepare = prepare
         self._clock = clock
-        self._request_timeout_s = config.request_timeout_s
-        self._retry_timeout_s = config.retry_timeout_s
-        self._backoff = Backoff(
-            config.backoff_base_s, config.backoff_max_s, random.random
+        self._request_timeout_s = link.config.request_timeout_s
+        self._retry_timeout_s = link.config.retry_timeout_s
+        # A server that could never be understood is another matter than bytes that
+        # were garbled on their way.
+        self._retry = Retry(
+            backoff=link.make_backoff(),
+            mends_garbled=True,
+            can_look_up=resolve is not None,
         )
         self._rate = Rate(options.max_in_flight)
         self._connection: Connection | None = None
@@ -125,10 +165,6 @@ class Delivery:
         self._resume_at_s = 0.0
         # When an answer came last, or the first batch after a time of quiet was sent.
         self._progress_at_s = 0.0
-        # Something failed since then.
-        self._is_troubled = False
-        # The topic was looked up again since then, which need not be done twice.
-        self._is_looked_up = False
         # Batches in flight that were refused and are to be sent again.
         self._refused_ids: set[int] = set()
         # Below this id one batch is sent at a time, so that a refusal tells which.
@@ -137,18 +173,6 @@ class Delivery:
             target=self._run, name=f"lance-producer-{topic}", daemon=True
         )
         self._thread.start()
-
-    def find_null_fault(self) -> str | None:
-        """Say why Null records can't be taken; None if they can.
-
-        Raises:
-            LanceError: what the server is can't be told, as none can be reached.
-        """
-        if self._options.allow_null_records:
-            return None
-        if self._is_plain is None:
-            self._is_plain = self._client.is_plain
-        return _NULL_FAULT if self._is_plain else None
 
     def stop(self, *, abandon: bool) -> None:
         """End the thread and the connection; may be called again.
@@ -159,9 +183,9 @@ class Delivery:
         self.ledger.close()
         if abandon:
             self._abandon()
-        # Nothing is pending any more, or the thread was just thrown out of its wait.
+        # Nothing is pending any more, or the wait of the thread was just ended.
         self._thread.join(_JOIN_S)
-        self._client.close()
+        self._link.close()
         if self._thread.is_alive():
             logger.warning("topic %r: the producer's thread does not end", self._topic)
             return
@@ -171,8 +195,8 @@ class Delivery:
     def release(self) -> None:
         """Have the thread deliver what is pending and end, without waiting for it.
 
-        This is called while objects are collected, maybe in the middle of something
-        that holds a lock, so that a thread of its own takes the locks.
+        The garbage collector calls this, maybe in the middle of something that holds a
+        lock, so that a thread of its own takes the locks.
         """
         threading.Thread(
             target=self._run_out, name=f"lance-producer-end-{self._topic}", daemon=True
@@ -189,7 +213,7 @@ class Delivery:
             self._is_abandoned = True
             self._changed.notify_all()
         # Ends whatever the thread waits for.
-        self._client.close()
+        self._link.close()
 
     def _wake(self) -> None:
         if self._is_receiving:
@@ -227,19 +251,9 @@ class Delivery:
             except LanceError as error:
                 if self._is_abandoned:
                     return
-                if not self._may_pass(error):
-                    raise
                 self._recover(error)
 
-    def _may_pass(self, error: LanceError) -> bool:
-        # Bytes that were garbled on their way are as good as a lost connection. A
-        # server that could never be understood is another matter.
-        is_garbled = isinstance(error, RemoteProtocolError)
-        if self._connection is None:
-            return may_pass_while_connecting(error)
-        return error.retriable or is_garbled
-
-    def _await_step(self) -> Batch | None:
+    def _await_step(self) -> OutgoingBatch | None:
         """Wait for something to do.
 
         Returns:
@@ -261,10 +275,10 @@ class Delivery:
             self._changed.wait(self._due_s(now_s))
         return None
 
-    def _take(self, now_s: float) -> Batch | None:
+    def _take(self, now_s: float) -> OutgoingBatch | None:
         if now_s < self._resume_at_s:
             return None
-        is_quiet = not self._outbox.in_flight and not self._is_troubled
+        is_quiet = not self._outbox.in_flight and not self._retry.has_failed
         batch = self._outbox.take(now_s, self._window())
         if batch is not None and is_quiet:
             self._progress_at_s = now_s
@@ -282,41 +296,24 @@ class Delivery:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            connection = self._client.connection()
-            if self._options.compresses and not connection.capabilities:
-                # It would store the compressed bytes as if they were records.
-                raise Unsupported("compression", None, str(connection.address))
+            connection = self._link.connect_once()
             if self._check is not None:
                 self._check(connection)
             self._connection = connection
-            self._is_plain = not connection.capabilities
         return self._connection
 
-    def _send(self, connection: Connection, batch: Batch) -> None:
-        if batch.has_nulls and self.find_null_fault() is not None:
-            # They were taken while another server was there.
-            raise LanceError(f"{connection.address} is a plain server: {_NULL_FAULT}")
-        if self._options.compresses and batch.compressed is None:
-            block = compress(batch.payload)
-            batch.compressed = len(block) < batch.size
-            if batch.compressed:
-                batch.payload = block
-        connection.send_ingest(
-            [batch.payload],
-            batch_id=batch.id,
-            record_count=batch.records,
-            topic_id=self._topic_id,
-            compressed=bool(batch.compressed),
-            timestamp_ns=time.time_ns(),
-            deadline=Deadline.after(self._request_timeout_s),
-        )
+    def _send(self, connection: Connection, batch: OutgoingBatch) -> None:
+        if self._prepare is not None:
+            self._prepare(connection, batch)
+        deadline = Deadline.after(self._request_timeout_s)
+        connection.send_batch(batch, self._target, deadline=deadline)
         batch.sent_at_s = self._clock()
 
     def _receive(self, connection: Connection) -> None:
         with self._changed:
             now_s = self._clock()
-            first = self._outbox.sent_first()
-            assert first is not None, "there is nothing to wait for"
+            # There is one, or the thread would not receive.
+            first = self._outbox.sent()[0]
             wait_s = first.sent_at_s + self._request_timeout_s - now_s
             due_s = self._due_s(now_s)
         if wait_s <= 0:
@@ -325,38 +322,38 @@ class Delivery:
                 f"for {self._request_timeout_s} s"
             )
         wait_s = wait_s if due_s is None else min(wait_s, due_s)
-        events = connection.receive(Deadline.after(wait_s), self._waker)
-        if events:
-            trouble = self._settle(events)
+        pushes = connection.receive(Deadline.after(wait_s), self._waker)
+        if pushes:
+            trouble = self._settle(pushes)
             if trouble is not None:
-                self._hear_others(connection, trouble)
-                self._recover(trouble)
+                self._settle_others(connection, trouble)
+                self._recover(trouble, passes=True)
 
     def _settle(
-        self, events: Iterable[Event], trouble: LanceError | None = None
+        self, pushes: Iterable[Any], trouble: LanceError | None = None
     ) -> LanceError | None:
         """Take note of what the server says; return what needs a new connection."""
         with self._changed:
             now_s = self._clock()
-            for event in events:
-                if isinstance(event, Acked):
-                    self._settle_ack(event.batch_id, now_s)
-                elif isinstance(event, Refused):
+            for push in pushes:
+                if isinstance(push, Acked):
+                    self._settle_ack(push.batch_id, now_s)
+                elif isinstance(push, Refused):
                     # Behind one that needs a new connection the others do not count:
                     # they are all sent again.
-                    trouble = trouble or self._settle_refusal(event)
-                    if trouble is not None and event.batch_id is not None:
-                        self._refused_ids.add(event.batch_id)
+                    trouble = trouble or self._settle_refusal(push)
+                    if trouble is not None and push.batch_id is not None:
+                        self._refused_ids.add(push.batch_id)
                 else:
                     self._rate.slow_down()
             self._resume_at_s = max(self._resume_at_s, now_s + self._rate.pause_s)
             self._changed.notify_all()
         return trouble
 
-    def _hear_others(self, connection: Connection, trouble: LanceError) -> None:
-        """Hear what became of the batches behind a refused one, to resend fewer."""
+    def _settle_others(self, connection: Connection, trouble: LanceError) -> None:
+        """Learn what became of the batches behind a refused one, to resend fewer."""
         if not self._refused_ids:
-            # The server does not say which one it means, and nobody could count.
+            # The server does not say which one it means, so none could be counted.
             return
         deadline = Deadline.after(_LAST_WORDS_S)
         with suppress(ConnectionLost, RemoteProtocolError):
@@ -376,22 +373,20 @@ class Delivery:
 
     def _note_progress(self, now_s: float) -> None:
         self._progress_at_s = now_s
-        self._is_troubled = self._is_looked_up = False
-        self._backoff.reset()
+        self._retry.note_progress()
 
     def _settle_refusal(self, refused: Refused) -> LanceError | None:
         error, batch_id = refused.error, refused.batch_id
         if error.retriable:
             return error
         if batch_id is None:
-            if self._outbox.in_flight > 1:
-                # Nobody can tell which one it was: ask again, one by one.
+            sent = self._outbox.sent()
+            if len(sent) > 1:
+                # There is no telling which one it was: send them again, one by one.
                 self._careful_below_id = self._outbox.next_id
                 return error
-            first = self._outbox.sent_first()
-            batch_id = 0 if first is None else first.id
-        if isinstance(error, (TopicNotFound, TopicDeleted)) and self._may_look_up():
-            self._is_looked_up = True
+            batch_id = sent[0].id if sent else 0
+        if self._retry.may_look_up(error):
             return error
         if self._strict:
             raise error
@@ -399,78 +394,61 @@ class Delivery:
             self._note_progress(self._clock())
         return None
 
-    def _may_look_up(self) -> bool:
-        return self._resolve is not None and not self._is_looked_up
-
-    def _recover(self, error: LanceError) -> None:
+    def _recover(self, error: LanceError, *, passes: bool = False) -> None:
         """Give the connection up, and have sent again what has no answer.
 
+        Args:
+            error: what happened.
+            passes: whether another try is known to make sense.
+
         Raises:
-            LanceError: the same error, if there was no progress for too long.
+            LanceError: the error is final, or there was no progress for too long.
         """
-        error = self._listen_last(error) or error
-        server: Address | None = None
-        if self._connection is not None:
-            server = self._connection.address
-            self._connection.abort()
-            self._connection = None
-        if isinstance(error, (TopicNotFound, TopicDeleted)):
-            self._look_up()
-        is_redirected = self._find_leader(error, server)
+        trouble = self._settle_last_words(error)
+        if trouble is not None:
+            error, passes = trouble, True
+        connection, self._connection = self._connection, None
+        asked = None if connection is None else connection.address
+        if connection is not None:
+            connection.abort()
         with self._changed:
             now_s = self._clock()
             self._outbox.requeue()
             self._refused_ids.clear()
-            delay_s = self._delay_s(error)
-            if is_redirected and not self._is_troubled:
-                delay_s = 0.0
-            self._is_troubled = True
-            quiet_s = now_s + delay_s - self._progress_at_s
-            if quiet_s > self._retry_timeout_s:
-                raise error
-            self._resume_at_s = max(self._resume_at_s, now_s + delay_s)
+            left_s = self._progress_at_s + self._retry_timeout_s - now_s
+        decision = self._retry.decide(error, asked=asked, left_s=left_s, passes=passes)
+        if decision.looks_up:
+            self._look_up()
+        if decision.leader is not None:
+            self._link.redirect(decision.leader)
+        elif decision.avoids and asked is not None:
+            self._link.avoid(asked)
+        with self._changed:
+            resume_at_s = now_s + decision.delay_s
+            self._resume_at_s = max(self._resume_at_s, resume_at_s)
         logger.warning(
             "topic %r: %s; going on in %.1f s with batch %s",
             self._topic,
             error,
-            delay_s,
+            decision.delay_s,
             self._outbox.oldest_id,
         )
 
-    def _listen_last(self, error: LanceError) -> LanceError | None:
-        """Hear what a server said before it closed: acks, or why it did."""
+    def _settle_last_words(self, error: LanceError) -> LanceError | None:
+        """Take note of what a server said before it closed: acks, or why it did."""
         trouble: LanceError | None = None
         if self._connection is None or not isinstance(error, ConnectionLost):
             return None
         with suppress(ConnectionLost, RemoteProtocolError):
-            while events := self._connection.receive(Deadline.after(_LAST_WORDS_S)):
-                trouble = self._settle(events) or trouble
+            while pushes := self._connection.receive(Deadline.after(_LAST_WORDS_S)):
+                trouble = self._settle(pushes) or trouble
         return trouble
 
     def _look_up(self) -> None:
         """Find the topic's id again: it may have been created anew."""
-        if self._resolve is None:
-            return
+        assert self._resolve is not None
         try:
-            self._topic_id = self._resolve()
+            self._target = self._resolve()
         except BrokerError as error:
             # The batches are sent once more in vain, and then refused by name.
             logger.warning("topic %r can't be found again: %s", self._topic, error)
-
-    def _find_leader(self, error: LanceError, server: Address | None) -> bool:
-        """Go to the leader that a server names; False if it names none."""
-        leader = parse_leader(error) if isinstance(error, NotLeader) else None
-        if leader is not None:
-            self._client.redirect(leader)
-        elif server is not None and isinstance(error, (NotLeader, LeaderUnknown)):
-            # The others may know more.
-            self._client.avoid(server)
-        return leader is not None
-
-    def _delay_s(self, error: LanceError) -> float:
-        delay_s = self._backoff.next_delay_s()
-        if isinstance(error, RateLimited):
-            asked_ms = error.details.get("retry_after_ms")
-            if isinstance(asked_ms, (int, float)) and asked_ms >= 0:
-                return asked_ms / 1000
-        return delay_s

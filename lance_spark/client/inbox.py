@@ -1,129 +1,177 @@
-"""Which answer belongs to which question. No stream, no lock, no time.
+"""Which answer belongs to which request. No stream, no lock, no time.
 
-Answers carry no number, so they are matched by order (LWP has nothing else). Keepalives
-have a queue of their own, because servers in the field let them overtake answers. Acks,
-refusals and slow-downs of ingests become events.
+How a frame tells is the dialect's affair. Keepalives have a queue of their own, because
+servers in the field let them overtake answers.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from lance_spark.client.event import Acked, Event, Refused, SlowDown
-from lance_spark.client.pending import Pending
-from lance_spark.errors import ConnectionLost, LanceError, RemoteProtocolError
-from lance_spark.wire.lwp import Command, ErrorResponse, Frame, FrameType
+from lance_spark.client.dialect import Dialect
+from lance_spark.errors import LanceError, RemoteProtocolError, Timeout
+from lance_spark.net.deadline import Deadline
+
+if TYPE_CHECKING:
+    from lance_spark.client.connection import Connection
 
 
-class SentKeepalive:
-    """A keepalive on its way, so that an older one's answer is not taken for its."""
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request on its way; made by `Connection.submit`.
 
-    __slots__ = ("is_answered",)
+    Args:
+        connection: where the answer will come.
+        request: what was asked.
+        number: the request's number on the connection.
+        sent_s: when it was sent, on the connection's clock.
+        is_given_up: whether no thread will wait for the answer.
+    """
 
-    def __init__(self) -> None:
-        self.is_answered = False
+    connection: Connection
+    request: Any
+    number: int
+    sent_s: float = 0.0
+    is_given_up: bool = False
+    _frame: Any | None = None
+    _error: LanceError | None = None
+
+    # For the thread that asked.
+
+    def result(self, deadline: Deadline) -> Any:
+        """Wait for the answer. After a Timeout it may be called again.
+
+        Raises:
+            BrokerError: the server refused the request.
+            ConnectionLost: the connection ended first.
+            RemoteProtocolError: the answer makes no sense; the connection is dropped.
+            Timeout: the deadline passed.
+        """
+        connection = self.connection
+        if not self.is_done:
+            connection.wait_for(self, deadline)
+        if self._error is not None:
+            # A copy: several threads may be given the same failure.
+            raise copy(self._error)
+        if self._frame is None:
+            name = connection.dialect.name_of(self.request)
+            raise Timeout(f"{connection.address}: no answer in time to {name!r}")
+        try:
+            return connection.dialect.decode(self._frame, self.request)
+        except RemoteProtocolError as error:
+            connection.fail(error)
+            raise
+
+    def conclude(self, deadline: Deadline) -> Any:
+        """Wait for the answer as `result` does, but for the last time."""
+        try:
+            return self.result(deadline)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Say that no thread will wait for the answer; it is dropped when it comes.
+
+        If no thread waits for another answer either, the connection is dropped too. An
+        answer that is there already makes this do nothing.
+        """
+        if not self.is_done:
+            self.is_given_up = True
+            self.connection.give_up()
+
+    # For the connection.
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an answer or a failure has come."""
+        return self._frame is not None or self._error is not None
+
+    def resolve(self, frame: Any) -> None:
+        """Take the answer, which `result` reads."""
+        self._frame = frame
+
+    def fail(self, error: LanceError) -> None:
+        """Take note that no answer will come."""
+        self._error = error
 
 
 class Inbox:
-    """What one connection has asked and has not been told yet."""
+    """The requests of one connection that have no answer, and what came unasked.
 
-    def __init__(self) -> None:
-        self._pending: deque[Pending] = deque()
-        self._keepalives: deque[SentKeepalive] = deque()
-        self._events: list[Event] = []
-        self._is_ingesting = False
+    Args:
+        dialect: reads the frames.
+    """
 
-    # Questions.
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        # By number, in the order of sending.
+        self._waiting: dict[int, Pending] = {}
+        self._keepalives: deque[Pending] = deque()
+        self._pushes: list[Any] = []
 
     def expect(self, pending: Pending) -> None:
         """Take note of a request, in the order in which they are sent."""
-        self._pending.append(pending)
+        self._waiting[pending.number] = pending
 
-    def expect_keepalive(self, keepalive: SentKeepalive) -> None:
-        """Take note of a keepalive, in the order in which they are sent."""
+    def expect_keepalive(self, keepalive: Pending) -> None:
+        """Take note of a keepalive, so that none is answered by an older one's."""
         self._keepalives.append(keepalive)
-
-    def expect_events(self) -> None:
-        """Keep events from now on; without an ingest nobody would collect them."""
-        self._is_ingesting = True
 
     @property
     def oldest(self) -> Pending | None:
-        """The request whose answer is due next."""
-        return self._pending[0] if self._pending else None
+        """The request that has waited for the longest time."""
+        return next(iter(self._waiting.values()), None)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody still wants an answer that has not come."""
-        return any(not pending.is_given_up for pending in self._pending)
-
-    # Answers.
-
-    def deliver(self, frame: Frame) -> None:
-        """Hand a frame to whom it is for.
-
-        Raises:
-            RemoteProtocolError: it is for nobody: the two sides are out of step.
-            ConnectionLost: it is the server's last word on the connection.
-        """
-        kind = frame.type
-        if kind is FrameType.CONTROL:
-            self._deliver_control(frame)
-        elif kind is FrameType.ACK:
-            self._deliver_ack(frame)
-        elif kind is FrameType.KEEPALIVE:
-            if self._keepalives:
-                self._keepalives.popleft().is_answered = True
-        elif kind is FrameType.BACKPRESSURE:
-            if self._is_ingesting:
-                self._events.append(SlowDown())
-        else:
-            raise RemoteProtocolError(f"a server does not send this: {frame}")
-
-    def take_events(self) -> list[Event]:
-        """Return the events that have come since the last time."""
-        events, self._events = self._events, []
-        return events
+        """Whether a thread still wants an answer that has not come."""
+        return any(not pending.is_given_up for pending in self._waiting.values())
 
     @property
-    def has_events(self) -> bool:
-        """Whether there are events."""
-        return bool(self._events)
+    def is_full(self) -> bool:
+        """Whether the protocol lets no more requests wait."""
+        most = self._dialect.requests_max
+        return most is not None and len(self._waiting) >= most
+
+    def deliver(self, frame: Any) -> None:
+        """Hand a frame to the request that it answers, or keep it as a push.
+
+        Raises:
+            RemoteProtocolError: no request fits: the two sides are out of step.
+            ConnectionLost: with it the server ends the connection.
+        """
+        dialect = self._dialect
+        if dialect.is_keepalive(frame):
+            if self._keepalives:
+                self._keepalives.popleft().resolve(frame)
+            return
+        number = dialect.number_of(frame, self._waiting)
+        if number is None:
+            push = dialect.decode_push(frame)
+            if push is not None:
+                self._pushes.append(push)
+            return
+        pending = self._waiting.pop(number, None)
+        if pending is None:
+            raise RemoteProtocolError(f"no request waits for this answer: {frame}")
+        pending.resolve(frame)
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether something came unasked that was not taken."""
+        return bool(self._pushes)
+
+    def take_pushes(self) -> list[Any]:
+        """Return what came unasked since the last time."""
+        pushes, self._pushes = self._pushes, []
+        return pushes
 
     def fail(self, error: LanceError) -> None:
-        """Tell everybody that no answer will come; events stay to be taken."""
-        for pending in self._pending:
+        """Tell all requests that no answer will come; pushes stay to be taken."""
+        for pending in self._waiting.values():
             pending.fail(error)
-        self._pending.clear()
+        self._waiting.clear()
         self._keepalives.clear()
-
-    def _deliver_control(self, frame: Frame) -> None:
-        if frame.command == Command.ERROR_RESPONSE:
-            self._deliver_error(frame)
-            return
-        if not self._pending:
-            raise RemoteProtocolError(f"an answer without a question: {frame}")
-        self._pending[0].check_fit(frame)
-        self._pending.popleft().resolve(frame)
-
-    def _deliver_ack(self, frame: Frame) -> None:
-        if self._pending and self._pending[0].is_acked_by(frame):
-            self._pending.popleft().resolve(frame)
-        elif self._is_ingesting:
-            self._events.append(Acked(frame.batch_id))
-        else:
-            raise RemoteProtocolError(f"an answer without a question: {frame}")
-
-    def _deliver_error(self, frame: Frame) -> None:
-        error = ErrorResponse.decode_payload(frame.payload).to_exception()
-        batch_id = error.details.get("batch_id")
-        # Not a bool, which in Python is an int.
-        if type(batch_id) is not int:
-            batch_id = None
-        if self._is_ingesting and (batch_id is not None or not self._pending):
-            self._events.append(Refused(error, batch_id))
-        elif self._pending:
-            self._pending.popleft().fail(error)
-        else:
-            # Unasked for, so it is about the connection and the last thing on it.
-            raise ConnectionLost(f"the server gave up: {error}")

@@ -1,50 +1,215 @@
-"""The one way to the servers: a connection that is made when needed and made again.
+"""The way to the servers: a connection that is made when needed, and made again.
 
-`ask` is what every call of the client goes through: connect, send, and on trouble
-decide by `Retry` whether to wait, follow a redirect, or give up.
+`Dialer` knows which server to connect to. `Link.ask` is what every call of a client
+goes through: connect, send, and after a failure do what `Retry` decides: wait, follow a
+redirect, or give up.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
-from lance_spark.client.attempt import Attempt
-from lance_spark.client.backoff import Backoff
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.connection import Connection, PingUnanswered
-from lance_spark.client.dialer import Dialer
-from lance_spark.client.keepalive import Keepalive
-from lance_spark.client.retry import Retry
-from lance_spark.client.runtime import Runtime
-from lance_spark.errors import LanceError, LeaderUnknown, NotLeader, Timeout
+from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.connection import Attempt, Connection, PingUnanswered
+from lance_spark.client.dialect import ConnectionEnded, Dialects
+from lance_spark.client.retry import Backoff, Retry, may_pass_while_connecting
+from lance_spark.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    AuthenticationRequired,
+    ConnectionLimit,
+    ConnectionLost,
+    LanceError,
+    OptionError,
+    RemoteProtocolError,
+    Timeout,
+)
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
-from lance_spark.wire.lwp import Message
 
 logger = logging.getLogger(__name__)
 
+# Another server would say the same: it is the settings that are wrong.
+_HOPELESS = (OptionError, AuthenticationFailed, AuthenticationRequired, AccessDenied)
 # How long `close` waits for the keepalive thread, which a send may hold up.
 _STOP_TIMEOUT_S = 2.0
 
-
-class Request(NamedTuple):
-    """A request as it suits one server."""
-
-    message: Message
-    # It is a Fetch that asks for the extended header.
-    extended: bool = False
-
-
 # Given the connection, makes the request that its server understands, or raises
-# Unsupported. It is asked again for each try: the next server may be another kind.
-Build = Callable[[Connection], Request]
+# Unsupported. It is called again for each try: the next server may be another kind.
+Build = Callable[[Connection], Any]
+
+
+class Dialer:
+    """Connect to the leader if one is known, else to the first server that answers.
+
+    Several links may share one, and with it what was learnt: the leader, and the
+    dialect of each server.
+
+    Args:
+        config: the settings.
+        runtime: the network and the time.
+        dialects: how to speak to a server.
+    """
+
+    def __init__(
+        self, config: ConnectionConfig, runtime: Runtime, dialects: Dialects
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._dialects = dialects
+        self._servers = config.addresses
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._leader: Address | None = None
+        self._first = 0
+
+    def prefer(self, leader: Address) -> None:
+        """Try this server before all others, until it can't be reached."""
+        with self._lock:
+            self._leader = leader
+
+    def avoid(self, server: Address) -> None:
+        """Start with the server behind this one, which does not know the leader."""
+        with self._lock:
+            self._leader = None
+            if server in self._servers:
+                self._first = (self._servers.index(server) + 1) % len(self._servers)
+
+    def plan(self) -> list[Address]:
+        """List the servers in the order in which to try them."""
+        with self._lock:
+            order = [*self._servers[self._first :], *self._servers[: self._first]]
+            if self._leader is None:
+                return order
+            return [self._leader, *(s for s in order if s != self._leader)]
+
+    def dial(self, deadline: Deadline, attempt: Attempt | None = None) -> Connection:
+        """Connect to one server, trying each once.
+
+        Args:
+            deadline: for all of them.
+            attempt: lets another thread end it.
+
+        Raises:
+            ConnectionLost: none can be reached; the text has every server's reason.
+            BrokerError, RemoteProtocolError: none takes this client, and this is what
+                the last one said.
+        """
+        attempt = attempt or Attempt()
+        failures: list[tuple[Address, LanceError]] = []
+        for address in self.plan():
+            try:
+                connection = self._open(address, deadline, attempt)
+            except _HOPELESS:
+                raise
+            except LanceError as error:
+                logger.debug("could not connect to %s: %s", address, error)
+                failures.append((address, error))
+                with self._lock:
+                    if self._leader == address:
+                        self._leader = None
+                if deadline.expired or attempt.is_cancelled:
+                    break
+            else:
+                with self._lock:
+                    self._first = 0
+                return connection
+        raise _sum_up(failures)
+
+    def _open(
+        self, address: Address, deadline: Deadline, attempt: Attempt
+    ) -> Connection:
+        failure: LanceError | None = None
+        for dialect in self._dialects.candidates(address):
+            attempt.check()
+            try:
+                connection = Connection.open(
+                    self._config,
+                    address,
+                    dialect,
+                    deadline=deadline.sooner(self._config.connect_timeout_s),
+                    runtime=self._runtime,
+                    attempt=attempt,
+                )
+            except (ConnectionEnded, RemoteProtocolError) as error:
+                failure = error
+            else:
+                self._dialects.learn(address, dialect)
+                return connection
+        assert failure is not None, "there is no dialect to try"
+        raise failure
+
+
+def _sum_up(failures: list[tuple[Address, LanceError]]) -> LanceError:
+    # One that may pass is the one to act on: it is worth another round.
+    passing = [error for _, error in failures if may_pass_while_connecting(error)]
+    if len(failures) == 1 or not passing:
+        return failures[-1][1]
+    if all(isinstance(error, ConnectionLimit) for error in passing):
+        return passing[-1]
+    reasons = "; ".join(f"{address}: {error}" for address, error in failures)
+    return ConnectionLost(f"no server can be reached: {reasons}")
+
+
+class Repeater:
+    """A thread that calls a method from time to time, for as long as its object lives.
+
+    It holds the object by a weak reference only, so that an object without other users
+    is collected, and the thread ends.
+
+    Args:
+        method: does what is due, and returns the seconds until the next call.
+        first_s: seconds until the first call.
+        name: the thread's.
+    """
+
+    def __init__(
+        self, method: Callable[[], float], first_s: float, *, name: str
+    ) -> None:
+        self._stop = threading.Event()
+        # Wakes the thread at once when the object is collected.
+        owner = method.__self__  # type: ignore[attr-defined]
+        weakref.finalize(owner, self._stop.set).atexit = False
+        self._thread = threading.Thread(
+            target=_repeat,
+            args=(self._stop, weakref.WeakMethod(method), first_s),
+            name=name,
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread, and wait up to so long for its end."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+
+def _repeat(
+    stop: threading.Event,
+    reference: weakref.WeakMethod[Callable[[], float]],
+    delay_s: float,
+) -> None:
+    while not stop.wait(delay_s):
+        method = reference()
+        if method is None:
+            return
+        delay_s = method()
+        # Held over the wait, its object could never be collected.
+        del method
 
 
 class Link:
-    """A connection to whichever server is right; any number of threads may use it.
+    """A connection to the server that is right now; any number of threads may use it.
 
     Args:
         config: the settings.
@@ -52,8 +217,10 @@ class Link:
         dialer: knows the servers; one may serve several links.
     """
 
-    def __init__(self, config: ClientConfig, runtime: Runtime, dialer: Dialer) -> None:
-        self._config = config
+    def __init__(
+        self, config: ConnectionConfig, runtime: Runtime, dialer: Dialer
+    ) -> None:
+        self.config = config
         self._runtime = runtime
         self._dialer = dialer
         # One thread connects, the others wait for what it brings.
@@ -61,9 +228,11 @@ class Link:
         # Guards what follows, and is never held while waiting.
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._keepalive: Keepalive | None = None
+        self._keepalive: Repeater | None = None
         self._closed = threading.Event()
         self._attempt = Attempt()
+
+    # Requests.
 
     def ask(
         self,
@@ -73,7 +242,7 @@ class Link:
         timeout_s: float | None = None,
         wait_s: float = 0.0,
         make_rules: Callable[..., Retry] = Retry,
-    ) -> Message:
+    ) -> Any:
         """Send a request to a server and return its answer, with all retries.
 
         Args:
@@ -90,56 +259,76 @@ class Link:
             RemoteProtocolError: the answer made no sense.
             LanceError: the client is closed.
         """
-        rules = self._make_retry(timeout_s, wait_s, resend=retry, make=make_rules)
-        patience_s = self._config.request_timeout_s + wait_s
+        deadline = self._make_deadline(timeout_s, wait_s)
+        patience_s = self.config.request_timeout_s + wait_s
+        rules: Retry | None = None
         while True:
             connection: Connection | None = None
             asked: Address | None = None
             try:
-                connection = self._connect(rules.deadline)
-                message, extended = build(connection)
-                deadline = rules.deadline.sooner(patience_s)
-                pending = connection.submit(
-                    message, extended=extended, deadline=deadline
-                )
+                connection = self._connect(deadline)
+                request = build(connection)
+                sooner = deadline.sooner(patience_s)
+                pending = connection.submit(request, deadline=sooner)
                 # Up to here no whole request was sent that a server could act on.
                 asked = connection.address
-                return pending.conclude(deadline)
+                return pending.conclude(sooner)
             except LanceError as error:
-                self._recover(error, rules, connection, asked)
+                rules = rules or make_rules(backoff=self.make_backoff(), resend=retry)
+                self._recover(error, rules, deadline, connection, asked)
 
-    def connection(self, *, timeout_s: float | None = None) -> Connection:
+    def ping(self) -> float:
+        """Tell how many seconds a keepalive takes to come back."""
+        deadline = self._make_deadline()
+        rules = Retry(backoff=self.make_backoff())
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = self._connect(deadline)
+                return connection.ping(deadline.sooner(self.config.request_timeout_s))
+            except LanceError as error:
+                if isinstance(error, PingUnanswered):
+                    # If its answer never comes, the next ping would wait for it too.
+                    self.drop(connection)
+                self._recover(error, rules, deadline, connection, None)
+
+    def make_backoff(self) -> Backoff:
+        """Make the delays between tries, as the settings say."""
+        config = self.config
+        random = self._runtime.random
+        return Backoff(config.backoff_base_s, config.backoff_max_s, random)
+
+    # The connection.
+
+    def connection(self) -> Connection:
         """Return the live connection, made if needed with all retries.
 
         Raises:
             ConnectionLost, Timeout: no server can be reached.
             LanceError: the client is closed.
         """
-        rules = self._make_retry(timeout_s)
+        deadline = self._make_deadline()
+        rules: Retry | None = None
         while True:
             try:
-                return self._connect(rules.deadline)
+                return self._connect(deadline)
             except LanceError as error:
-                self._recover(error, rules, None, None)
+                rules = rules or Retry(backoff=self.make_backoff())
+                self._recover(error, rules, deadline, None, None)
 
     def connect_once(self) -> Connection:
         """Return the live connection, made if needed without any retry."""
-        return self._connect(self._make_retry(None).deadline)
+        return self._connect(self._make_deadline())
 
-    def ping(self) -> float:
-        """Tell how many seconds a keepalive takes to come back."""
-        rules = self._make_retry(None)
-        while True:
-            connection: Connection | None = None
-            try:
-                connection = self._connect(rules.deadline)
-                deadline = rules.deadline.sooner(self._config.request_timeout_s)
-                return connection.ping(deadline)
-            except LanceError as error:
-                if isinstance(error, PingUnanswered):
-                    # If its answer never comes, the next ping would wait for it too.
-                    self.drop(connection)
-                self._recover(error, rules, connection, None)
+    def redirect(self, leader: Address) -> None:
+        """Go to another server from now on, for as long as it can be reached."""
+        self._dialer.prefer(leader)
+        self.drop()
+
+    def avoid(self, server: Address) -> None:
+        """Go to the servers behind this one first, as it does not know the leader."""
+        self._dialer.avoid(server)
+        self.drop()
 
     def drop(self, connection: Connection | None = None) -> None:
         """Close a connection, or the present one; the next call makes a new one."""
@@ -172,7 +361,7 @@ class Link:
         Returns:
             Seconds until the next one may be due.
         """
-        interval_s = self._config.keepalive_interval_s
+        interval_s = self.config.keepalive_interval_s
         with self._lock:
             connection = self._connection
         if connection is None:
@@ -191,24 +380,12 @@ class Link:
 
     # Inside.
 
-    def _make_retry(
-        self,
-        timeout_s: float | None,
-        wait_s: float = 0.0,
-        *,
-        resend: bool = True,
-        make: Callable[..., Retry] = Retry,
-    ) -> Retry:
+    def _make_deadline(
+        self, timeout_s: float | None = None, wait_s: float = 0.0
+    ) -> Deadline:
         self._check_open()
-        config = self._config
-        total_s = config.retry_timeout_s if timeout_s is None else timeout_s
-        return make(
-            deadline=Deadline.after(total_s + wait_s, self._runtime.clock),
-            backoff=Backoff(
-                config.backoff_base_s, config.backoff_max_s, self._runtime.random
-            ),
-            resend=resend,
-        )
+        total_s = self.config.retry_timeout_s if timeout_s is None else timeout_s
+        return Deadline.after(total_s + wait_s, self._runtime.clock)
 
     def _connect(self, deadline: Deadline) -> Connection:
         self._check_open()
@@ -220,7 +397,7 @@ class Link:
                 return connection
         patience_s = min(deadline.remaining(), threading.TIMEOUT_MAX)
         if not self._dialing.acquire(timeout=patience_s):
-            raise Timeout(f"no connection to {self._config.servers} in time")
+            raise Timeout(f"no connection to {self.config.servers} in time")
         try:
             return self._connect_alone(deadline)
         finally:
@@ -245,8 +422,9 @@ class Link:
             if not is_closed:
                 self._connection = connection
                 if self._keepalive is None:
-                    interval_s = self._config.keepalive_interval_s
-                    self._keepalive = Keepalive(self, interval_s)
+                    interval_s = self.config.keepalive_interval_s
+                    name = "lance-keepalive"
+                    self._keepalive = Repeater(self.keep_alive, interval_s, name=name)
         if is_closed:
             connection.close()
         self._check_open()
@@ -256,24 +434,25 @@ class Link:
         self,
         error: LanceError,
         rules: Retry,
+        deadline: Deadline,
         connection: Connection | None,
         asked: Address | None,
     ) -> None:
         """Wait for the next try, or raise the error."""
-        rules.note(error, asked=asked)
+        rules.note(error, asked)
         if connection is not None and not connection.is_open:
             self.drop(connection)
         self._check_open(error, rules)
-        step = rules.next_step(error, asked=asked)
-        if isinstance(error, (NotLeader, LeaderUnknown)) and connection is not None:
-            if step.leader is not None:
-                self._dialer.prefer(step.leader)
-            else:
-                self._dialer.avoid(connection.address)
+        decision = rules.decide(error, asked=asked, left_s=deadline.remaining())
+        if decision.leader is not None:
+            self._dialer.prefer(decision.leader)
             self.drop(connection)
-        if step.delay_s:
-            logger.warning("%s; trying again in %.1f s", error, step.delay_s)
-            self._runtime.pause(self._closed, step.delay_s)
+        elif decision.avoids and asked is not None:
+            self._dialer.avoid(asked)
+            self.drop(connection)
+        if decision.delay_s:
+            logger.warning("%s; trying again in %.1f s", error, decision.delay_s)
+            self._runtime.pause(self._closed, decision.delay_s)
         self._check_open(error, rules)
 
     def _check_open(
@@ -281,6 +460,6 @@ class Link:
     ) -> None:
         if self._closed.is_set():
             error = LanceError(
-                f"the client of {self._config.servers} is closed; make a new one"
+                f"the client of {self.config.servers} is closed; make a new one"
             )
             raise (rules.conclude(error) if rules is not None else error) from cause

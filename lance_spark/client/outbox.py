@@ -1,27 +1,75 @@
-"""The batches of a producer, from the first record to the acknowledgement.
+"""The batches of a producer: gathered, sent, acknowledged or refused. No socket.
 
     add -> open -> sealed -> in flight -> acknowledged
              |       ^           |-----> refused
              |       +-- requeue |
              +-- linger, size, seal
 
-Records gather in the open batch until it is full, has lingered, or is sealed because
-somebody waits for it. Sealed batches have their id; ids rise by one and batches leave
-in that order, also when they are sent again. Decisions and numbers only: no thread, no
-socket, and the time is told by the caller, who also holds the lock.
+Records gather in the open batch until it is full, has lingered, or is sealed because a
+caller waits for it. Sealed batches have their id; ids rise by one and batches leave in
+that order, also when they are sent again. That is the `Outbox`.
+
+The `Ledger` is what callers and the thread of `delivery` share: callers add records and
+wait, the thread takes batches and reports what the server says. One condition guards
+all of it and is notified at every change that a thread may wait for.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from lance_spark.errors import LanceError, OptionError, Timeout, Undelivered
 from lance_spark.model import Buffer
+from lance_spark.net.deadline import Deadline
+
+# More would only hide a server that does not answer.
+IN_FLIGHT_MAX = 1024
+# A producer that is never flushed or closed must not gather refusals for ever.
+REFUSALS_MAX = 10_000
+# How often a caller that waits without a deadline looks around. A failure wakes it, so
+# this only bounds the damage of a bug.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How records are gathered in batches, and how many of these may wait.
+
+    Args:
+        batch_bytes: how large a batch may get; a larger record goes alone.
+        linger_s: how long a batch waits for more records.
+        max_in_flight: how many batches may be sent and not acknowledged.
+        buffer_bytes: how much may be pending before `send` and `write` wait.
+
+    Raises:
+        OptionError: a value can't be used.
+    """
+
+    batch_bytes: int = 1024 * 1024
+    linger_s: float = 0.005
+    max_in_flight: int = 8
+    buffer_bytes: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_range("batch_bytes", self.batch_bytes, 1, 2**63 - 1)
+        check_range("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX)
+        check_range("linger_s", self.linger_s, 0, 3600)
+        check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 2**63 - 1)
+
+
+def check_range(name: str, value: float, least: float, most: float) -> None:
+    """Refuse an option outside of [least, most] with an OptionError."""
+    if not least <= value <= most:
+        raise OptionError(f"{name} {value} can't be used: give {least} to {most}")
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class OutgoingBatch:
     """Whole records that travel in one frame.
 
     Args:
@@ -30,8 +78,8 @@ class Batch:
         records: how many records they are.
         size: how many bytes they are uncompressed.
         has_nulls: whether there may be Null records among them.
-        compressed: what `payload` is; None as long as nobody has tried.
-        sent_at_s: when it was last sent, on the clock of whoever sent it.
+        compressed: whether `payload` is; None before the first try.
+        sent_at_s: when it was last sent, on the clock of the sender.
     """
 
     id: int
@@ -44,14 +92,14 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchCount:
     """A number of batches, with their records and bytes."""
 
     batches: int = 0
     records: int = 0
     bytes: int = 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: OutgoingBatch) -> None:
         """Count a batch."""
         self.batches += 1
         self.records += batch.records
@@ -61,39 +109,36 @@ class Tally:
 class Outbox:
     """Everything a producer was given and has not seen acknowledged.
 
+    The caller holds the lock, and tells the time.
+
     Args:
-        batch_bytes: how large a batch of small records may get.
-        linger_s: how long the open batch waits for more records.
+        options: how large batches get, and how long the open one waits for more.
     """
 
-    def __init__(self, batch_bytes: int, linger_s: float) -> None:
-        self._batch_bytes = batch_bytes
-        self._linger_s = linger_s
+    def __init__(self, options: BatchOptions) -> None:
+        self._batch_bytes = options.batch_bytes
+        self._linger_s = options.linger_s
         self._open = bytearray()
         self._open_records = 0
         self._open_nulls = False
         self._open_since_s = 0.0
-        self._sealed: deque[Batch] = deque()
+        self._sealed: deque[OutgoingBatch] = deque()
         # In the order in which they were sent, which is that of their ids.
-        self._in_flight: dict[int, Batch] = {}
-        self._next_id = 1
+        self._in_flight: dict[int, OutgoingBatch] = {}
+        # The id of the batch that is sealed next.
+        self.next_id = 1
         self.pending_records = 0
         self.pending_bytes = 0
-        self.acked = Tally()
-        self.refused = Tally()
-        self.retried = Tally()
-
-    @property
-    def next_id(self) -> int:
-        """The id of the batch that is sealed next."""
-        return self._next_id
+        self.acked = BatchCount()
+        self.refused = BatchCount()
+        self.retried = BatchCount()
 
     @property
     def oldest_id(self) -> int | None:
         """The lowest id that is not acknowledged, that of the open batch included."""
         for batch in self.pending():
             return batch.id
-        return self._next_id if self._open else None
+        return self.next_id if self._open else None
 
     @property
     def in_flight(self) -> int:
@@ -110,18 +155,14 @@ class Outbox:
         """Whether everything is acknowledged or refused."""
         return not (self._open or self._sealed or self._in_flight)
 
-    def pending(self) -> Iterator[Batch]:
+    def pending(self) -> Iterator[OutgoingBatch]:
         """Give the batches that have an id and no answer, oldest first."""
         yield from self._in_flight.values()
         yield from self._sealed
 
-    def sent(self) -> Iterator[Batch]:
-        """Give the batches in flight, oldest first."""
-        yield from self._in_flight.values()
-
-    def sent_first(self) -> Batch | None:
-        """Give the batch that has been in flight for the longest time."""
-        return next(iter(self._in_flight.values()), None)
+    def sent(self) -> list[OutgoingBatch]:
+        """List the batches in flight, oldest first."""
+        return list(self._in_flight.values())
 
     # Records in.
 
@@ -167,12 +208,12 @@ class Outbox:
         self._open, self._open_records, self._open_nulls = bytearray(), 0, False
 
     def _enqueue(self, data: Buffer, records: int, size: int, has_nulls: bool) -> None:
-        self._sealed.append(Batch(self._next_id, data, records, size, has_nulls))
-        self._next_id += 1
+        self._sealed.append(OutgoingBatch(self.next_id, data, records, size, has_nulls))
+        self.next_id += 1
 
     # Batches out.
 
-    def take(self, now_s: float, window: int) -> Batch | None:
+    def take(self, now_s: float, window: int) -> OutgoingBatch | None:
         """Give the next batch to send, if one is due and the window has room."""
         if self.in_flight >= window:
             return None
@@ -205,25 +246,20 @@ class Outbox:
 
     # Answers.
 
-    def ack(self, batch_id: int) -> Batch | None:
+    def ack(self, batch_id: int) -> OutgoingBatch | None:
         """Settle a batch; None if it is not in flight, as after a second ack."""
-        batch = self._remove(batch_id)
-        if batch is not None:
-            self.acked.add(batch)
-        return batch
+        return self._settle(batch_id, self.acked)
 
-    def refuse(self, batch_id: int) -> Batch | None:
+    def refuse(self, batch_id: int) -> OutgoingBatch | None:
         """Drop a batch that the server will not take."""
-        batch = self._remove(batch_id)
-        if batch is not None:
-            self.refused.add(batch)
-        return batch
+        return self._settle(batch_id, self.refused)
 
-    def _remove(self, batch_id: int) -> Batch | None:
+    def _settle(self, batch_id: int, count: BatchCount) -> OutgoingBatch | None:
         batch = self._in_flight.pop(batch_id, None)
         if batch is not None:
             self.pending_records -= batch.records
             self.pending_bytes -= batch.size
+            count.add(batch)
         return batch
 
     def clear(self) -> None:
@@ -232,3 +268,224 @@ class Outbox:
         self._sealed.clear()
         self._in_flight.clear()
         self.pending_records = self.pending_bytes = 0
+
+
+class Refusal(NamedTuple):
+    """A batch, and why the server refused it."""
+
+    batch: OutgoingBatch
+    error: LanceError
+
+
+class _Told(threading.local):
+    """Of how many refusals the present thread was told, or need not know."""
+
+    count: int | None = None
+
+
+class Refusals:
+    """What the server would not take, and which threads know; the caller has the lock.
+
+    A batch holds records of several threads. Each thread that uses the producer is told
+    of a refusal once, so that none takes its records for stored because another thread
+    was told that they are not. A thread that comes later need not know what others were
+    told, unless it flushes and no flush has told it yet.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
+        # How many there were, and of how many any thread, or a flush, was told.
+        self._count = 0
+        self._told_any_thread = 0
+        self._told_a_flush = 0
+        self._told = _Told()
+
+    def add(self, batch: OutgoingBatch, error: LanceError) -> None:
+        """Take note of a refusal."""
+        self._kept.append(Refusal(batch, error))
+        self._count += 1
+
+    def enter(self, *, flushes: bool) -> None:
+        """Note that the present thread uses the producer, if it is new here."""
+        if self._told.count is None:
+            self._told.count = self._told_a_flush if flushes else self._told_any_thread
+
+    def untold(self) -> list[Refusal]:
+        """List what the present thread was not told yet."""
+        if not self._count:
+            return []
+        missing = self._count - (self._told.count or 0)
+        return list(self._kept)[-missing:] if missing else []
+
+    def note_told(self, *, flushes: bool) -> None:
+        """Note that the present thread is told of all there are."""
+        self._told.count = self._told_any_thread = self._count
+        if flushes:
+            self._told_a_flush = self._count
+
+
+class Ledger:
+    """The batches of one producer; any number of threads may add to it.
+
+    Args:
+        topic: the topic's name or id, for texts.
+        options: sizes and limits.
+        wake: called with `changed` held when there is something new to send.
+        clock: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        topic: int | str,
+        options: BatchOptions,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.topic = topic
+        self._buffer_bytes = options.buffer_bytes
+        self._wake = wake
+        self._clock = clock
+        # Guards everything below.
+        self.changed = threading.Condition()
+        self.outbox = Outbox(options)
+        self.is_closed = False
+        # What the server would not take.
+        self._refusals = Refusals()
+        # Whether nothing can be delivered any more, why, and what it was.
+        self._is_failed = False
+        self._failed_why: Exception | None = None
+        self._lost: list[OutgoingBatch] = []
+
+    # For callers.
+
+    def add(
+        self, data: Buffer, records: int, deadline: Deadline, *, has_nulls: bool = False
+    ) -> None:
+        """Take whole records, waiting for room as long as there is none.
+
+        Raises:
+            Timeout: there was no room before the deadline; nothing was taken.
+            Undelivered: something that was taken before can't be delivered.
+            LanceError: the producer is closed.
+        """
+        size = memoryview(data).nbytes
+        with self.changed:
+            self._refusals.enter(flushes=False)
+            self._check_usable()
+            while not self._has_room(size):
+                # A batch that lingers would only prolong the wait.
+                self.outbox.seal()
+                self._announce()
+                if deadline.expired:
+                    raise Timeout(self._explain_full(size))
+                self.changed.wait(deadline.remaining())
+                self._check_usable()
+            now_s = self._clock()
+            if self.outbox.add(data, records, now_s, has_nulls=has_nulls):
+                self._announce()
+
+    def flush(self, deadline: Deadline | None = None) -> None:
+        """Wait until everything that was added before is acknowledged.
+
+        Raises:
+            Undelivered: it is not, because of a refusal or failure, or because the
+                deadline passed; in that last case it may still be.
+        """
+        with self.changed:
+            self._refusals.enter(flushes=True)
+            self.outbox.seal()
+            below = self.outbox.next_id
+            self._announce()
+            while self._is_pending(below):
+                if deadline is not None and deadline.expired:
+                    raise self._make_overdue(below)
+                left_s = _LOOK_S if deadline is None else deadline.remaining()
+                self.changed.wait(min(left_s, _LOOK_S))
+            self._raise_undelivered(flushes=True)
+
+    def close(self) -> None:
+        """Take no more records, and let those that are there wait for no others."""
+        with self.changed:
+            self.is_closed = True
+            self.outbox.seal()
+            self._announce()
+
+    # For the thread, which holds `changed`.
+
+    def refuse(self, batch_id: int, error: LanceError) -> bool:
+        """Drop a batch that the server will not take; tell whether it was there."""
+        batch = self.outbox.refuse(batch_id)
+        if batch is None:
+            return False
+        self._refusals.add(_strip(batch), error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Give everything up; callers that wait or come later are told why."""
+        self._is_failed, self._failed_why = True, error
+        self.outbox.seal()
+        self._lost = [_strip(batch) for batch in self.outbox.pending()]
+        self.outbox.clear()
+        self.changed.notify_all()
+
+    # Inside.
+
+    def _announce(self) -> None:
+        self.changed.notify_all()
+        self._wake()
+
+    def _check_usable(self) -> None:
+        self._raise_undelivered(flushes=False)
+        if self.is_closed:
+            raise LanceError(f"topic {self.topic!r}: the producer is closed")
+
+    def _has_room(self, size: int) -> bool:
+        pending = self.outbox.pending_bytes
+        # Something larger than the buffer goes alone: it could wait for ever otherwise.
+        return not pending or pending + size <= self._buffer_bytes
+
+    def _explain_full(self, size: int) -> str:
+        return (
+            f"topic {self.topic!r}: no room for {size} bytes in time: "
+            f"{self.outbox.pending_bytes} of {self._buffer_bytes} wait for the "
+            "server, which acknowledges too slowly or not at all; send more slowly, or "
+            "raise buffer_bytes or the timeout"
+        )
+
+    def _is_pending(self, below: int) -> bool:
+        oldest = self.outbox.oldest_id
+        return oldest is not None and oldest < below and not self._is_failed
+
+    def _make_overdue(self, below: int) -> Undelivered:
+        late = [batch for batch in self.outbox.pending() if batch.id < below]
+        return self._make_undelivered(late, Timeout("no acknowledgement in time"))
+
+    def _raise_undelivered(self, *, flushes: bool) -> None:
+        refusals = self._refusals.untold()
+        if not refusals and not self._is_failed:
+            return
+        refused = [refusal.batch for refusal in refusals]
+        if self._is_failed:
+            why = self._failed_why
+            raise self._make_undelivered(refused + self._lost, why) from why
+        self._refusals.note_told(flushes=flushes)
+        first_why = refusals[0].error
+        raise self._make_undelivered(refused, first_why) from first_why
+
+    def _make_undelivered(
+        self, batches: Iterable[OutgoingBatch], cause: Exception | None
+    ) -> Undelivered:
+        batches = list(batches)
+        return Undelivered(
+            self.topic,
+            tuple(batch.id for batch in batches),
+            sum(batch.records for batch in batches),
+            sum(batch.size for batch in batches),
+            cause,
+        )
+
+
+def _strip(batch: OutgoingBatch) -> OutgoingBatch:
+    """Keep the numbers for an error; the bytes are not worth their memory."""
+    return OutgoingBatch(batch.id, b"", batch.records, batch.size)

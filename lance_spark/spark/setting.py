@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any
 
-from lance_spark.client.writer import COMPRESSIONS, IN_FLIGHT_MAX
+from lance_spark.client import COMPRESSIONS, IN_FLIGHT_MAX
 from lance_spark.errors import OptionError
 from lance_spark.quantity import parse_record_type, parse_size, within
 from lance_spark.spark.bound import parse_bound, parse_time

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from lance_spark.client import ClientConfig
+from lance_spark.client import FETCH_BYTES_MAX, ClientConfig
 from lance_spark.client.config import DURATION_S_MAX
-from lance_spark.client.reader import FETCH_BYTES_MAX
 from lance_spark.errors import OptionError
 from lance_spark.quantity import parse_duration, parse_size, within
 

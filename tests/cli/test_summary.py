@@ -16,7 +16,7 @@ from lance_spark.cli.summary import (
     summarise,
 )
 from lance_spark.client import LanceClient
-from lance_spark.client.fetch import Bounds
+from lance_spark.client.lwp.answer import Bounds
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import ClusterStatus, TopicInfo
 

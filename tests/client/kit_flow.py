@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.event import Acked, Event
-from lance_spark.client.fetch import Bounds, Fetched
+from lance_spark.client.dialect import Acked
+from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.outbox import OutgoingBatch
+from lance_spark.client.retry import Backoff
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
-from lance_spark.model import Buffer, Location
+from lance_spark.model import Location
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.waker import Waker
@@ -74,7 +77,7 @@ class FakeConnection:
         self.sent: list[Sent] = []
         self.in_flight_max = 0
         self._changed = threading.Condition()
-        self._events: list[Event] = []
+        self._events: list[Any] = []
         self._answered = 0
         self._failure: LanceError | None = None
 
@@ -84,7 +87,7 @@ class FakeConnection:
 
     # What the server does.
 
-    def push(self, *events: Event) -> None:
+    def push(self, *events: Any) -> None:
         with self._changed:
             self._events.extend(events)
             self._answered += sum(isinstance(event, Acked) for event in events)
@@ -104,20 +107,11 @@ class FakeConnection:
 
     # What the producer does.
 
-    def send_ingest(
-        self,
-        payload: Sequence[Buffer],
-        *,
-        batch_id: int,
-        record_count: int,
-        topic_id: int,
-        compressed: bool = False,
-        timestamp_ns: int = 0,
-        deadline: Deadline,
+    def send_batch(
+        self, batch: OutgoingBatch, target: int, *, deadline: Deadline
     ) -> None:
-        assert timestamp_ns > 0
-        data = b"".join(bytes(part) for part in payload)
-        sent = Sent(batch_id, data, record_count, topic_id, compressed)
+        data, compressed = bytes(batch.payload), bool(batch.compressed)
+        sent = Sent(batch.id, data, batch.records, target, compressed)
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -127,7 +121,7 @@ class FakeConnection:
             self._changed.notify_all()
         self.answer(self, sent)
 
-    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Event]:
+    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Any]:
         def is_done() -> bool:
             is_woken = waker is not None and waker.is_set
             return bool(self._events or self._failure or is_woken)
@@ -188,6 +182,17 @@ class FakeClient:
 
     def dedicated(self) -> FakeClient:
         return self
+
+    @property
+    def link(self) -> FakeClient:
+        return self
+
+    def connect_once(self) -> FakeConnection:
+        return self.connection()
+
+    def make_backoff(self) -> Backoff:
+        config = self.config
+        return Backoff(config.backoff_base_s, config.backoff_max_s, lambda: 0.0)
 
     def redirect(self, leader: Address) -> None:
         self.leaders.append(leader)

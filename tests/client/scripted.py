@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lance_spark.client.client import LanceClient
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
+from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import ConnectionLost, LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.deadline import Deadline

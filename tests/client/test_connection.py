@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from lance_spark.broker import BrokerConfig
+from lance_spark.broker.bucket import TokenBucket
 from lance_spark.client import connection as module
-from lance_spark.client.config import ClientConfig
-from lance_spark.client.connection import Connection
-from lance_spark.client.event import Acked, Refused, SlowDown
-from lance_spark.client.pace import PINGS_MAX
+from lance_spark.client.config import Runtime
+from lance_spark.client.connection import (
+    PING_WINDOW_S,
+    PINGS_MAX,
+    Attempt,
+    Connection,
+    plan_ping_delay_s,
+)
+from lance_spark.client.dialect import Acked, Refused, SlowDown
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.dialect import LwpDialect
+from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.errors import (
     ConnectionLost,
     LanceError,
@@ -35,6 +46,7 @@ from lance_spark.wire.lwp import (
     FetchResponse,
     GetTopic,
     TopicInfo,
+    encode_keepalive,
     encode_message,
 )
 from tests.client.scripted import FakeTime, Network, Peer, error_of, soon
@@ -57,9 +69,9 @@ class Ends:
         self.connection = Connection(
             stream,
             address=ADDRESS,
-            checksum=Checksum.CRC32C,
+            dialect=LwpDialect(ClientConfig(), Checksum.CRC32C),
             config=ClientConfig(),
-            clock=clock or FakeTime().clock,
+            runtime=Runtime(clock=clock or FakeTime().clock),
         )
 
     def close(self) -> None:
@@ -99,7 +111,7 @@ def wait_for_followers(connection: Connection, count: int) -> None:
     condition = connection._changed
 
     def is_there() -> bool:
-        return connection._has_leader and len(condition._waiters) >= count
+        return connection._has_reader and len(condition._waiters) >= count
 
     deadline = soon()
     while True:
@@ -458,9 +470,9 @@ def make_connection(
     return Connection(
         stream,
         address=ADDRESS,
-        checksum=Checksum.CRC32C,
+        dialect=LwpDialect(ClientConfig(), Checksum.CRC32C),
         config=ClientConfig(),
-        clock=clock or FakeTime().clock,
+        runtime=Runtime(clock=clock or FakeTime().clock),
     )
 
 
@@ -688,7 +700,7 @@ def test_the_end_of_the_connection_ends_the_wait_to_ping(
     connection: Connection, pool: ThreadPoolExecutor
 ) -> None:
     for _ in range(PINGS_MAX):
-        connection._pings.note(connection._clock())
+        connection._pings_s.append(connection._clock())
     pinging = pool.submit(connection.ping, soon())
     deadline = soon()
     while not connection._changed._waiters:  # type: ignore[attr-defined]
@@ -730,21 +742,15 @@ def test_idle_time() -> None:
 
 
 def ingest(connection: Connection, batch_id: int) -> None:
-    connection.send_ingest(
-        [b"\x01\x01\x00\x00\x00", b"x"],
-        batch_id=batch_id,
-        record_count=1,
-        topic_id=5,
-        timestamp_ns=9,
-        deadline=soon(),
-    )
+    batch = OutgoingBatch(batch_id, b"\x01\x01\x00\x00\x00x", 1, 6)
+    connection.send_batch(batch, 5, deadline=soon())
 
 
 def test_an_ingest_and_its_ack(connection: Connection, peer: Peer) -> None:
     ingest(connection, 41)
     frame = peer.ingest()
     assert (frame.batch_id, frame.record_count, frame.topic_id) == (41, 1, 5)
-    assert frame.timestamp_ns == 9
+    assert frame.timestamp_ns > 0
     assert bytes(frame.payload) == b"\x01\x01\x00\x00\x00x"
     assert not frame.flags & 1
     peer.ack(41)
@@ -752,14 +758,8 @@ def test_an_ingest_and_its_ack(connection: Connection, peer: Peer) -> None:
 
 
 def test_a_compressed_ingest(connection: Connection, peer: Peer) -> None:
-    connection.send_ingest(
-        [b"lz4"],
-        batch_id=1,
-        record_count=1,
-        topic_id=1,
-        compressed=True,
-        deadline=soon(),
-    )
+    batch = OutgoingBatch(1, b"lz4", 1, 3, compressed=True)
+    connection.send_batch(batch, 1, deadline=soon())
     assert peer.ingest().flags & 1
 
 
@@ -863,7 +863,7 @@ def test_drain_ends_however_much_comes() -> None:
         """A stream of keepalives without end."""
 
         def recv_into(self, buffer: memoryview, deadline: Deadline) -> int:
-            frame = module.encode_keepalive()
+            frame = encode_keepalive()
             buffer[: len(frame)] = frame
             return len(frame)
 
@@ -880,17 +880,74 @@ def test_open_over_a_network(network: Network) -> None:
     connection = Connection.open(
         ClientConfig(),
         ADDRESS,
-        checksum=Checksum.CRC32C,
+        LwpDialect(ClientConfig(), Checksum.CRC32C),
         deadline=soon(),
-        connect=network.connect,
+        runtime=Runtime(connect=network.connect),
     )
     assert connection.capabilities == {"locate"}
-    assert connection.status.is_leader
+    assert connection.dialect.status.is_leader
     assert connection.address == ADDRESS
-    assert connection.checksum is Checksum.CRC32C
     connection.close()
 
 
 def test_create_topic_is_encoded_once(connection: Connection, peer: Peer) -> None:
     connection.submit(CreateTopic("näme"), deadline=soon())
     assert peer.request() == CreateTopic("näme")
+
+
+# Ending a connection that is being set up.
+
+
+class Fake:
+    def __init__(self) -> None:
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def test_cancel_ends_what_is_under_way_and_what_would_follow() -> None:
+    attempt, connection = Attempt(), Fake()
+    attempt.check()
+    attempt.enter(connection)
+    assert not attempt.is_cancelled
+    attempt.cancel()
+    assert connection.aborted == 1
+    assert attempt.is_cancelled
+    for call in (attempt.check, lambda: attempt.enter(Fake())):
+        with pytest.raises(ConnectionLost, match="given up"):
+            call()
+
+
+def test_what_is_set_up_is_left_alone() -> None:
+    attempt, connection = Attempt(), Fake()
+    attempt.enter(connection)
+    attempt.leave()
+    attempt.cancel()
+    assert connection.aborted == 0
+
+
+# How fast keepalives may be sent.
+
+
+def test_a_few_go_at_once() -> None:
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    for _ in range(PINGS_MAX):
+        assert plan_ping_delay_s(sent_s, 100.0) == 0.0
+        sent_s.append(100.0)
+    assert plan_ping_delay_s(sent_s, 100.0) == PING_WINDOW_S
+    assert plan_ping_delay_s(sent_s, 104.0) == PING_WINDOW_S - 4.0
+    assert plan_ping_delay_s(sent_s, 200.0) == 0.0
+
+
+def test_the_broker_answers_them_all() -> None:
+    now_s = 0.0
+    config = BrokerConfig()
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    bucket = TokenBucket(
+        config.keepalive_rate, config.keepalive_burst, clock=lambda: now_s
+    )
+    for _ in range(500):
+        now_s += plan_ping_delay_s(sent_s, now_s)
+        sent_s.append(now_s)
+        assert bucket.take() == 0.0

@@ -11,9 +11,9 @@ import lz4.block
 import pytest
 
 from lance_spark.client import delivery as delivery_module
-from lance_spark.client.delivery import Delivery
-from lance_spark.client.event import Acked, Event, Refused, SlowDown
-from lance_spark.client.writer import WriterOptions
+from lance_spark.client.delivery import SHARE_MIN, Delivery, Rate
+from lance_spark.client.dialect import Acked, Refused, SlowDown
+from lance_spark.client.lwp.writer import ServerRules, WriterOptions
 from lance_spark.errors import (
     AccessDenied,
     ConnectionLimit,
@@ -47,21 +47,41 @@ from tests.client.kit_flow import (
     record,
 )
 
-Make = Callable[..., Delivery]
+Make = Callable[..., "RuledDelivery"]
+
+
+class RuledDelivery(Delivery):
+    """A delivery as a writer makes it, with its rules at hand."""
+
+    def __init__(self, rules: ServerRules, *args: Any, **settings: Any) -> None:
+        self.rules = rules
+        super().__init__(
+            *args, check=rules.check_connection, prepare=rules.prepare, **settings
+        )
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Make deliveries that are stopped at the end, whatever became of them."""
-    made: list[Delivery] = []
+    made: list[RuledDelivery] = []
 
-    def make_one(client: FakeClient, **settings: Any) -> Delivery:
+    def make_one(client: FakeClient, **settings: Any) -> RuledDelivery:
         options = {"batch_bytes": 100, "linger_s": 0.0, "buffer_bytes": 10_000}
         names = set(WriterOptions.__dataclass_fields__) & set(settings)
         options.update({name: settings.pop(name) for name in names})
         chosen = WriterOptions(**options)  # type: ignore[arg-type]
         any_client: Any = client
-        made.append(Delivery(any_client, "events", 7, options=chosen, **settings))
+        rules = ServerRules(any_client, chosen, settings.pop("check", None))
+        made.append(
+            RuledDelivery(
+                rules,
+                any_client,
+                "events",
+                7,
+                options=chosen,
+                **settings,
+            )
+        )
         return made[-1]
 
     yield make_one
@@ -259,7 +279,7 @@ def test_a_plain_server_after_a_reconnect_gets_no_null_record(
     delivery = make(client, max_in_flight=2, allow_null_records=allowed)
     _add(delivery, "a")
     first.await_sent(1)
-    assert delivery.find_null_fault() is None
+    assert delivery.rules.find_null_fault() is None
     null = bytes((0xFF, 0, 0, 0, 0))
     delivery.ledger.add(null, 1, Deadline.after(PATIENCE_S), has_nulls=True)
     first.await_sent(2)
@@ -271,7 +291,7 @@ def test_a_plain_server_after_a_reconnect_gets_no_null_record(
     with pytest.raises(Undelivered, match="is a plain server: no value, no key"):
         _flush(delivery)
     assert null not in [sent.data for sent in second.sent]
-    assert delivery.find_null_fault() is not None
+    assert delivery.rules.find_null_fault() is not None
 
 
 # A lost connection.
@@ -545,7 +565,7 @@ def test_a_server_that_knows_no_leader_is_left(make: Make, error: LanceError) ->
 class _OneByOne(FakeConnection):
     """Its events come one at a time."""
 
-    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Event]:
+    def receive(self, deadline: Deadline, waker: Waker | None = None) -> list[Any]:
         events = super().receive(deadline, waker)
         with self._changed:
             self._events[:0] = events[1:]
@@ -768,3 +788,78 @@ def test_a_thread_that_does_not_end_is_told(
     assert "does not end" in caplog.text
     released.set()
     monkeypatch.undo()
+
+
+# How a producer slows down and recovers.
+
+
+def test_starts_at_full_speed() -> None:
+    rate = Rate(8)
+    assert (rate.window, rate.pause_s, rate.is_full) == (8, 0.0, True)
+
+
+def test_halves_and_recovers() -> None:
+    rate = Rate(8)
+    windows = []
+    for _ in range(3):
+        rate.slow_down()
+        windows.append(rate.window)
+    assert windows == [4, 2, 1]
+    assert not rate.is_full
+    # A window of acks doubles the window: 1 + 2 + 4 of them, and not one less.
+    recovering = []
+    for _ in range(7):
+        rate.acked(0.01)
+        recovering.append(rate.window)
+    assert recovering == [2, 2, 4, 4, 4, 4, 8]
+    assert rate.is_full
+
+
+def test_a_window_that_is_not_a_power_of_two() -> None:
+    rate = Rate(5)
+    rate.slow_down()
+    assert rate.window == 2
+    for _ in range(2):
+        rate.acked(0.01)
+    assert (rate.window, rate.is_full) == (5, True)
+
+
+def test_another_slow_down_starts_the_count_again() -> None:
+    rate = Rate(4)
+    rate.slow_down()
+    rate.acked(0.01)
+    rate.slow_down()
+    assert rate.window == 1
+    rate.acked(0.01)
+    assert rate.window == 2
+
+
+def test_pauses_below_one_batch() -> None:
+    rate = Rate(1)
+    rate.acked(0.08)
+    rate.slow_down()
+    # Half a batch per round trip: a batch, and a round trip of nothing.
+    assert (rate.window, rate.pause_s) == (1, 0.08)
+    rate.slow_down()
+    assert rate.pause_s == 0.24
+    rate.acked(0.08)
+    assert rate.pause_s == 0.08
+    rate.acked(0.08)
+    assert rate.pause_s == 0.0
+
+
+def test_never_stops() -> None:
+    rate = Rate(8)
+    rate.acked(0.01)
+    for _ in range(1000):
+        rate.slow_down()
+    assert rate.window == 1
+    assert rate.pause_s == 0.01 * (1 / SHARE_MIN - 1)
+
+
+def test_round_trip_is_smoothed() -> None:
+    rate = Rate(1)
+    rate.acked(0.08)
+    rate.acked(0.16)
+    rate.slow_down()
+    assert rate.pause_s == 0.09

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import cast
 
 import pytest
 
 from lance_spark.client.connection import Connection
-from lance_spark.client.event import Acked, Refused, SlowDown
-from lance_spark.client.inbox import Inbox, SentKeepalive
-from lance_spark.client.pending import ANSWERS, Pending
+from lance_spark.client.dialect import Acked, Refused, SlowDown
+from lance_spark.client.inbox import Inbox, Pending
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.dialect import ANSWERS, LwpDialect
+from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.errors import (
     ConnectionLost,
     InvalidPayload,
@@ -19,6 +22,7 @@ from lance_spark.errors import (
 from lance_spark.wire.lwp import (
     REQUESTS,
     RESPONSES,
+    Checksum,
     ClusterStatus,
     CommitAck,
     ErrorResponse,
@@ -42,6 +46,7 @@ class FakeConnection:
     """What a pending request asks of its connection, without one."""
 
     address = "server:1992"
+    dialect = LwpDialect(ClientConfig(), Checksum.CRC32C)
 
     def wait_for(self, pending: Pending, deadline: object) -> None:
         """Everything that will come has come."""
@@ -50,9 +55,20 @@ class FakeConnection:
         self.failure = error
 
 
+def make_inbox() -> Inbox:
+    return Inbox(LwpDialect(ClientConfig(), Checksum.CRC32C))
+
+
+def make_keepalive() -> Pending:
+    return Pending(cast(Connection, FakeConnection()), None, 0)
+
+
+NUMBERS = itertools.count(1)
+
+
 def ask(inbox: Inbox, request: Message) -> Pending:
     connection = cast(Connection, FakeConnection())
-    pending = Pending(connection, request, extended=False)
+    pending = Pending(connection, request, next(NUMBERS))
     inbox.expect(pending)
     return pending
 
@@ -76,7 +92,7 @@ def error(code: int, text: str = "no", **details: object) -> Frame:
 
 
 def test_answers_come_in_order() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     first, second = ask(inbox, GetTopic(1)), ask(inbox, GetTopic(2))
     inbox.deliver(answer(TopicInfo(1, "one")))
     assert first.is_done
@@ -86,7 +102,7 @@ def test_answers_come_in_order() -> None:
 
 
 def test_a_refusal_is_an_answer() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     first, second = ask(inbox, GetTopic(1)), ask(inbox, GetTopic(2))
     inbox.deliver(error(0x10))
     inbox.deliver(answer(TopicInfo(2, "two")))
@@ -96,67 +112,67 @@ def test_a_refusal_is_an_answer() -> None:
 
 
 def test_an_ack_answers_an_unsubscribe() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     pending = ask(inbox, Unsubscribe(1, 77))
     inbox.deliver(frames(encode_ack(77))[0])
     assert result(pending) == Unsubscribe(1, 77)
 
 
 def test_keepalives_do_not_answer_requests() -> None:
-    inbox = Inbox()
-    pending, keepalive = ask(inbox, GetTopic(1)), SentKeepalive()
+    inbox = make_inbox()
+    pending, keepalive = ask(inbox, GetTopic(1)), make_keepalive()
     inbox.expect_keepalive(keepalive)
     inbox.deliver(frames(encode_keepalive())[0])
-    assert keepalive.is_answered
+    assert keepalive.is_done
     assert not pending.is_done
 
 
 def test_each_keepalive_has_its_own_answer() -> None:
-    inbox = Inbox()
-    older, newer = SentKeepalive(), SentKeepalive()
+    inbox = make_inbox()
+    older, newer = make_keepalive(), make_keepalive()
     inbox.expect_keepalive(older)
     inbox.expect_keepalive(newer)
     (frame,) = frames(encode_keepalive())
     inbox.deliver(frame)
-    assert (older.is_answered, newer.is_answered) == (True, False)
+    assert (older.is_done, newer.is_done) == (True, False)
     inbox.deliver(frame)
     inbox.deliver(frame)  # One too many, which is dropped.
-    assert newer.is_answered
+    assert newer.is_done
 
 
 def test_events_of_ingests() -> None:
-    inbox = Inbox()
-    inbox.expect_events()
+    inbox = make_inbox()
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
     for frame in frames(encode_ack(1), encode_backpressure(), encode_ack(2)):
         inbox.deliver(frame)
     inbox.deliver(error(0x04, "bad", batch_id=3))
     inbox.deliver(error(0x04, "bad", batch_id="3"))
-    assert inbox.has_events
-    events = inbox.take_events()
+    assert inbox.has_pushes
+    events = inbox.take_pushes()
     assert events[:3] == [Acked(1), SlowDown(), Acked(2)]
     refusals = [event for event in events[3:] if isinstance(event, Refused)]
     assert [refusal.batch_id for refusal in refusals] == [3, None]
     assert all(type(refusal.error) is InvalidPayload for refusal in refusals)
-    assert not inbox.has_events
-    assert inbox.take_events() == []
+    assert not inbox.has_pushes
+    assert inbox.take_pushes() == []
 
 
 def test_requests_between_ingests() -> None:
-    inbox = Inbox()
-    inbox.expect_events()
+    inbox = make_inbox()
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
     pending = ask(inbox, GetTopic(1))
     inbox.deliver(error(0x04, batch_id=3))
     inbox.deliver(frames(encode_ack(4))[0])
     assert not pending.is_done
     inbox.deliver(error(0x10))
     assert pending.is_done
-    assert len(inbox.take_events()) == 2
+    assert len(inbox.take_pushes()) == 2
 
 
 def test_without_ingests_a_slow_down_is_dropped() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     inbox.deliver(frames(encode_backpressure())[0])
-    assert not inbox.has_events
+    assert not inbox.has_pushes
 
 
 @pytest.mark.parametrize(
@@ -171,19 +187,19 @@ def test_without_ingests_a_slow_down_is_dropped() -> None:
 )
 def test_nobody_asked(frame: Frame) -> None:
     with pytest.raises(RemoteProtocolError):
-        Inbox().deliver(frame)
+        make_inbox().deliver(frame)
 
 
 def test_the_last_word_of_a_server() -> None:
     with pytest.raises(ConnectionLost, match="gave up: too many"):
-        Inbox().deliver(error(0x32, "too many"))
+        make_inbox().deliver(error(0x32, "too many"))
 
 
 @pytest.mark.parametrize(
     "frame", [answer(CommitAck(1, 2)), frames(*encode_control(0x1234))[0]], ids=str
 )
 def test_an_answer_that_does_not_fit(frame: Frame) -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     pending = ask(inbox, GetTopic(1))
     with pytest.raises(RemoteProtocolError, match="came in answer to 'get topic'"):
         inbox.deliver(frame)
@@ -192,7 +208,7 @@ def test_an_answer_that_does_not_fit(frame: Frame) -> None:
 
 
 def test_an_unsubscribe_is_not_answered_by_a_message_or_a_foreign_ack() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     ask(inbox, Unsubscribe(1, 77))
     for frame in (answer(CommitAck(77, 0)), frames(encode_ack(78))[0]):
         with pytest.raises(RemoteProtocolError):
@@ -200,7 +216,7 @@ def test_an_unsubscribe_is_not_answered_by_a_message_or_a_foreign_ack() -> None:
 
 
 def test_an_answer_with_the_right_command_and_the_wrong_content() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     pending = ask(inbox, GetTopic(1))
     inbox.deliver(frames(*encode_control(0x80, [b'{"deleted": 1}']))[0])
     with pytest.raises(RemoteProtocolError, match="TopicDeletion came in answer"):
@@ -208,7 +224,7 @@ def test_an_answer_with_the_right_command_and_the_wrong_content() -> None:
 
 
 def test_a_failure_reaches_everybody() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     pending = [ask(inbox, GetTopic(1)), ask(inbox, GetClusterStatus())]
     inbox.fail(ConnectionLost("gone"))
     for each in pending:
@@ -218,7 +234,7 @@ def test_a_failure_reaches_everybody() -> None:
 
 
 def test_who_is_waited_for() -> None:
-    inbox = Inbox()
+    inbox = make_inbox()
     assert not inbox.is_awaited
     ask(inbox, GetTopic(1))
     assert inbox.is_awaited

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from lance_spark.client.client import LanceClient
-from lance_spark.client.pace import PINGS_MAX, WINDOW_S
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
+from lance_spark.client.connection import PING_WINDOW_S, PINGS_MAX, Attempt
+from lance_spark.client.link import Dialer, Repeater, _repeat
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.config import ClientConfig
+from lance_spark.client.lwp.dialect import LwpDialects
 from lance_spark.errors import (
     AuthenticationFailed,
+    AuthenticationRequired,
     ConnectionLimit,
     ConnectionLost,
     InternalError,
@@ -22,15 +28,21 @@ from lance_spark.errors import (
     LocalProtocolError,
     NotLeader,
     OperationTimeout,
+    OptionError,
     RateLimited,
     RemoteProtocolError,
     Timeout,
 )
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.wire.lwp import (
     Authenticate,
     AuthenticateResponse,
+    Checksum,
+    ClusterStatus,
     CreateTopic,
+    GetClusterStatus,
     GetTopic,
     Message,
     TopicInfo,
@@ -504,12 +516,12 @@ def test_pings_that_are_held_back_do_not_cost_the_connection(
 ) -> None:
     network.serve(serving(TABLE), serving(TABLE))
     runtime = fake_time.runtime(network)
-    client = network.client(runtime=runtime, request_timeout_s=WINDOW_S / 2)
+    client = network.client(runtime=runtime, request_timeout_s=PING_WINDOW_S / 2)
     for _ in range(PINGS_MAX):
         client.ping()
     assert fake_time.pauses == []
     client.ping()
-    assert sum(fake_time.pauses) >= WINDOW_S / 2
+    assert sum(fake_time.pauses) >= PING_WINDOW_S / 2
     assert network.dialed == [SERVER]
 
 
@@ -636,3 +648,431 @@ def test_a_connection_that_comes_after_close_is_closed(
     while any(thread.is_alive() for thread in network._threads):
         assert not deadline.expired
         threading.Event().wait(0.001)
+
+
+# Which server is tried, with which checksum, and what is told when none answers.
+
+
+def make_dialer(
+    network: Network, servers: str = "a:1,b:2,c:3", **options: Any
+) -> Dialer:
+    config = ClientConfig(servers=servers, **options)
+    runtime = Runtime(connect=network.connect)
+    return Dialer(config, runtime, LwpDialects(config))
+
+
+def dialer_refusing(code: int, text: str = "no") -> Script:
+    def script(peer: Peer) -> None:
+        peer.request(GetClusterStatus)
+        peer.refuse(code, text)
+        peer.wait_for_end()
+
+    return script
+
+
+def garbling(peer: Peer) -> None:
+    peer.send(b"\x15" * 100)
+    peer.wait_for_end()
+
+
+def order(dialer: Dialer) -> str:
+    return "".join(address.host for address in dialer.plan())
+
+
+def test_servers_are_tried_in_order(network: Network) -> None:
+    network.at("c:3", serving())
+    connection = make_dialer(network).dial(soon())
+    assert network.dialed == ["a:1", "b:2", "c:3"]
+    assert str(connection.address) == "c:3"
+    connection.close()
+
+
+def test_the_first_that_answers_is_taken(network: Network) -> None:
+    network.at("a:1", serving())
+    make_dialer(network).dial(soon()).close()
+    assert network.dialed == ["a:1"]
+
+
+def test_none_answers(network: Network) -> None:
+    error = error_of(lambda: make_dialer(network, "a:1,b:2").dial(soon()))
+    assert type(error) is ConnectionLost
+    assert str(error) == (
+        "no server can be reached: a:1: could not connect to a:1: refused; "
+        "b:2: could not connect to b:2: refused"
+    )
+
+
+def test_the_only_one_does_not_answer(network: Network) -> None:
+    error = error_of(lambda: make_dialer(network, "a:1").dial(soon()))
+    assert str(error) == "could not connect to a:1: refused"
+
+
+def test_one_that_refuses_is_passed_over(network: Network) -> None:
+    network.at("a:1", dialer_refusing(0x32))
+    network.at("b:2", garbling)
+    network.at("c:3", serving())
+    make_dialer(network).dial(soon()).close()
+    assert len(network.dialed) == 3
+
+
+def test_all_refuse(network: Network) -> None:
+    network.at("a:1", garbling)
+    network.at("b:2", dialer_refusing(0x32, "full"))
+    with pytest.raises(ConnectionLimit, match="full"):
+        make_dialer(network, "a:1,b:2").dial(soon())
+
+
+def test_a_full_server_is_what_may_pass(network: Network) -> None:
+    network.at("a:1", dialer_refusing(0x32, "full"))
+    network.at("b:2", garbling)
+    with pytest.raises(ConnectionLimit, match="full"):
+        make_dialer(network, "a:1,b:2").dial(soon())
+
+
+def test_one_that_may_come_back_makes_it_worth_a_retry(network: Network) -> None:
+    network.at("b:2", garbling)
+    error = error_of(lambda: make_dialer(network, "a:1,b:2").dial(soon()))
+    assert error.retriable
+    assert "refused" in str(error)
+    assert "bad magic" in str(error)
+
+
+def test_wrong_settings_are_wrong_everywhere(network: Network) -> None:
+    network.at("a:1", dialer_refusing(0x40))
+    with pytest.raises(AuthenticationRequired):
+        make_dialer(network).dial(soon())
+    assert network.dialed == ["a:1"]
+
+
+def test_a_bad_certificate_is_no_matter_of_servers(network: Network) -> None:
+    dialer = make_dialer(network, tls=True, tls_ca="/nowhere/ca.pem")
+    with pytest.raises(OptionError, match=r"ca\.pem"):
+        dialer.dial(soon())
+    assert network.dialed == []
+
+
+def test_no_more_servers_after_the_deadline(network: Network) -> None:
+    network.at("a:1", Peer.wait_for_end)
+    with pytest.raises(Timeout):
+        make_dialer(network).dial(Deadline.after(0.05))
+    assert network.dialed == ["a:1"]
+
+
+def test_a_server_that_hangs_leaves_time_for_the_next(network: Network) -> None:
+    network.at("a:1", Peer.wait_for_end)
+    network.at("b:2", serving())
+    dialer = make_dialer(network, "a:1,b:2", connect_timeout_s=0.2)
+    dialer.dial(soon()).close()
+    assert network.dialed == ["a:1", "b:2"]
+
+
+# Leaders.
+
+
+def test_the_leader_is_first() -> None:
+    dialer = make_dialer(Network())
+    assert order(dialer) == "abc"
+    dialer.prefer(Address("b", 2))
+    assert order(dialer) == "bac"
+    dialer.prefer(Address("x", 9))
+    assert order(dialer) == "xabc"
+
+
+def test_a_leader_that_is_gone_is_forgotten(network: Network) -> None:
+    network.at("a:1", serving())
+    dialer = make_dialer(network)
+    dialer.prefer(Address("x", 9))
+    dialer.dial(soon()).close()
+    assert network.dialed == ["x:9", "a:1"]
+    assert order(dialer) == "abc"
+
+
+def test_a_server_that_knows_no_leader_comes_last(network: Network) -> None:
+    dialer = make_dialer(network)
+    dialer.avoid(Address("a", 1))
+    assert order(dialer) == "bca"
+    dialer.avoid(Address("c", 3))
+    assert order(dialer) == "abc"
+    dialer.prefer(Address("b", 2))
+    dialer.avoid(Address("b", 2))
+    assert order(dialer) == "cab"
+    dialer.avoid(Address("x", 9))
+    assert order(dialer) == "cab"
+    network.at("c:3", serving())
+    dialer.dial(soon()).close()
+    assert order(dialer) == "abc"
+
+
+# Checksums.
+
+
+@pytest.fixture
+def field() -> Iterator[Network]:
+    """A network whose servers compute CRC-32 and close on anything else."""
+    network = Network(Checksum.CRC32)
+    yield network
+    network.close()
+
+
+def strict(peer: Peer) -> None:
+    """Serve, but close without a word on a wrong checksum (LWP §11.3)."""
+    try:
+        peer.serve()
+    except RemoteProtocolError:
+        return
+
+
+def test_auto_finds_crc32(field: Network) -> None:
+    field.at("a:1", strict, strict, strict)
+    dialer = make_dialer(field, "a:1", checksum="auto")
+    connection = dialer.dial(soon())
+    assert connection.dialect.checksum is Checksum.CRC32
+    assert len(field.dialed) == 2
+    connection.close()
+    # What worked is kept.
+    dialer.dial(soon()).close()
+    assert len(field.dialed) == 3
+
+
+def test_auto_prefers_crc32c(network: Network) -> None:
+    network.at("a:1", strict, strict)
+    dialer = make_dialer(network, "a:1", checksum="auto")
+    connection = dialer.dial(soon())
+    assert connection.dialect.checksum is Checksum.CRC32C
+    connection.close()
+    dialer.dial(soon()).close()
+    assert len(network.dialed) == 2
+
+
+def test_auto_with_a_server_that_answers_in_the_other_kind(network: Network) -> None:
+    def mixed(peer: Peer) -> None:
+        peer.request(GetClusterStatus)
+        peer.parser._checksum = Checksum.CRC32
+        peer.answer(ClusterStatus())
+        peer.wait_for_end()
+
+    def honest(peer: Peer) -> None:
+        peer.parser._checksum = Checksum.CRC32
+        peer.serve()
+
+    network.at("a:1", mixed, honest)
+    dialer = make_dialer(network, "a:1", checksum="auto")
+    connection = dialer.dial(soon())
+    assert connection.dialect.checksum is Checksum.CRC32
+    connection.close()
+
+
+def test_auto_does_not_try_twice_where_nobody_answers(network: Network) -> None:
+    with pytest.raises(ConnectionLost):
+        make_dialer(network, "a:1", checksum="auto").dial(soon())
+    assert network.dialed == ["a:1"]
+
+
+def test_auto_learns_each_server(field: Network) -> None:
+    field.at("a:1", strict, strict)
+    field.at("b:2", strict, strict)
+    dialer = make_dialer(field, "a:1,b:2", checksum="auto")
+    dialer.dial(soon()).close()
+    dialer.prefer(Address("b", 2))
+    dialer.dial(soon()).close()
+    assert field.dialed == ["a:1", "a:1", "b:2", "b:2"]
+
+
+def test_a_fixed_checksum_is_not_changed(field: Network) -> None:
+    field.at("a:1", strict, strict)
+    with pytest.raises(ConnectionLost, match=r"checksum \(crc32c\)"):
+        make_dialer(field, "a:1").dial(soon())
+    assert len(field.dialed) == 1
+    make_dialer(field, "a:1", checksum="crc32").dial(soon()).close()
+
+
+def test_auto_with_a_server_that_was_replaced_by_one_of_the_other_kind(
+    network: Network,
+) -> None:
+    def strict_crc32(peer: Peer) -> None:
+        peer.parser._checksum = Checksum.CRC32
+        strict(peer)
+
+    network.at("a:1", strict, strict_crc32, strict_crc32, strict_crc32, strict, strict)
+    dialer = make_dialer(network, "a:1", checksum="auto")
+    found = []
+    for _ in range(4):
+        connection = dialer.dial(soon())
+        found.append((connection.dialect.checksum.value, len(network.dialed)))
+        connection.close()
+    assert found == [("crc32c", 1), ("crc32", 3), ("crc32", 4), ("crc32c", 6)]
+
+
+# Giving up.
+
+
+def test_no_more_is_tried_once_nobody_wants_a_connection(network: Network) -> None:
+    attempt = Attempt()
+
+    def script(peer: Peer) -> None:
+        peer.request(GetClusterStatus)
+        attempt.cancel()
+        peer.wait_for_end()
+
+    network.at("a:1", script)
+    dialer = make_dialer(network, checksum="auto", connect_timeout_s=60.0)
+    with pytest.raises(ConnectionLost):
+        dialer.dial(soon(), attempt)
+    assert network.dialed == ["a:1"]
+
+
+# The thread that keeps a connection alive.
+
+
+class Living:
+    """Something that counts how often it was kept alive."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.calls = threading.Semaphore(0)
+        self._delay_s = delay_s
+
+    def keep_alive(self) -> float:
+        self.calls.release()
+        return self._delay_s
+
+
+def repeat(living: Living, first_s: float) -> Repeater:
+    return Repeater(living.keep_alive, first_s, name="lance-test")
+
+
+def test_it_comes_again_and_again() -> None:
+    living = Living(0.001)
+    keepalive = repeat(living, 0.001)
+    for _ in range(3):
+        assert living.calls.acquire(timeout=PATIENCE_S)
+    keepalive.stop(PATIENCE_S)
+    assert not keepalive.is_running
+
+
+def test_stop_does_not_wait_for_the_next_time() -> None:
+    living = Living(3600)
+    keepalive = repeat(living, 3600)
+    assert keepalive.is_running
+    keepalive.stop(PATIENCE_S)
+    assert not keepalive.is_running
+    keepalive.stop(PATIENCE_S)
+
+
+def test_it_can_be_stopped_from_within() -> None:
+    class Suicidal(Living):
+        def keep_alive(self) -> float:
+            assert made.wait(PATIENCE_S)
+            keepalive.stop(PATIENCE_S)
+            return super().keep_alive()
+
+    made = threading.Event()
+    living = Suicidal(3600)
+    keepalive = repeat(living, 0.0)
+    made.set()
+    assert living.calls.acquire(timeout=PATIENCE_S)
+    keepalive._thread.join(PATIENCE_S)
+    assert not keepalive.is_running
+
+
+def test_it_ends_with_what_it_serves() -> None:
+    living = Living(3600)
+    reference = weakref.ref(living)
+    keepalive = repeat(living, 3600)
+    del living
+    gc.collect()
+    assert reference() is None
+    keepalive._thread.join(PATIENCE_S)
+    assert not keepalive.is_running
+
+
+def test_it_ends_when_it_comes_too_late() -> None:
+    reference = weakref.WeakMethod(Living(0.0).keep_alive)
+    gc.collect()
+    _repeat(threading.Event(), reference, 0.0)  # Returns, or the test would not end.
+
+
+def test_a_keepalive_that_fails_is_the_next_calls_affair(network: Network) -> None:
+    network.serve(serving(), serving())
+    client = network.client(keepalive_interval_s=5.0)
+    connection = client.connection()
+    connection._clock = lambda: 1e12
+
+    def send(buffers: object, deadline: object) -> None:
+        raise Timeout("stuck")
+
+    connection._stream.send = send
+    assert client.link.keep_alive() == 5.0
+    assert not connection.is_open
+    client.status()
+    assert len(network.dialed) == 2
+
+
+def test_an_idle_client_sends_keepalives(network: Network) -> None:
+    seen = threading.Semaphore(0)
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        while peer.frame() is not None:
+            seen.release()
+            peer.keepalive()
+
+    network.serve(script)
+    client = network.client(keepalive_interval_s=0.01).connect()
+    connection = client.connection()
+    for _ in range(3):
+        assert seen.acquire(timeout=PATIENCE_S)
+    # The same connection all the time, and a ping of ours is not confused.
+    assert client.ping() >= 0.0
+    assert client.connection() is connection
+
+
+def test_a_busy_client_sends_none(network: Network) -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        assert peer.frame() is None
+
+    network.serve(script)
+    client = network.client(keepalive_interval_s=3600.0).connect()
+    assert client.link.keep_alive() > 3000.0
+
+
+def test_a_client_without_a_connection_sends_none(network: Network) -> None:
+    client = network.client(keepalive_interval_s=5.0)
+    assert client.link.keep_alive() == 5.0
+
+
+def test_the_thread_notices_that_the_server_has_gone(network: Network) -> None:
+    go = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        assert go.wait(PATIENCE_S)
+
+    network.serve(script, serving())
+    client = network.client(keepalive_interval_s=0.01)
+    connection = client.connection()
+    go.set()
+    deadline = soon()
+    while connection.is_open:
+        assert not deadline.expired
+        threading.Event().wait(0.001)
+    client.status()
+    assert len(network.dialed) == 2
+
+
+def test_the_thread_ends_with_the_client(network: Network) -> None:
+    network.serve(serving())
+    client = network.client().connect()
+    keepalive = client.link._keepalive
+    assert keepalive is not None
+    client.close()
+    assert not keepalive.is_running
+
+
+def test_one_thread_for_all_connections(network: Network) -> None:
+    network.serve(serving(), serving())
+    client = network.client().connect()
+    first = client.link._keepalive
+    client.disconnect()
+    client.connect()
+    assert client.link._keepalive is first

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.console.stream import Streams
 from lance_spark.client import Consumer, GroupedConsumer, LanceClient, StageWriter
-from lance_spark.client.identity import consumer_id
+from lance_spark.client.lwp.offsets import consumer_id
 from tests.console.kit import (
     PATIENCE_MS,
     OpenPage,

@@ -23,7 +23,7 @@ from typing import TypeVar
 import pytest
 
 from lance_spark.client import Consumer, LanceClient, Producer, StageWriter
-from lance_spark.client.identity import consumer_id
+from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import (
     ConnectionLost,
     ConsumerNotFound,

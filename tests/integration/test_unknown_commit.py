@@ -23,7 +23,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, StageWriter
-from lance_spark.client.runtime import Runtime
+from lance_spark.client.config import Runtime
 from lance_spark.errors import (
     CommitUnknownError,
     StageNotFound,

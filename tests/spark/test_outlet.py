@@ -13,7 +13,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, StageWriter
-from lance_spark.client.writer import Writer
+from lance_spark.client.lwp.writer import Writer
 from lance_spark.errors import LanceError, RowError, TopicNotFound
 from lance_spark.spark import outlet as module
 from lance_spark.spark.job import WriteJob

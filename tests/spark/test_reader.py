@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.reader import OVERLAP_BYTES
+from lance_spark.client.lwp.reader import OVERLAP_BYTES
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,

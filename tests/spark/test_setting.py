@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lance_spark.client import ClientConfig
-from lance_spark.client.reader import FETCH_BYTES_DEFAULT
-from lance_spark.client.writer import WriterOptions
+from lance_spark.client.lwp.reader import FETCH_BYTES_DEFAULT
+from lance_spark.client.lwp.writer import WriterOptions
 from lance_spark.errors import OptionError
 from lance_spark.spark.bound import Earliest, Latest
 from lance_spark.spark.setting import (

@@ -19,7 +19,7 @@ from pyspark import TaskContext
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, StageContent
-from lance_spark.client.ledger import Ledger
+from lance_spark.client.outbox import Ledger
 from lance_spark.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -171,7 +171,7 @@ def test_compressed_rows_are_stored_plain(
         blocks.append(compress(data))
         return blocks[-1]
 
-    monkeypatch.setattr("lance_spark.client.delivery.compress", note)
+    monkeypatch.setattr("lance_spark.client.lwp.writer.compress", note)
     job = make_job(broker, topic="a", compression="lz4", delivery=delivery)
     run_job(job, [values(bytes(10_000))])
     assert [len(block) < 1000 for block in blocks] == [True]

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.dialer import Dialer
+from lance_spark.client.link import Dialer
 from lance_spark.errors import ConnectionLost, LanceError, Timeout
 from lance_spark.spark.batch_end import PLAIN_BATCH_BYTES
 from lance_spark.spark.pool import clear_pool

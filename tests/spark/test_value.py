@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.reader import FETCH_BYTES_MAX
+from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
 from lance_spark.errors import InvalidName, OptionError
 from lance_spark.spark.value import (
     choice,

@@ -8,7 +8,7 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.access import Principal
 from lance_spark.broker.console import consumers as module
 from lance_spark.broker.console.consumers import find_consumer_id
-from lance_spark.client.identity import consumer_id
+from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import Corrupt
 from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.console.visit import Visitor, add_topic

@@ -1,0 +1,1 @@
+"""The client of LWP servers: its dialect, and everything that users call."""
