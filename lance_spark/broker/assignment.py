@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
-
-from lance_spark.wire.lwp.extension import AssignmentStrategy
 
 # How many times the shares of members are compared to even them out, at most: some
 # tenths of a second. Equal subscriptions need one per topic that moves. Thousands of
@@ -23,8 +22,16 @@ from lance_spark.wire.lwp.extension import AssignmentStrategy
 STEPS_MAX = 200_000
 
 
+class Strategy(Enum):
+    """How the members of a group share topics."""
+
+    RANGE = "range"
+    ROUND_ROBIN = "round-robin"
+    STICKY = "sticky"
+
+
 def assign(
-    strategy: AssignmentStrategy,
+    strategy: Strategy,
     members: Mapping[str, Collection[str]],
     previous: Mapping[str, Collection[str]],
 ) -> dict[str, tuple[str, ...]]:
@@ -265,9 +272,9 @@ class _Offers:
 
 
 _STRATEGIES: dict[
-    AssignmentStrategy, Callable[[_Demand, list[Collection[str]]], list[list[str]]]
+    Strategy, Callable[[_Demand, list[Collection[str]]], list[list[str]]]
 ] = {
-    AssignmentStrategy.RANGE: _assign_range,
-    AssignmentStrategy.ROUND_ROBIN: _assign_round_robin,
-    AssignmentStrategy.STICKY: _assign_sticky,
+    Strategy.RANGE: _assign_range,
+    Strategy.ROUND_ROBIN: _assign_round_robin,
+    Strategy.STICKY: _assign_sticky,
 }

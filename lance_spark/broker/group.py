@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lance_spark.broker.assignment import assign
+from lance_spark.broker.assignment import Strategy, assign
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
-from lance_spark.wire.lwp import LIST_LIMITS, AssignmentStrategy
 
 # Memory is bounded by these; a broker with more groups than the first is misused.
 GROUPS_MAX = 1000
 MEMBERS_MAX = 1000
-TOPICS_MAX = LIST_LIMITS["JoinGroup.topics"]
+# As many as a JoinGroup of LWP can name.
+TOPICS_MAX = 10_000
 # Pairs of member and topic over all groups. The three above alone would allow for
 # terabytes; this one comes to less than 100 MB with the longest of names.
 SUBSCRIPTIONS_MAX = 200_000
@@ -67,7 +67,7 @@ class GroupDescription(NamedTuple):
 
     group: str
     generation: int
-    strategy: AssignmentStrategy
+    strategy: Strategy
     members: dict[str, tuple[str, ...]]
 
 
@@ -116,7 +116,7 @@ class Groups:
         group: str,
         member: str,
         topics: Sequence[str],
-        strategy: AssignmentStrategy,
+        strategy: Strategy,
         session_timeout_s: float,
     ) -> Joined:
         """Add a member to a group, or change what it subscribes to.
@@ -143,8 +143,8 @@ class Groups:
             self._check_room(group, found, member, wanted)
             if found.strategy is not strategy:
                 raise InvalidPayload(
-                    f"group {group!r} shares its topics by {_show(found.strategy)}: "
-                    f"join with that instead of {_show(strategy)}, or when it is empty"
+                    f"group {group!r} shares its topics by {found.strategy.value}: "
+                    f"join with that instead of {strategy.value}, or when it is empty"
                 )
             self._groups[group] = found
             self._subscriptions += found.join(member, wanted)
@@ -334,10 +334,6 @@ def _weigh(topics: frozenset[str]) -> int:
     return max(1, len(topics))
 
 
-def _show(strategy: AssignmentStrategy) -> str:
-    return strategy.name.lower().replace("_", "-")
-
-
 class _Member:
     """One member: its subscription, its session, and what it may be reading."""
 
@@ -396,7 +392,7 @@ class _Group:
         "weight",
     )
 
-    def __init__(self, strategy: AssignmentStrategy) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.generation = 0
         self.members: dict[str, _Member] = {}

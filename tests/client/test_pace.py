@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lance_spark.broker import BrokerConfig
-from lance_spark.broker.bucket import TokenBucket
+from lance_spark.broker.budget import TokenBucket
 from lance_spark.client.pace import PINGS_MAX, WINDOW_S, Pace
 
 

@@ -1,6 +1,6 @@
 """LWP as the LANCE server in the field speaks it: a stand-in for tests.
 
-What differs from `lwp` is what was seen of that server, its faults included:
+It differs from `command` in what was seen of that server, its faults included:
 
 - CRC-32, errors as bare text, no capabilities, no command of ours;
 - payloads are stored as they come: not checked, not decompressed, never recognised as
@@ -17,17 +17,16 @@ What differs from `lwp` is what was seen of that server, its faults included:
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from lance_spark import errors
-from lance_spark.broker.batch import Batch, find_starts
-from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.session import Owed, Session, Shared
-from lance_spark.errors import BrokerError, ConnectionLost, PayloadOverLimit
+from lance_spark.broker.lwp.ingest import Unpacked, find_starts
+from lance_spark.broker.lwp.session import FrameSession
+from lance_spark.broker.session import Shared, Standing
+from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
 from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
@@ -51,7 +50,7 @@ _TEXTS: Mapping[type[BrokerError], str] = {
 _UNKNOWN = (errors.TopicNotFound, errors.TopicDeleted, errors.StageNotFound)
 
 
-class PlainSession(Session):
+class PlainSession(FrameSession):
     """A client of a server that knows LWP and nothing more."""
 
     # Per (consumer, topic), and shared by the sessions of a process.
@@ -64,8 +63,16 @@ class PlainSession(Session):
     def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
         return error.encode_text()
 
-    def _refuse_payload(self, error: PayloadOverLimit) -> None:
-        """Close and say nothing."""
+    def _reject(self, error: RemoteProtocolError) -> None:
+        if not isinstance(error, PayloadOverLimit):
+            super()._reject(error)
+        # Otherwise close, too, and say nothing of it.
+
+    def _refuse(self, error: BrokerError, frame: wire.Frame | None) -> None:
+        text = _TEXTS.get(type(error), error.message)
+        if frame is not None and frame.type is wire.FrameType.INGEST:
+            text = "Unknown topic" if isinstance(error, _UNKNOWN) else error.message
+        super()._refuse(type(error)(text), frame)
 
     def _keepalive(self) -> None:
         self._send([wire.encode_keepalive(checksum=self.checksum)])
@@ -73,36 +80,17 @@ class PlainSession(Session):
     def _empty(self, frame: wire.Frame) -> None:
         """Say nothing."""
 
-    # Batches.
-
-    def _ingest(self, frame: wire.Frame) -> None:
-        if not len(frame.payload):
-            return
-        began_s = time.perf_counter()
-        batch = Batch(frame.payload, find_starts(frame.payload))
-        try:
-            self._append(frame, batch, began_s)
-        except ConnectionLost:
-            raise
-        except Exception as error:
-            self._settle()
-            said = to_broker_error(error)
-            unknown = isinstance(said, _UNKNOWN)
-            self._send_error(type(said)("Unknown topic") if unknown else said)
-
     def _slow_down(self) -> None:
         """Send no Backpressure: that server never does."""
 
-    def _fail_batch(self, owed: Owed, error: Exception) -> None:
-        """Remember nothing: batches are not recognised here."""
+    def _ingest(self, frame: wire.Frame) -> None:
+        if len(frame.payload):
+            starts = find_starts(frame.payload)
+            self._append_batch(frame, Unpacked(frame.payload, starts))
 
     # Commands.
 
-    def _say(self, error: Exception) -> BrokerError:
-        said = to_broker_error(error)
-        return type(said)(_TEXTS.get(type(said), said.message))
-
-    def _handle(self, message: Message) -> Message | None:
+    def _answer(self, message: Message) -> Message | Standing | None:
         return _HANDLERS[type(message)](self, message)
 
     def _decode(self, frame: wire.Frame) -> Message:

@@ -1,7 +1,7 @@
-"""From the payload of an ingest to records that can be stored.
+"""From the payload of an Ingest to records that can be stored.
 
-Everything that is judged of a batch before the store sees it: its framing, its
-compression, its records. Nothing here knows of connections.
+All checks of a batch before the store sees it: its header, its compression, its
+records. Nothing here knows of connections.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _EXPANSION_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Records ready to be stored; `crc32c` is there if it is known already."""
+class Unpacked:
+    """A batch as the store takes it; `crc32c` is there if it is known already."""
 
     data: Buffer
     starts: NDArray[np.int64]
@@ -54,7 +54,9 @@ def unpacked_bytes_max(frame: Frame, bytes_max: int) -> int:
     return min(bytes_max, len(frame.payload) * _EXPANSION_MAX + _EXPANSION_SLACK)
 
 
-def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> Batch:
+def read_batch(
+    frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum
+) -> Unpacked:
     """Decompress and check a batch.
 
     Args:
@@ -76,7 +78,7 @@ def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> 
         data = decompress(frame.payload, bytes_max=bytes_max, accept=accept)
         crc32c = None
     if not strict:
-        return Batch(data, find_starts(data), crc32c)
+        return Unpacked(data, find_starts(data), crc32c)
     found = validate(data)
     if found.fault is not None:
         # A copy: with a traceback the fault would hold this call, and so the payload,
@@ -86,7 +88,7 @@ def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> 
         raise InvalidPayload(
             f"the frame says {frame.record_count} records and holds {len(found.starts)}"
         )
-    return Batch(data, found.starts, crc32c)
+    return Unpacked(data, found.starts, crc32c)
 
 
 def find_starts(data: Buffer) -> NDArray[np.int64]:

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from lance_spark.broker import EmbeddedBroker, lwp, session
+from lance_spark.broker import EmbeddedBroker, session
 from lance_spark.broker.budget import Budget
+from lance_spark.broker.lwp import command as commands
+from lance_spark.broker.lwp import session as lwp_session
+from lance_spark.broker.lwp.session import FrameSession
 from lance_spark.broker.session import Shared
 from lance_spark.errors import (
     ConnectionLost,
@@ -434,7 +437,7 @@ def test_backpressure_is_not_repeated_at_once(
 ) -> None:
     # Each of them halves the client's rate. The first comes whatever the clock says,
     # which counts from the start of the machine.
-    monkeypatch.setattr(session, "_SLOW_DOWN_INTERVAL_S", time.monotonic() + 3600)
+    monkeypatch.setattr(lwp_session, "_SLOW_DOWN_INTERVAL_S", time.monotonic() + 3600)
     broker = start(write_queue_bytes_max=1)
     client, queue = dial(broker), shared(broker).queue
     for batch in (1, 2, 3):
@@ -736,7 +739,8 @@ def test_a_bug_outside_of_commands_ends_one_connection(
     other = dial(broker)
     other.alive()
     with monkeypatch.context() as patch:
-        patch.setattr(session.Session, "_keepalive", lambda self: 1 / 0)
+        patch.setattr(FrameSession, "_settle", lambda self: 1 / 0)
+        patch.setattr(FrameSession, "_refuse", lambda *_: 1 / 0)
         client.send(client.keepalive())
         assert client.ended()
     assert "session failed" in caplog.text
@@ -844,8 +848,8 @@ def test_nothing_is_looked_into_before_the_token(
 
         return look
 
-    monkeypatch.setattr(lwp, "read_batch", note("read_batch"))
-    monkeypatch.setattr(lwp, "unpacked_bytes_max", note("unpacked_bytes_max"))
+    monkeypatch.setattr(commands, "read_batch", note("read_batch"))
+    monkeypatch.setattr(commands, "unpacked_bytes_max", note("unpacked_bytes_max"))
     for kind in set(wire.REQUESTS.values()) - {wire.Authenticate}:
         monkeypatch.setattr(kind, "decode_payload", note(kind.__name__))
     client = dial(start(**TOKEN, keepalive_burst=1000))
@@ -878,7 +882,7 @@ def test_large_frames_are_refused_before_the_token(
     checksum = wire.Checksum.CRC32 if dialect == "plain" else wire.Checksum.CRC32C
     broker = start(**TOKEN, dialect=dialect)
     for size, flags in (
-        (session.STRANGER_BYTES_MAX + 1, FrameFlags.BATCH_MODE),
+        (lwp_session.STRANGER_BYTES_MAX + 1, FrameFlags.BATCH_MODE),
         (16 * MIB, FrameFlags.CONTROL),
     ):
         client = dial(broker, checksum=checksum)
@@ -892,7 +896,7 @@ def test_large_frames_are_refused_before_the_token(
         assert client.ended()
     # A token that is as large as a frame may be is read, and refused as a token.
     client = dial(broker, checksum=checksum)
-    long = "x" * (session.STRANGER_BYTES_MAX - 1)
+    long = "x" * (lwp_session.STRANGER_BYTES_MAX - 1)
     assert not client.ask(wire.Authenticate(long)).ok
     assert client.ask(wire.Authenticate("good")).ok
     client.write(0, records("a", 5000), count=5000)
@@ -936,13 +940,13 @@ def test_nothing_that_is_sent_takes_the_place_of_a_token(
 def test_nothing_is_read_behind_a_keepalive_that_came_too_late(
     start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = session.Session._keepalive
+    usual = FrameSession._keepalive
 
-    def slow(self: session.Session) -> None:
+    def slow(self: FrameSession) -> None:
         usual(self)
         assert eventually(lambda: self._admission.expired)
 
-    monkeypatch.setattr(session.Session, "_keepalive", slow)
+    monkeypatch.setattr(FrameSession, "_keepalive", slow)
     stranger = dial(start(tokens=("good",), handshake_timeout_s=0.5))
     question = b"".join(map(bytes, wire.encode_message(wire.ListTopics())))
     stranger.send(wire.encode_keepalive() + question)
