@@ -1,0 +1,464 @@
+"""The session without a protocol, by way of a tiny one: standing requests above all.
+
+A request is a line, `id command arguments`, and so is an answer, `id words`. Answers
+come in any order, and `follow` is answered again and again until it is cancelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from lance_spark.broker import EmbeddedBroker, embedded, session
+from lance_spark.broker.session import WAIT_POSITION_BYTES, Owed, Session, Standing
+from lance_spark.errors import BrokerError, LanceError
+from lance_spark.model import Buffer
+from lance_spark.net.address import parse_address
+from lance_spark.net.connect import connect
+from lance_spark.net.deadline import Deadline
+from tests.broker.kit import Client, Dial, StartBroker, eventually, patience, record
+
+Line = list[str]
+LONG_MS = 30_000
+
+
+class LineAssembler:
+    """Lines as frames; a line that is not complete is a payload under way."""
+
+    def __init__(self) -> None:
+        self._room = memoryview(bytearray(4096))
+        self._data = b""
+
+    @property
+    def payload_missing(self) -> int:
+        return int(bool(self._data) and b"\n" not in self._data)
+
+    @property
+    def payload_bytes_next(self) -> int:
+        return len(self._data)
+
+    def buffer_for_read(self) -> memoryview:
+        return self._room
+
+    def bytes_written(self, size: int) -> None:
+        self._data += self._room[:size]
+
+    def next_frame(self) -> Line | None:
+        line, end, rest = self._data.partition(b"\n")
+        if not end:
+            return None
+        self._data = rest
+        return line.decode().split()
+
+
+class LineSession(Session[Line]):
+    """A protocol with request ids."""
+
+    _by_id: dict[str, Standing]
+
+    def _make_parser(self) -> LineAssembler:
+        self._by_id = {}
+        return LineAssembler()
+
+    def _handle(self, frame: Line) -> None:
+        getattr(self, f"_{frame[1]}")(frame[0], *frame[2:])
+
+    def _refuse(self, error: BrokerError, frame: Line | None) -> None:
+        self._reply(frame[0] if frame else "-", type(error).__name__)
+
+    def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
+        return [f"{owed.request} stored\n".encode()]
+
+    def _reply(self, number: str, *words: object) -> None:
+        self._send([" ".join(map(str, (number, *words))).encode() + b"\n"])
+
+    def _let_stand(self, number: str, standing: Standing) -> None:
+        standing.frame = [number]
+        self._by_id[number] = standing
+        if not self._stand(standing):
+            standing.attempt(True)
+
+    def _end_of(self, topic: int) -> int:
+        return self._service.ends(self._client, [topic])[topic]
+
+    # Commands.
+
+    def _ping(self, number: str) -> None:
+        self._reply(number, "pong")
+
+    def _put(self, number: str, topic: str, text: str) -> None:
+        data = record(text.encode())
+        starts = np.zeros(1, np.int64)
+        self._append(
+            number,
+            int(topic),
+            len(data),
+            lambda: self._service.append(
+                self._client, int(topic), 0, data, starts=starts
+            ),
+        )
+
+    def _poll(self, number: str, topic: str, position: str, wait_ms: str) -> None:
+        log = int(topic)
+
+        def attempt(final: bool) -> bool:
+            end = self._end_of(log)
+            if not final and end <= int(position):
+                return False
+            self._reply(number, "end", end)
+            return True
+
+        positions = {log: int(position)}
+        self._let_stand(number, Standing(positions, attempt, int(wait_ms) / 1000))
+
+    def _follow(self, number: str, topic: str, position: str) -> None:
+        log = int(topic)
+
+        def attempt(final: bool) -> bool:
+            end = self._end_of(log)
+            if end > standing.positions[log]:
+                self._reply(number, "push", end)
+                standing.positions = {log: end}
+                self._watch(standing)
+            return False
+
+        standing = Standing({log: int(position)}, attempt, float("inf"))
+        self._let_stand(number, standing)
+
+    def _flood(self, number: str) -> None:
+        count = itertools.count()
+
+        def attempt(final: bool) -> bool:
+            self._reply(number, next(count))
+            self._watch(standing)  # There is always more.
+            return False
+
+        standing = Standing({}, attempt, float("inf"))
+        self._let_stand(number, standing)
+
+    def _topics(self, number: str, wait_ms: str) -> None:
+        version = self._service.topics_version
+
+        def attempt(final: bool) -> bool:
+            if not final and self._service.topics_version == version:
+                return False
+            self._reply(number, *(t.metadata.name for t in self._service.topics(me)))
+            return True
+
+        me = self._client
+        standing = Standing({}, attempt, int(wait_ms) / 1000, topics=True)
+        self._let_stand(number, standing)
+
+    def _broken(self, number: str, topic: str) -> None:
+        def attempt(final: bool) -> bool:
+            if self._end_of(int(topic)):
+                raise ZeroDivisionError
+            return False
+
+        self._let_stand(number, Standing({int(topic): 0}, attempt, 1000))
+
+    def _cancel(self, number: str, which: str) -> None:
+        self._end(self._by_id.pop(which))
+        self._reply(number, "cancelled", which)
+
+
+class LineClient:
+    """Sends lines and reads lines."""
+
+    def __init__(self, address: str) -> None:
+        self.stream = connect(parse_address(address), deadline=patience())
+        self._data = b""
+
+    def send(self, *lines: str) -> None:
+        self.stream.send(["".join(f"{line}\n" for line in lines).encode()], patience())
+
+    def next(self) -> str:
+        room = memoryview(bytearray(4096))
+        while b"\n" not in self._data:
+            size = self.stream.recv_into(room, patience())
+            assert size, "the broker closed the connection"
+            self._data += room[:size]
+        line, _, self._data = self._data.partition(b"\n")
+        return line.decode()
+
+    def ask(self, line: str) -> str:
+        self.send(line)
+        return self.next()
+
+    def ended(self) -> bool:
+        return self.stream.recv_into(memoryview(bytearray(1)), patience()) == 0
+
+    def is_silent(self) -> bool:
+        assert not self._data
+        return not self.stream.wait_readable(Deadline.after(0.02))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, start: StartBroker) -> StartBroker:
+    """Start a broker that serves lines beside LWP."""
+
+    def make(shared: session.Shared) -> Callable[..., Session[Line]]:
+        return lambda stream: LineSession(
+            stream, shared, idle_timeout_s=shared.config.idle_timeout_s
+        )
+
+    monkeypatch.setitem(embedded._PROTOCOLS, "lines", make)  # type: ignore[arg-type]
+    return start
+
+
+@pytest.fixture
+def broker(served: StartBroker) -> EmbeddedBroker:
+    return served()
+
+
+@pytest.fixture
+def lines(broker: EmbeddedBroker) -> Iterator[LineClient]:
+    client = LineClient(broker.address_of("lines"))
+    yield client
+    client.stream.close()
+
+
+@pytest.fixture
+def topics(broker: EmbeddedBroker, dial: Dial) -> list[int]:
+    writer = dial(broker)
+    return [writer.create(name) for name in "abc"]
+
+
+def write(client: Client, topic: int, batch: int = 1) -> None:
+    """Append 6 bytes by LWP."""
+    client.write(topic, record(b"x"), batch, count=1)
+
+
+def shared(broker: EmbeddedBroker) -> session.Shared:
+    assert broker._server is not None
+    return broker._server._shared
+
+
+def stand(broker: EmbeddedBroker, count: int) -> bool:
+    """Wait until so many positions are stood for."""
+    size = count * WAIT_POSITION_BYTES
+    return eventually(lambda: shared(broker).waiting.taken == size)
+
+
+# Two protocols.
+
+
+def test_each_protocol_has_its_own_address(
+    broker: EmbeddedBroker, lines: LineClient, client: Client
+) -> None:
+    assert broker.address_of("lance") == broker.address
+    assert broker.address_of("lines") != broker.address
+    assert lines.ask("1 ping") == "1 pong"
+    client.alive()
+    with pytest.raises(LanceError, match="does not serve 'tank', only lance, lines"):
+        broker.address_of("tank")
+    addresses = [broker.address_of(name) for name in ("lance", "lines")]
+    broker.stop()
+    broker.start()
+    assert [broker.address_of(name) for name in ("lance", "lines")] == addresses
+
+
+def test_an_address_that_is_taken_frees_the_others(
+    served: StartBroker, broker: EmbeddedBroker
+) -> None:
+    """Both endpoints of this one want the same port: the second can't have it."""
+    with pytest.raises(LanceError, match="already in use"):
+        served(listen="127.0.0.1:" + broker.address.rpartition(":")[2])
+
+
+def test_answers_are_owed_until_the_disk_has_it(
+    served: StartBroker, dial: Dial
+) -> None:
+    broker = served(fsync="batch")
+    lines = LineClient(broker.address_of("lines"))
+    lines.send("1 put 0 a", "2 put 0 b", "3 put 0 c")
+    assert [lines.next() for _ in range(3)] == ["1 stored", "2 stored", "3 stored"]
+    assert dial(broker).read(0) == b"".join(map(record, (b"a", b"b", b"c")))
+    lines.stream.close()
+
+
+def test_a_request_that_fails_is_told_with_its_id(lines: LineClient) -> None:
+    assert lines.ask("1 put 99 x") == "1 TopicNotFound"
+    assert lines.ask("2 nothing") == "2 InternalError"
+    assert lines.ask("3 ping") == "3 pong"
+
+
+# Requests that stand.
+
+
+def test_answers_come_out_of_order(
+    broker: EmbeddedBroker, lines: LineClient, client: Client, topics: list[int]
+) -> None:
+    a, b, _ = topics
+    lines.send(f"1 poll {a} 0 {LONG_MS}", f"2 poll {b} 0 {LONG_MS}")
+    assert stand(broker, 2)
+    for n in range(3, 6):
+        assert lines.ask(f"{n} ping") == f"{n} pong"
+    write(client, b)
+    assert lines.next() == "2 end 6"
+    assert stand(broker, 1)
+    assert lines.ask("6 ping") == "6 pong"
+    write(client, a, 2)
+    assert lines.next() == "1 end 6"
+    assert stand(broker, 0)
+
+
+def test_what_is_there_already_is_answered_at_once(
+    lines: LineClient, client: Client, topics: list[int]
+) -> None:
+    write(client, topics[0])
+    assert lines.ask(f"1 poll {topics[0]} 0 {LONG_MS}") == "1 end 6"
+
+
+def test_the_time_is_up_for_one_and_not_for_the_other(
+    broker: EmbeddedBroker, lines: LineClient, topics: list[int]
+) -> None:
+    lines.send(f"1 poll {topics[0]} 0 {LONG_MS}", f"2 poll {topics[0]} 0 20")
+    assert lines.next() == "2 end 0"
+    assert stand(broker, 1)
+    assert lines.is_silent()
+
+
+def test_a_list_of_topics_that_changes(
+    broker: EmbeddedBroker, lines: LineClient, client: Client
+) -> None:
+    lines.send(f"1 topics {LONG_MS}")
+    assert stand(broker, 1)
+    client.create("news")
+    assert lines.next() == "1 news"
+
+
+def test_a_subscription_pushes_until_it_is_cancelled(
+    broker: EmbeddedBroker, lines: LineClient, client: Client, topics: list[int]
+) -> None:
+    lines.send(f"1 follow {topics[0]} 0", "2 ping")
+    assert lines.next() == "2 pong"
+    for n in range(1, 6):
+        write(client, topics[0], n)
+        assert lines.next() == f"1 push {6 * n}"
+    assert lines.ask("3 cancel 1") == "3 cancelled 1"
+    assert stand(broker, 0)
+    write(client, topics[0], 9)
+    assert lines.is_silent()
+
+
+def test_its_own_writes_are_pushed(lines: LineClient, topics: list[int]) -> None:
+    lines.send(f"1 follow {topics[0]} 0")
+    for n in range(2, 5):
+        lines.send(f"{n} put {topics[0]} x")
+        got = {lines.next(), lines.next()}
+        assert got == {f"{n} stored", f"1 push {6 * (n - 1)}"}
+
+
+def test_a_flood_of_pushes_does_not_stop_the_reading(lines: LineClient) -> None:
+    lines.send("1 flood")
+    assert lines.next() == "1 0"
+    lines.send("2 ping")
+    while (line := lines.next()) != "2 pong":
+        assert line.startswith("1 ")
+    # Nor does a flood of requests stop the pushes.
+    lines.send(*(f"{n} ping" for n in range(3, 103)))
+    got = [lines.next() for _ in range(300)]
+    last = got.index("102 pong")
+    assert sum(line.startswith("1 ") for line in got[:last]) > 10
+
+
+def test_a_request_that_fails_while_it_stands(
+    broker: EmbeddedBroker, lines: LineClient, client: Client, topics: list[int]
+) -> None:
+    lines.send(f"1 broken {topics[0]}")
+    assert stand(broker, 1)
+    write(client, topics[0])
+    assert lines.next() == "1 InternalError"
+    assert stand(broker, 0)
+    assert lines.ask("2 ping") == "2 pong"
+
+
+# Bounds.
+
+
+def test_standing_requests_need_no_threads(
+    broker: EmbeddedBroker, lines: LineClient, topics: list[int]
+) -> None:
+    assert lines.ask("0 ping") == "0 pong"
+    before = threading.active_count()
+    lines.send(*(f"{n} poll {topics[n % 3]} 0 {LONG_MS}" for n in range(100)))
+    assert stand(broker, 100)
+    assert threading.active_count() == before
+
+
+def test_so_many_stand_and_the_next_is_answered_at_once(
+    broker: EmbeddedBroker,
+    lines: LineClient,
+    topics: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "STANDING_MAX", 2)
+    topic = topics[0]
+    lines.send(*(f"{n} poll {topic} 0 {LONG_MS}" for n in (1, 2, 3)))
+    assert lines.next() == "3 end 0"
+    assert stand(broker, 2)
+
+
+def test_there_is_no_room_to_stand(
+    broker: EmbeddedBroker, lines: LineClient, topics: list[int]
+) -> None:
+    for budget in (shared(broker).waiting, shared(broker).memory):
+        assert budget.try_take(budget._limit)
+        assert lines.ask(f"1 poll {topics[0]} 0 {LONG_MS}") == "1 end 0"
+        budget.give_back(budget._limit)
+    assert stand(broker, 0)
+
+
+def test_what_stands_ends_with_its_connection(
+    broker: EmbeddedBroker, lines: LineClient, topics: list[int]
+) -> None:
+    lines.send(*(f"{n} follow {topic} 0" for n, topic in enumerate(topics)))
+    assert stand(broker, 3)
+    logs = [broker.service.store.topic(topic).log for topic in topics]
+    assert all(len(log.watchers) == 1 for log in logs)
+    lines.stream.close()
+    assert stand(broker, 0)
+    assert eventually(lambda: not shared(broker).memory.taken)
+    assert not any(len(log.watchers) for log in logs)
+
+
+def test_a_connection_with_a_standing_request_is_not_idle(
+    served: StartBroker, dial: Dial
+) -> None:
+    broker = served(idle_timeout_s=0.05)
+    lines = LineClient(broker.address_of("lines"))
+    lines.send("1 poll 0 0 200")
+    assert lines.next() == "1 end 0"
+    assert lines.ended()
+    lines.stream.close()
+
+
+def test_half_a_request_is_given_up_while_memory_is_short(
+    broker: EmbeddedBroker,
+    lines: LineClient,
+    topics: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_STALL_S", 0.02)
+    lines.send(f"1 follow {topics[0]} 0")
+    assert stand(broker, 1)
+    lines.stream.send([b"2 pi"], patience())
+    lines.send("ng")
+    assert lines.next() == "2 pong"
+    lines.stream.send([b"3 pi"], patience())
+    assert lines.is_silent()
+    # Another session waits for what this one holds.
+    memory = shared(broker).memory
+    waiting = threading.Thread(
+        target=memory.take, args=(memory._limit + 1, patience()), daemon=True
+    )
+    waiting.start()
+    assert lines.ended()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    memory.give_back(memory._limit + 1)
