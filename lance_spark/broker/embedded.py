@@ -24,7 +24,7 @@ from lance_spark.broker.console import Console
 from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
 from lance_spark.broker.server import Endpoint, Server
-from lance_spark.broker.service import Quotas, Service
+from lance_spark.broker.service import Service
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
@@ -187,7 +187,8 @@ class EmbeddedBroker:
             tokens=read_tokens(config),
             named=read_named_rules(config),
             metrics=self.metrics,
-            quotas=Quotas(config.topics_max, config.consumers_max),
+            topics_max=config.topics_max,
+            consumers_max=config.consumers_max,
         )
         if rules and not config.tls_enabled:
             logger.warning(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -96,100 +97,66 @@ class MetricsSnapshot:
         return self.connections_opened - self.connections_closed
 
 
+_BUCKETS = len(LATENCY_BUCKETS_S) + 1
+
+
 class Metrics:
     """The counters of a broker; any thread may count."""
 
     def __init__(self) -> None:
         # One lock for all: it is held for a few additions only.
         self._lock = threading.Lock()
-        self._opened = 0
-        self._closed = 0
-        self._refused = 0
-        self._received = 0
-        self._sent = 0
-        self._backpressure = 0
-        self._keepalives = 0
-        self._traffic = _Counts()
-        self._topics: dict[int, _Counts] = {}
-        self._requests: dict[str, _Histogram] = {}
-        self._syncs = _Histogram()
-        self._errors: dict[int, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._errors: Counter[int] = Counter()
+        # The fields of `Traffic`: of all topics, and by topic.
+        self._traffic = [0, 0, 0, 0]
+        self._topics: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        # The counts of `Latencies`, and behind them the sum.
+        self._requests: defaultdict[str, list[float]] = defaultdict(_new_histogram)
+        self._syncs = _new_histogram()
 
-    def connection_opened(self) -> None:
-        """Count a connection that was taken."""
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter, by the name of its field in `MetricsSnapshot`."""
         with self._lock:
-            self._opened += 1
-
-    def connection_closed(self) -> None:
-        """Count the end of a connection that was taken."""
-        with self._lock:
-            self._closed += 1
-
-    def connection_refused(self) -> None:
-        """Count a connection that was turned away."""
-        with self._lock:
-            self._refused += 1
-
-    def received(self, size: int) -> None:
-        """Count bytes that came over a connection."""
-        with self._lock:
-            self._received += size
-
-    def sent(self, size: int) -> None:
-        """Count bytes that went over a connection."""
-        with self._lock:
-            self._sent += size
-
-    def backpressure_sent(self) -> None:
-        """Count a Backpressure frame."""
-        with self._lock:
-            self._backpressure += 1
-
-    def keepalive_dropped(self) -> None:
-        """Count a keepalive that was not answered, because they came too fast."""
-        with self._lock:
-            self._keepalives += 1
+            self._counts[name] += by
 
     def observe_request(self, command: str, seconds: float) -> None:
         """Count a request and the time that it took.
 
         Args:
-            command: what it was. It becomes a label: the name of a command, nothing
-                that a client can make up.
+            command: becomes a label: the name of a command, nothing that a client can
+                make up.
             seconds: how long it took.
         """
         with self._lock:
-            histogram = self._requests.get(command)
-            if histogram is None:
-                histogram = self._requests[command] = _Histogram()
-            histogram.add(seconds)
+            _observe(self._requests[command], seconds)
 
     def observe_sync(self, seconds: float) -> None:
         """Count a sync of the disk and its time."""
         with self._lock:
-            self._syncs.add(seconds)
+            _observe(self._syncs, seconds)
 
     def count_error(self, code: int) -> None:
         """Count an error that was sent."""
         with self._lock:
-            self._errors[code] = self._errors.get(code, 0) + 1
+            self._errors[code] += 1
 
     def appended(self, topic_id: int | None, records: int, bytes: int) -> None:
         """Count records that were stored, for a topic or for none that exists yet."""
         with self._lock:
-            self._traffic.records_in += records
-            self._traffic.bytes_in += bytes
+            self._traffic[0] += records
+            self._traffic[1] += bytes
             if topic_id is not None:
-                counts = self._topic(topic_id)
-                counts.records_in += records
-                counts.bytes_in += bytes
+                topic = self._topics[topic_id]
+                topic[0] += records
+                topic[1] += bytes
 
     def fetched(self, topic_id: int, records: int, bytes: int) -> None:
-        """Count records that were given out."""
+        """Count records that were sent."""
         with self._lock:
-            for counts in (self._traffic, self._topic(topic_id)):
-                counts.records_out += records
-                counts.bytes_out += bytes
+            for counts in (self._traffic, self._topics[topic_id]):
+                counts[2] += records
+                counts[3] += bytes
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop the counters of a topic that was deleted; the totals keep them."""
@@ -210,57 +177,26 @@ class Metrics:
         """Copy all counters, as of one moment."""
         with self._lock:
             return MetricsSnapshot(
-                connections_opened=self._opened,
-                connections_closed=self._closed,
-                connections_refused=self._refused,
-                received_bytes=self._received,
-                sent_bytes=self._sent,
-                backpressure_frames=self._backpressure,
-                keepalives_dropped=self._keepalives,
-                traffic=self._traffic.freeze(),
-                topics={topic: c.freeze() for topic, c in self._topics.items()},
-                requests={name: h.freeze() for name, h in self._requests.items()},
-                syncs=self._syncs.freeze(),
+                **self._counts,
+                traffic=Traffic(*self._traffic),
+                topics={topic: Traffic(*c) for topic, c in self._topics.items()},
+                requests={name: _freeze(h) for name, h in self._requests.items()},
+                syncs=_freeze(self._syncs),
                 errors=dict(self._errors),
             )
 
-    def _topic(self, topic_id: int) -> _Counts:
-        counts = self._topics.get(topic_id)
-        if counts is None:
-            counts = self._topics[topic_id] = _Counts()
-        return counts
+
+def _new_histogram() -> list[float]:
+    return [0] * _BUCKETS + [0.0]
 
 
-class _Counts:
-    """A `Traffic` that can be added to."""
-
-    __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out")
-
-    def __init__(self) -> None:
-        self.records_in = 0
-        self.bytes_in = 0
-        self.records_out = 0
-        self.bytes_out = 0
-
-    def freeze(self) -> Traffic:
-        return Traffic(self.records_in, self.bytes_in, self.records_out, self.bytes_out)
+def _observe(histogram: list[float], seconds: float) -> None:
+    histogram[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+    histogram[-1] += seconds
 
 
-class _Histogram:
-    """`Latencies` that can be added to."""
-
-    __slots__ = ("_counts", "_sum_s")
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        self._sum_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
-        self._sum_s += seconds
-
-    def freeze(self) -> Latencies:
-        return Latencies(tuple(self._counts), self._sum_s)
+def _freeze(histogram: list[float]) -> Latencies:
+    return Latencies(tuple(map(int, histogram[:-1])), histogram[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class Server:
             served = len(self._streams) - len(self._refusals)
             refused = served >= self._config.connections_max
             if refused:
-                self._service.metrics.connection_refused()
+                self._service.metrics.count("connections_refused")
                 if len(self._refusals) >= _REFUSALS_MAX:
                     stream.close()
                     return
@@ -209,15 +209,15 @@ class Server:
         if len(self._strangers) > max(1, self._config.connections_max // 2):
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            self._service.metrics.connection_refused()
+            self._service.metrics.count("connections_refused")
             self._streams[oldest].abort()
 
     def _serve(self, stream: Stream, make_session: MakeSession) -> None:
-        self._service.metrics.connection_opened()
+        self._service.metrics.count("connections_opened")
         try:
             self._run(stream, make_session, lambda session: session.run())
         finally:
-            self._service.metrics.connection_closed()
+            self._service.metrics.count("connections_closed")
 
     def _refuse(self, stream: Stream, make_session: MakeSession) -> None:
         limit = self._config.connections_max

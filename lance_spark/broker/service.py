@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -62,14 +62,6 @@ _READ_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Quotas:
-    """How much clients may make that stays."""
-
-    topics_max: int = 10_000
-    consumers_max: int = 100_000
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """Records of a topic, and how far the topic can be read."""
 
@@ -79,7 +71,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """What is known of a consumer of a topic."""
+    """A consumer of a topic: its committed offset and its subscription, if any."""
 
     consumer: int
     committed: int | None
@@ -96,7 +88,8 @@ class Service:
         named: rules by the names of topics; see `Gate`.
         metrics: what is counted.
         groups: the coordinator of groups.
-        quotas: how much clients may make.
+        topics_max: how many topics clients may make.
+        consumers_max: how many offsets of consumers are kept, over all topics.
     """
 
     def __init__(
@@ -108,13 +101,15 @@ class Service:
         named: Mapping[str, TopicRule] | None = None,
         metrics: Metrics | None = None,
         groups: Groups | None = None,
-        quotas: Quotas | None = None,
+        topics_max: int = 10_000,
+        consumers_max: int = 100_000,
     ) -> None:
         self.store = store
         self.gate = Gate(store, policy=policy, tokens=tokens, named=named)
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
-        self.quotas = quotas or Quotas()
+        self._topics_max = topics_max
+        self._consumers_max = consumers_max
         self._lock = Lock()
         self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
@@ -204,7 +199,7 @@ class Service:
         self.gate.admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
-        most = self.quotas.topics_max
+        most = self._topics_max
         try:
             return self.store.create_topic(name, retention=retention, topics_max=most)
         except TopicExists as error:
@@ -225,7 +220,7 @@ class Service:
     def set_retention(
         self, client: Principal, topic: int, retention: Retention
     ) -> None:
-        """Change what may be dropped from a topic."""
+        """Change which records of a topic may be dropped."""
         self.gate.admit(client, topic)
         self.store.set_retention(topic, retention)
 
@@ -289,14 +284,14 @@ class Service:
         for name in overwrite:
             self.gate.admit_name(client, name)
         if not stages and not overwrite and self.store.writer_topics(writer) is None:
-            # Nothing to do for a writer that nobody knows. To remember it would let
-            # anybody make the later commits of another one stale.
+            # Nothing to do for a writer that is not known. To remember it would let
+            # any client make the later commits of another one stale.
             return CommitResult(CommitStatus.COMMITTED)
         result = self.store.commit_stages(
-            writer, sequence, stages, overwrite, topics_max=self.quotas.topics_max
+            writer, sequence, stages, overwrite, topics_max=self._topics_max
         )
         if result.status is not CommitStatus.COMMITTED:
-            # It named no stage that is still there, and it learns of topics.
+            # The client named no stage that still exists, and learns of topics.
             for committed in result.ranges:
                 if not self.may_see(client, committed.topic):
                     raise self._deny_writer(client, writer)
@@ -342,7 +337,7 @@ class Service:
 
     def _check_room(self, topic: str) -> None:
         """Refuse what the commit would refuse later, when all rows are staged."""
-        there, most = len(self.store.topics()), self.quotas.topics_max
+        there, most = len(self.store.topics()), self._topics_max
         if there >= most and self.store.find_topic(topic) is None:
             raise errors.LimitReached(
                 f"a stage for topic {topic!r} can't be committed: the topic is not "
@@ -352,7 +347,7 @@ class Service:
     # Reading.
 
     def view(self, client: Principal, topic: int) -> View:
-        """Look at a topic."""
+        """Give the bounds and segments of a topic at this moment."""
         self.gate.admit(client, topic)
         return self.store.view(topic)
 
@@ -412,13 +407,11 @@ class Service:
                 continue
         return ends
 
-    @contextmanager
     def watching(
         self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Call a function whenever one of some topics grows past an offset, or goes."""
-        with self.store.watching(offsets, wake, catalog=catalog):
-            yield
+        return self.store.watching(offsets, wake, catalog=catalog)
 
     # Consumers.
 
@@ -431,7 +424,7 @@ class Service:
         start: int,
         max_batch_bytes: int,
     ) -> int:
-        """Note a consumer and tell where it starts: 0 is where it has come to."""
+        """Note a consumer, and tell where it starts; 0 stands for its last commit."""
         view = self.view(client, topic)
         with self._lock:
             self._subscriptions[consumer, topic] = max_batch_bytes
@@ -455,7 +448,7 @@ class Service:
     def commit_offset(
         self, client: Principal, topic: int, consumer: int, offset: int
     ) -> None:
-        """Remember durably how far a consumer has come."""
+        """Keep the offset of a consumer durably."""
         end = self.view(client, topic).end.offset
         if offset > end:
             raise errors.OffsetOutOfRange(
@@ -463,39 +456,36 @@ class Service:
                 details={"log_end": end},
             )
         known = self.store.committed_offset(consumer, topic) is not None
-        if not known and self.store.consumer_count >= self.quotas.consumers_max:
+        if not known and self.store.consumer_count >= self._consumers_max:
             raise errors.InvalidPayload(
-                f"{self.quotas.consumers_max} offsets are committed already, which is "
+                f"{self._consumers_max} offsets are committed already, which is "
                 "the most (consumers_max)"
             )
         self.store.commit_offset(consumer, topic, offset)
 
     def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
-        """Tell of the consumers of a topic."""
+        """List the consumers of a topic that are subscribed or have committed."""
         self.gate.admit(client, topic)
-        committed = self.store.committed_offsets(topic)
-        with self._lock:
-            subscribed = {
-                consumer: size
-                for (consumer, of), size in self._subscriptions.items()
-                if of == topic
-            }
-        return [
-            ConsumerState(consumer, committed.get(consumer), subscribed.get(consumer))
-            for consumer in sorted(committed.keys() | subscribed.keys())
-        ]
+        offsets = self.store.committed_offsets(topic)
+        committed = {ConsumerKey(c, topic): at for c, at in offsets.items()}
+        return self._describe_consumers(committed, lambda t: t == topic).get(topic, [])
 
     def all_consumers(self, client: Principal) -> dict[int, list[ConsumerState]]:
-        """Tell of the consumers of all topics that a client may see, by topic."""
+        """List the consumers of all topics that a client may see, by topic."""
         self.gate.admit(client, None)
         committed = self.store.consumer_offsets()
+        return self._describe_consumers(committed, lambda t: self.may_see(client, t))
+
+    def _describe_consumers(
+        self, committed: Mapping[ConsumerKey, int], is_shown: Callable[[int], bool]
+    ) -> dict[int, list[ConsumerState]]:
         with self._lock:
             subscribed = dict(self._subscriptions)
         keys = sorted(committed.keys() | subscribed.keys())
-        seen = {t for t in {topic for _, topic in keys} if self.may_see(client, t)}
+        shown = {topic for topic in {topic for _, topic in keys} if is_shown(topic)}
         found: dict[int, list[ConsumerState]] = {}
         for consumer, topic in keys:
-            if topic in seen:
+            if topic in shown:
                 key = ConsumerKey(consumer, topic)
                 state = ConsumerState(consumer, committed.get(key), subscribed.get(key))
                 found.setdefault(topic, []).append(state)
@@ -572,19 +562,19 @@ class Service:
     # Housekeeping.
 
     def maintain(self) -> None:
-        """Apply retention and drop what has expired; to be called now and then."""
+        """Apply retention and drop expired stages and members; call it now and then."""
         self.groups.expire()
         self.store.maintain()
         topics = [topic.metadata.id for topic in self.store.topics()]
         self.metrics.retain_topics([DEFAULT_TOPIC, *topics])
 
     def findings(self, client: Principal) -> list[Finding]:
-        """List what was found and mended since the store was opened."""
+        """List the damage that was found and mended since the store was opened."""
         self.gate.admit(client, None)
         return self.store.findings
 
     def lags(self) -> dict[ConsumerKey, int]:
-        """Measure how far behind consumers are, for whoever runs the broker."""
+        """Measure how far behind consumers are, for the broker's operator."""
         topics = self.store.topics(default=True)
         ends = {topic.metadata.id: topic.log.visible.offset for topic in topics}
         return {
@@ -594,7 +584,7 @@ class Service:
         }
 
     def gauges(self) -> list[TopicGauge]:
-        """Measure all topics, the default topic too, for whoever runs the broker."""
+        """Measure all topics, the default topic too, for the broker's operator."""
         stages: dict[str, int] = {}
         for stage in self.store.stages():
             name = stage.metadata.topic

@@ -23,7 +23,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -332,7 +332,7 @@ class Session(ABC, Generic[FrameT]):
         if size == 0:
             return False
         self._turn.take()
-        self._metrics.received(size)
+        self._metrics.count("received_bytes", size)
         self._parser.bytes_written(size)
         return True
 
@@ -613,9 +613,8 @@ class Session(ABC, Generic[FrameT]):
                 it can't be told of an error.
         """
         self._turn.rest()
-        with self._sending() as deadline:
-            self._stream.send(buffers, deadline)
-        self._metrics.sent(sum(memoryview(b).nbytes for b in buffers))
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._transmit(size, self._stream.send, buffers)
 
     def _send_file(self, found: Slice) -> None:
         """Send records from the page cache, however slow the client is.
@@ -627,11 +626,10 @@ class Session(ABC, Generic[FrameT]):
         self._turn.rest()
         for at in range(0, len(found), _SEND_BYTES):
             size = min(_SEND_BYTES, len(found) - at)
-            with self._sending() as deadline:
-                self._stream.send_file(
-                    found.file.fileno(), found.position + at, size, deadline
-                )
-            self._metrics.sent(size)
+            position = found.position + at
+            self._transmit(
+                size, self._stream.send_file, found.file.fileno(), position, size
+            )
 
     def _pieces(self, found: Slice) -> Iterator[memoryview]:
         """Read records in pieces; each is valid until the next."""
@@ -639,12 +637,14 @@ class Session(ABC, Generic[FrameT]):
             self._piece = memoryview(bytearray(PIECE_BYTES))
         return found.pieces(self._piece)
 
-    @contextmanager
-    def _sending(self) -> Iterator[Deadline]:
+    def _transmit(
+        self, size: int, send: Callable[..., None], *arguments: object
+    ) -> None:
         try:
-            yield Deadline.after(self._config.idle_timeout_s)
+            send(*arguments, Deadline.after(self._config.idle_timeout_s))
         except ConnectionLost:
             raise
         except LanceError as error:
             # A frame that is cut off can't be followed by another one.
             raise ConnectionLost(f"{self._stream.peer}: gave up: {error}") from error
+        self._metrics.count("sent_bytes", size)

@@ -59,10 +59,10 @@ def test_nothing_is_counted_at_first() -> None:
 def test_connections() -> None:
     metrics = Metrics()
     for _ in range(3):
-        metrics.connection_opened()
-    metrics.connection_closed()
-    metrics.connection_refused()
-    metrics.connection_refused()
+        metrics.count("connections_opened")
+    metrics.count("connections_closed")
+    metrics.count("connections_refused")
+    metrics.count("connections_refused")
     snapshot = metrics.snapshot()
     assert (snapshot.connections_opened, snapshot.connections_closed) == (3, 1)
     assert (snapshot.connections_refused, snapshot.connections) == (2, 2)
@@ -70,12 +70,12 @@ def test_connections() -> None:
 
 def test_frames() -> None:
     metrics = Metrics()
-    metrics.received(44)
-    metrics.received(6)
-    metrics.sent(7)
-    metrics.backpressure_sent()
+    metrics.count("received_bytes", 44)
+    metrics.count("received_bytes", 6)
+    metrics.count("sent_bytes", 7)
+    metrics.count("backpressure_frames")
     for _ in range(2):
-        metrics.keepalive_dropped()
+        metrics.count("keepalives_dropped")
     snapshot = metrics.snapshot()
     assert (snapshot.received_bytes, snapshot.sent_bytes) == (50, 7)
     assert (snapshot.backpressure_frames, snapshot.keepalives_dropped) == (1, 2)
@@ -196,11 +196,11 @@ def fill() -> Metrics:
     """Count something of everything."""
     metrics = Metrics()
     for _ in range(5):
-        metrics.connection_opened()
-    metrics.connection_closed()
-    metrics.connection_refused()
-    metrics.received(500)
-    metrics.sent(600)
+        metrics.count("connections_opened")
+    metrics.count("connections_closed")
+    metrics.count("connections_refused")
+    metrics.count("received_bytes", 500)
+    metrics.count("sent_bytes", 600)
     metrics.appended(3, 10, 1000)
     metrics.appended(9, 1, 1)
     metrics.fetched(3, 20, 2000)
@@ -208,8 +208,8 @@ def fill() -> Metrics:
     metrics.observe_request("Fetch", 0.3)
     metrics.observe_sync(0.004)
     metrics.count_error(0x42)
-    metrics.backpressure_sent()
-    metrics.keepalive_dropped()
+    metrics.count("backpressure_frames")
+    metrics.count("keepalives_dropped")
     return metrics
 
 
@@ -375,7 +375,7 @@ def test_an_exporter_has_a_registry_of_its_own(
     serve: Callable[..., Exporter],
 ) -> None:
     one, other = Metrics(), Metrics()
-    one.connection_opened()
+    one.count("connections_opened")
     first, second = serve(one), serve(other)
     assert first.address.port != second.address.port
     key = "lance_broker_connections", ""

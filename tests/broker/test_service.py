@@ -16,7 +16,7 @@ from lance_spark import errors
 from lance_spark.broker import service as service_module
 from lance_spark.broker.access import Policy, Principal, TopicRule
 from lance_spark.broker.assignment import Strategy
-from lance_spark.broker.service import ConsumerState, Quotas, Service, to_broker_error
+from lance_spark.broker.service import ConsumerState, Service, to_broker_error
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     AccessDenied,
@@ -278,7 +278,7 @@ def test_nobody_makes_the_commits_of_another_writer_stale(guarded: Service) -> N
 
 
 def test_what_stays_has_limits(store: Store) -> None:
-    service = Service(store, quotas=Quotas(topics_max=2, consumers_max=2))
+    service = Service(store, topics_max=2, consumers_max=2)
     for name in "ab":
         service.create_topic(ANYBODY, name)
     for call in (
@@ -299,7 +299,7 @@ def test_what_stays_has_limits(store: Store) -> None:
 
 def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:
     """Those of its stages and those that it replaces count, before anything is made."""
-    service = Service(store, quotas=Quotas(topics_max=3))
+    service = Service(store, topics_max=3)
     service.create_topic(ANYBODY, "a")
     stages = [service.open_stage(ANYBODY, name, "w", 1) for name in "ab"]
     named = [NamedStage(stage, 0, 0) for stage in stages]
@@ -613,7 +613,7 @@ def test_maintenance(service: Service) -> None:
     topic = fill(service)
     service.set_retention(ANYBODY, topic, Retention(0, 300))
     service.groups.join("g", "m", ["a"], Strategy.RANGE, 1)
-    service.groups._clock = lambda: 1e12
+    service.groups.clock = lambda: 1e12
     stage = service.open_stage(ANYBODY, "a", "w", 1)
     service.append(ANYBODY, stage, 1, record(b"x"), starts=START)
     other = service.open_stage(ANYBODY, "not there yet", "w", 1)

@@ -189,7 +189,7 @@ class FrameSession(Session[Frame]):
         if self._keepalives.take() == 0:
             self._send([encode_keepalive(checksum=self.checksum)])
         else:
-            self._metrics.keepalive_dropped()
+            self._metrics.count("keepalives_dropped")
 
     # Batches.
 
@@ -291,7 +291,7 @@ class FrameSession(Session[Frame]):
         due = now - self._slowed_s >= _SLOW_DOWN_INTERVAL_S
         if self._config.backpressure and due:
             self._slowed_s = now
-            self._metrics.backpressure_sent()
+            self._metrics.count("backpressure_frames")
             self._send([encode_backpressure(checksum=self.checksum)])
 
 
