@@ -11,7 +11,7 @@ there, and opens their CA files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,39 +95,40 @@ def parse_rule(auth: Mapping[str, Any] | None) -> TopicRule | None:
     path = auth.get("client_ca_path")
     if path is not None and not (isinstance(path, str) and path):
         _refuse("client_ca_path", path, "must be the path of a file of certificates")
-    return TopicRule(
-        mtls_enabled=enabled,
-        client_ca_path=path,
-        allowed_cns=frozenset(_parse_names(auth)),
-        allowed_topics=frozenset(_parse_topics(auth)),
+    names = _parse_list(
+        auth,
+        "allowed_cns",
+        "certificate common names",
+        lambda name: isinstance(name, str) and name != "",
+        "each must be a text that is not empty",
     )
-
-
-def _parse_names(auth: Mapping[str, Any]) -> list[str]:
-    names = _parse_list(auth, "allowed_cns", "certificate common names")
-    for name in names:
-        if not (isinstance(name, str) and name):
-            _refuse("allowed_cns", name, "each must be a text that is not empty")
-    return names
-
-
-def _parse_topics(auth: Mapping[str, Any]) -> list[int]:
-    topics = _parse_list(auth, "allowed_topics", "topic ids")
-    for topic in topics:
+    topics = _parse_list(
+        auth,
+        "allowed_topics",
+        "topic ids",
         # In Python a bool is an int; in JSON it is not.
-        if type(topic) is not int or not 0 <= topic < _TOPIC_ID_END:
-            wanted = f"each must be a topic id, from 0 to {_TOPIC_ID_END - 1}"
-            _refuse("allowed_topics", topic, wanted)
-    return topics
+        lambda topic: type(topic) is int and 0 <= topic < _TOPIC_ID_END,
+        f"each must be a topic id, from 0 to {_TOPIC_ID_END - 1}",
+    )
+    return TopicRule(enabled, path, names, topics)
 
 
-def _parse_list(auth: Mapping[str, Any], key: str, of: str) -> list[Any]:
+def _parse_list(
+    auth: Mapping[str, Any],
+    key: str,
+    of: str,
+    is_good: Callable[[Any], bool],
+    wanted: str,
+) -> frozenset[Any]:
     value = auth.get(key)
     if value is None:
-        return []
+        return frozenset()
     if not isinstance(value, list | tuple):
         _refuse(key, value, f"must be a list of {of}")
-    return list(value)
+    for item in value:
+        if not is_good(item):
+            _refuse(key, item, wanted)
+    return frozenset(value)
 
 
 def _refuse(key: str, value: object, wanted: str) -> NoReturn:
@@ -229,9 +230,7 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         OptionError: for a rule that can't be read; nothing of it is set.
     """
-    rules = {
-        name: _parse_named(name, table.get("auth")) for name, table in topics.items()
-    }
+    rules = {name: _read_rule(name, t.get("auth")) for name, t in topics.items()}
     for name, table in topics.items():
         try:
             topic = store.find_topic(name) or store.create_topic(name)
@@ -262,12 +261,9 @@ def read_rules(store: Store) -> dict[int, TopicRule]:
         OptionError: a rule or a CA file can't be read. A topic whose rule is unknown
             must not be served to every client.
     """
-    rules = {}
-    for topic in store.topics(default=True):
-        rule = _parse_named(topic.metadata.name, topic.metadata.auth)
-        if rule is not None:
-            rules[topic.metadata.id] = _open_authority(topic.metadata.name, rule)
-    return rules
+    metadata = [topic.metadata for topic in store.topics(default=True)]
+    rules = {m.id: _read_rule(m.name, m.auth) for m in metadata}
+    return {topic: rule for topic, rule in rules.items() if rule is not None}
 
 
 def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
@@ -276,12 +272,9 @@ def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
     Raises:
         OptionError: a rule or a CA file can't be read.
     """
-    rules = {}
-    for name, table in config.topics.items():
-        rule = _parse_named(name, table.get("auth"))
-        if rule is not None:
-            rules[name] = _open_authority(name, rule)
-    return rules
+    topics = config.topics.items()
+    rules = {name: _read_rule(name, table.get("auth")) for name, table in topics}
+    return {name: rule for name, rule in rules.items() if rule is not None}
 
 
 def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:
@@ -334,18 +327,14 @@ def _check_authorities(rules: Mapping[int, TopicRule]) -> None:
             )
 
 
-def _parse_named(name: str, auth: Mapping[str, Any] | None) -> TopicRule | None:
+def _read_rule(name: str, auth: Mapping[str, Any] | None) -> TopicRule | None:
+    """Read a topic's rule and open its CA file."""
+    where = f"topic {name!r}"
     try:
-        return parse_rule(auth)
+        rule = parse_rule(auth)
+        if rule is None or rule.client_ca_path is None or not rule.mtls_enabled:
+            return rule
+        where = f"{where}: client_ca_path"
+        return replace(rule, authority=fingerprints(rule.client_ca_path))
     except OptionError as error:
-        raise OptionError(f"topic {name!r}: {error}") from error
-
-
-def _open_authority(name: str, rule: TopicRule) -> TopicRule:
-    if rule.client_ca_path is None or not rule.mtls_enabled:
-        return rule
-    try:
-        authority = fingerprints(rule.client_ca_path)
-    except OptionError as error:
-        raise OptionError(f"topic {name!r}: client_ca_path: {error}") from error
-    return replace(rule, authority=authority)
+        raise OptionError(f"{where}: {error}") from error

@@ -178,8 +178,8 @@ class Server:
                     stream.close()
                     return
             thread = threading.Thread(
-                target=self._refuse if refused else self._serve,
-                args=(stream, make_session),
+                target=self._serve,
+                args=(stream, make_session, refused),
                 name=f"lance-session-{stream.peer}",
                 daemon=True,
             )
@@ -212,34 +212,22 @@ class Server:
             self._service.metrics.count("connections_refused")
             self._streams[oldest].abort()
 
-    def _serve(self, stream: Stream, make_session: MakeSession) -> None:
-        self._service.metrics.count("connections_opened")
-        try:
-            self._run(stream, make_session, lambda session: session.run())
-        finally:
-            self._service.metrics.count("connections_closed")
-
-    def _refuse(self, stream: Stream, make_session: MakeSession) -> None:
-        limit = self._config.connections_max
-        error = ConnectionLimit(f"Connection limit reached: {limit} connections")
-        self._run(
-            stream, make_session, lambda session: session.refuse(error, _REFUSAL_S)
-        )
-
-    def _run(
-        self,
-        stream: Stream,
-        make_session: MakeSession,
-        serve: Callable[[Session[Any]], None],
-    ) -> None:
-        thread = threading.current_thread()
+    def _serve(self, stream: Stream, make_session: MakeSession, refused: bool) -> None:
+        thread, metrics = threading.current_thread(), self._service.metrics
+        if not refused:
+            metrics.count("connections_opened")
         try:
             stream = self._shake_hands(stream)
             session = make_session(stream)
+            if refused:
+                limit = self._config.connections_max
+                text = f"Connection limit reached: {limit} connections"
+                session.refuse(ConnectionLimit(text), _REFUSAL_S)
+                return
             with self._lock:
                 if thread in self._strangers:
                     self._strangers[thread] = session
-            serve(session)
+            session.run()
         except LanceError as error:
             logger.info("%s: %s", stream.peer, error)
         except Exception:
@@ -249,6 +237,8 @@ class Server:
             stream.close()
             with self._lock:
                 self._forget(thread)
+            if not refused:
+                metrics.count("connections_closed")
 
     def _shake_hands(self, stream: Stream) -> Stream:
         if self._tls is None:

@@ -61,6 +61,8 @@ _NOTHING = memoryview(b"")
 class FrameSession(Session[Frame]):
     """A client that sends frames of LWP."""
 
+    _parser: FrameParser
+
     def __init__(self, stream: Stream, shared: Shared, *, idle_timeout_s: float):
         super().__init__(stream, shared, idle_timeout_s=idle_timeout_s)
         config = shared.config
@@ -72,17 +74,13 @@ class FrameSession(Session[Frame]):
         config, size = self._config, self._config.payload_bytes_max
         if self._service.policy.token_required:
             size = min(size, STRANGER_BYTES_MAX)
-        # Kept under its own type: the checksum is not every parser's.
-        self._frames = FrameParser(
-            checksum=parse_checksum(config.frame_checksum),
-            payload_bytes_max=size,
-        )
-        return self._frames
+        checksum = parse_checksum(config.frame_checksum)
+        return FrameParser(checksum=checksum, payload_bytes_max=size)
 
     @property
     def checksum(self) -> Checksum:
         """The checksum that this client is answered with."""
-        return self._frames.checksum or Checksum.CRC32C
+        return self._parser.checksum or Checksum.CRC32C
 
     # What a frame means.
 
@@ -115,7 +113,7 @@ class FrameSession(Session[Frame]):
                 raise AuthenticationRequired("Authentication required")
         finally:
             if self.is_admitted:
-                self._frames.allow(self._config.payload_bytes_max)
+                self._parser.allow(self._config.payload_bytes_max)
             elif self._admission.expired:
                 # No frame keeps the place of a client that others could have.
                 self._ending = True
@@ -226,7 +224,7 @@ class FrameSession(Session[Frame]):
             # LWP §11: the connection is closed, and nothing is sent.
             super()._reject(error)
             return
-        header = self._frames.refused
+        header = self._parser.refused
         assert header is not None
         said: BrokerError = PayloadTooLarge(str(error))
         if header.type is FrameType.INGEST:
@@ -237,15 +235,10 @@ class FrameSession(Session[Frame]):
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
         self._metrics.count_error(error.code)
         payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
-        return [
-            self._header(Command.ERROR_RESPONSE, len(payload), self._sum(payload)),
-            payload,
-        ]
+        crc = self.checksum.update(payload)
+        return [self._header(Command.ERROR_RESPONSE, len(payload), crc), payload]
 
     # Sending.
-
-    def _sum(self, data: Buffer) -> int:
-        return self.checksum.update(data)
 
     def _header(self, command: Command, length: int, crc: int) -> bytes:
         return encode_header(
