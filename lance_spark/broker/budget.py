@@ -130,10 +130,7 @@ class TokenBucket:
     __slots__ = ("_allowance_s", "_clock", "_full_at_s", "_interval_s")
 
     def __init__(
-        self,
-        rate_per_s: float,
-        burst: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, rate_per_s: float, burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Make a full bucket.
 

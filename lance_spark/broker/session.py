@@ -507,14 +507,14 @@ class Session(ABC, Generic[FrameT]):
     # Requests that stand.
 
     def _stand(self, standing: Standing) -> bool:
-        """Let a request stand; False if there is no room: the caller answers it now.
+        """Let a request stand; False if it can't: the caller answers it now.
 
         No client is kept from the memory for its batches by others that wait.
         """
+        if standing.deadline.expired or len(self._standing) >= STANDING_MAX:
+            return False
         if self._waker is None:
             self._waker = Waker()
-        if len(self._standing) >= STANDING_MAX:
-            return False
         if not self._waiting.try_take(standing.size):
             return False
         if not self._memory.try_take(standing.size):

@@ -1,12 +1,11 @@
 """LWP with our extensions: what each command of a client means.
 
-Every command is a method in the table at the end of the file. It returns the answer or
-a request that stands, or raises an error.
+Each command is answered by the method of its name, which returns the answer or a
+request that stands, or raises an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -136,9 +135,6 @@ class LwpSession(FrameSession):
                 raise InvalidOffset(str(error)) from error
             raise
 
-    def _answer(self, message: Message) -> Message | Standing | None:
-        return _HANDLERS[type(message)](self, message)
-
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
             self._client = self._service.authenticate(self._client, message.token)
@@ -149,7 +145,7 @@ class LwpSession(FrameSession):
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
 
-    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+    def _get_cluster_status(self, message: wire.GetClusterStatus) -> Message:
         groups, is_cut = self._describe_groups()
         details = {
             "server": f"lance_spark/{__version__}",
@@ -189,11 +185,7 @@ class LwpSession(FrameSession):
         ]
         info = _describe(topic)
         stages = self._service.open_stages(self._client, message.topic_id)
-        more = {
-            "consumers": consumers,
-            "consumer_count": len(known),
-            "stages": stages,
-        }
+        more = {"consumers": consumers, "consumer_count": len(known), "stages": stages}
         return replace(info, details={**info.details, **more})
 
     def _set_retention(self, message: wire.SetRetention) -> Message:
@@ -253,7 +245,7 @@ class LwpSession(FrameSession):
         at = self._service.locate(self._client, message.topic_id, kind, message.value)
         return wire.LocateResponse(at.offset, at.record, at.append_time_ns)
 
-    def _wait_topics(self, message: wire.Wait) -> Standing:
+    def _wait(self, message: wire.Wait) -> Standing:
         offsets = {p.topic_id: p.offset for p in message.positions}
 
         def attempt(final: bool) -> bool:
@@ -336,7 +328,7 @@ class LwpSession(FrameSession):
             joined.generation, joined.member, self._assigned(joined.topics)
         )
 
-    def _heartbeat(self, message: wire.GroupHeartbeat) -> Message:
+    def _group_heartbeat(self, message: wire.GroupHeartbeat) -> Message:
         beat = self._service.beat_group(
             self._client, message.group, message.member, message.generation
         )
@@ -393,27 +385,3 @@ def _describe(topic: Topic) -> wire.TopicInfo:
             "record_count": end.record - start.record,
         },
     )
-
-
-_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | Standing | None]] = {
-    wire.Authenticate: LwpSession._authenticate,
-    wire.GetClusterStatus: LwpSession._cluster_status,
-    wire.CreateTopic: LwpSession._create_topic,
-    wire.CreateTopicWithRetention: LwpSession._create_topic,
-    wire.DeleteTopic: LwpSession._delete_topic,
-    wire.ListTopics: LwpSession._list_topics,
-    wire.GetTopic: LwpSession._get_topic,
-    wire.SetRetention: LwpSession._set_retention,
-    wire.Fetch: LwpSession._fetch,
-    wire.Locate: LwpSession._locate,
-    wire.Wait: LwpSession._wait_topics,
-    wire.OpenStage: LwpSession._open_stage,
-    wire.CommitStages: LwpSession._commit_stages,
-    wire.AbortStages: LwpSession._abort_stages,
-    wire.Subscribe: LwpSession._subscribe,
-    wire.Unsubscribe: LwpSession._unsubscribe,
-    wire.CommitOffset: LwpSession._commit_offset,
-    wire.JoinGroup: LwpSession._join_group,
-    wire.GroupHeartbeat: LwpSession._heartbeat,
-    wire.LeaveGroup: LwpSession._leave_group,
-}

@@ -17,15 +17,14 @@ It differs from `command` in what was seen of that server, its faults included:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from lance_spark import errors
 from lance_spark.broker.lwp.ingest import Unpacked, find_starts
 from lance_spark.broker.lwp.session import FrameSession
-from lance_spark.broker.session import Shared, Standing
+from lance_spark.broker.session import Shared
 from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
@@ -90,9 +89,6 @@ class PlainSession(FrameSession):
 
     # Commands.
 
-    def _answer(self, message: Message) -> Message | Standing | None:
-        return _HANDLERS[type(message)](self, message)
-
     def _decode(self, frame: wire.Frame) -> Message:
         command = frame.command & _COMMAND_MASK
         frame = replace(frame, batch_id=command)
@@ -105,7 +101,7 @@ class PlainSession(FrameSession):
             # What follows is not looked at.
             frame = replace(frame, payload=frame.payload[:_FETCH_BYTES])
         known = wire.REQUESTS.get(command)
-        if known not in _HANDLERS or command == Command.GET_CLUSTER_STATUS:
+        if known not in self._handlers or command == Command.GET_CLUSTER_STATUS:
             raise errors.InvalidPayload("Invalid client command")
         return wire.decode_request(frame)
 
@@ -116,25 +112,25 @@ class PlainSession(FrameSession):
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
 
-    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+    def _get_cluster_status(self, message: wire.GetClusterStatus) -> Message:
         return wire.ClusterStatus()
 
     # Topics.
 
-    def _create_topic(self, message: wire.CreateTopic) -> Message:
-        return _describe(self._create(message.name))
-
-    def _create_with_retention(self, message: wire.CreateTopicWithRetention) -> Message:
-        topic = self._create(message.name, _translate(message.retention))
-        return replace(_describe(topic), retention=message.retention)
-
-    def _create(self, name: str, retention: Retention | None = None) -> Topic:
+    def _create_topic(
+        self, message: wire.CreateTopic | wire.CreateTopicWithRetention
+    ) -> Message:
+        name = message.name
         if name and not _NAME.fullmatch(name):
             raise errors.InvalidTopicName(
                 f"Invalid data: Topic name '{name}' contains invalid characters. "
                 "Only letters, digits and hyphens are allowed"
             )
-        return self._service.create_topic(self._client, name, retention)
+        if isinstance(message, wire.CreateTopic):
+            return _describe(self._service.create_topic(self._client, name))
+        retention = _translate(message.retention)
+        topic = self._service.create_topic(self._client, name, retention)
+        return replace(_describe(topic), retention=message.retention)
 
     def _delete_topic(self, message: wire.DeleteTopic) -> Message:
         with _configuring(message.topic_id):
@@ -235,19 +231,3 @@ def _translate(retention: Retention) -> Retention:
         return retention
     # Every closed segment is older than 0 s, and any size exceeds 0 bytes.
     return Retention(retention.max_age_s, 1)
-
-
-_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | None]] = {
-    wire.Authenticate: PlainSession._authenticate,
-    wire.GetClusterStatus: PlainSession._cluster_status,
-    wire.CreateTopic: PlainSession._create_topic,
-    wire.CreateTopicWithRetention: PlainSession._create_with_retention,
-    wire.DeleteTopic: PlainSession._delete_topic,
-    wire.ListTopics: PlainSession._list_topics,
-    wire.GetTopic: PlainSession._get_topic,
-    wire.SetRetention: PlainSession._set_retention,
-    wire.Fetch: PlainSession._fetch,
-    wire.Subscribe: PlainSession._subscribe,
-    wire.Unsubscribe: PlainSession._unsubscribe,
-    wire.CommitOffset: PlainSession._commit_offset,
-}

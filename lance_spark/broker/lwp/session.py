@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.lwp.ingest import Unpacked
@@ -32,6 +33,7 @@ from lance_spark.net.stream import Stream
 from lance_spark.store import Slice
 from lance_spark.store.crc import combine_crc32c
 from lance_spark.wire.lwp import (
+    REQUESTS,
     Checksum,
     Command,
     ErrorResponse,
@@ -57,11 +59,23 @@ _SHORT_BYTES = 4 * 1024
 _SLOW_DOWN_INTERVAL_S = 0.1
 _NOTHING = memoryview(b"")
 
+Answer = Message | Standing | None
+
 
 class FrameSession(Session[Frame]):
     """A client that sends frames of LWP."""
 
     _parser: FrameParser
+    # What answers each kind of request: the method with the name of the message. It
+    # gives the answer, or a request that stands, or None if it has sent the answer.
+    _handlers: ClassVar[Mapping[type[Message], Callable[[Any, Any], Answer]]]
+
+    def __init_subclass__(cls) -> None:
+        methods = {
+            kind: getattr(cls, "_" + kind.NAME.replace(" ", "_"), None)
+            for kind in REQUESTS.values()
+        }
+        cls._handlers = {kind: m for kind, m in methods.items() if m is not None}
 
     def __init__(self, stream: Stream, shared: Shared, *, idle_timeout_s: float):
         super().__init__(stream, shared, idle_timeout_s=idle_timeout_s)
@@ -127,10 +141,6 @@ class FrameSession(Session[Frame]):
         """Read the request of a control frame."""
 
     @abstractmethod
-    def _answer(self, message: Message) -> Message | Standing | None:
-        """Give the answer to a request, None if it was sent already."""
-
-    @abstractmethod
     def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
         """Write the payload of an error."""
 
@@ -146,7 +156,7 @@ class FrameSession(Session[Frame]):
         try:
             message = self._decode(frame)
             name = type(message).__name__
-            answer = self._answer(message)
+            answer = self._handlers[type(message)](self, message)
             if isinstance(answer, Standing):
                 is_over = not self._stand_timed(answer, name)
             elif answer is not None:
