@@ -47,7 +47,7 @@ _STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """How often something took how long.
+    """How often something happened, by how long it took.
 
     Args:
         counts: one per bucket of `LATENCY_BUCKETS_S`, each without those before it,
@@ -66,7 +66,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went in and out."""
+    """Records and their bytes, in and out."""
 
     records_in: int = 0
     bytes_in: int = 0
@@ -201,7 +201,7 @@ def _freeze(histogram: list[float]) -> Latencies:
 
 @dataclass(frozen=True, slots=True)
 class TopicGauge:
-    """What a topic is like when somebody looks; the default topic has no name."""
+    """The state of a topic at one moment; the default topic has no name."""
 
     id: int
     name: str

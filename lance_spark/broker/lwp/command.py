@@ -39,17 +39,17 @@ from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
 CAPABILITIES = tuple(capability.value for capability in wire.Capability)
 # What a client has to know before it asks.
 _LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
-# What a topic takes in a list, its name and numbers as JSON, and what it takes beside
-# its name in the answer to a member of a group.
+# How many bytes a topic takes in a list, as JSON, and how many beside its name in the
+# answer to a member of a group.
 _TOPIC_BYTES = 512
 _ASSIGNED_BYTES = 64
-# A few mistakes are human; more are somebody who tries tokens.
+# A person makes a mistake or two; more attempts are guesses.
 _TOKEN_ATTEMPTS_MAX = 3
-# What can't be read is a bad offset for these, and a bad payload for all others.
+# A payload that can't be read is a bad offset for these, and a bad payload otherwise.
 _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 
-# What is shown of things that clients can make many of: every client asks for the
-# status when it connects, so that it has to stay small.
+# How much is shown of what clients can make many of. Every client asks for the status
+# when it connects, so that it has to stay small.
 _GROUPS_SHOWN_BYTES = 64 * 1024
 _CONSUMERS_SHOWN = 1000
 
@@ -100,7 +100,7 @@ class LwpSession(FrameSession):
     def _is_repeated(self, frame: wire.Frame) -> bool:
         if not self._dedup.is_repeated(frame):
             return False
-        # It may be one that is owed, and that the disk refuses.
+        # Its first copy may still be owed, and the disk may refuse that.
         self._settle()
         return self._dedup.is_repeated(frame)
 

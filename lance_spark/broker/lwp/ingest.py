@@ -48,7 +48,7 @@ def check_ingest(frame: Frame) -> None:
 
 
 def unpacked_bytes_max(frame: Frame, bytes_max: int) -> int:
-    """Tell how much memory decompressing a batch may take; 0 if it is plain."""
+    """Tell how much memory to decompress a batch may take; 0 if it is plain."""
     if not frame.flags & FrameFlags.COMPRESSED:
         return 0
     return min(bytes_max, len(frame.payload) * _EXPANSION_MAX + _EXPANSION_SLACK)

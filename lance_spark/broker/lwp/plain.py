@@ -2,7 +2,7 @@
 
 It differs from `command` in what was seen of that server, its faults included:
 
-- CRC-32, errors as bare text, no capabilities, no command of ours;
+- CRC-32, errors as bare text, no capabilities, none of our commands;
 - payloads are stored as they come: not checked, not decompressed, never recognised as
   repeated; so a log may end inside a record;
 - a Fetch is cut at the byte, its record count is 0 or 1, and one from behind the end
@@ -32,7 +32,7 @@ from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
 
-# That server waits for ever. Ours has an end for everything.
+# That server waits for ever. This broker has an end for everything.
 _IDLE_TIMEOUT_S = 24 * 3600.0
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _FETCH_BYTES = 16
@@ -45,12 +45,12 @@ _TEXTS: Mapping[type[BrokerError], str] = {
     errors.TopicDeleted: "Topic not found",
     errors.AuthenticationRequired: "Authentication required",
 }
-# That server has no stages: an id of one is of a topic that it does not know.
+# That server has no stages: the id of a stage is an unknown topic there.
 _UNKNOWN = (errors.TopicNotFound, errors.TopicDeleted, errors.StageNotFound)
 
 
 class PlainSession(FrameSession):
-    """A client of a server that knows LWP and nothing more."""
+    """A client that takes this broker for a server without extensions."""
 
     # Per (consumer, topic), and shared by the sessions of a process.
     def __init__(
@@ -98,7 +98,7 @@ class PlainSession(FrameSession):
             if len(frame.payload) < _FETCH_BYTES:
                 text = "Protocol error: Fetch request payload too small"
                 raise errors.InvalidOffset(text)
-            # What follows is not looked at.
+            # That server does not look at the rest.
             frame = replace(frame, payload=frame.payload[:_FETCH_BYTES])
         known = wire.REQUESTS.get(command)
         if known not in self._handlers or command == Command.GET_CLUSTER_STATUS:
@@ -183,7 +183,7 @@ class PlainSession(FrameSession):
     # Consumers.
 
     def _check_access(self, topic: int) -> None:
-        # That server looks at nothing here. Rules hold all the same.
+        # That server checks nothing here. The rules of access hold all the same.
         self._service.ends(self._client, [topic])
 
     def _subscribe(self, message: wire.Subscribe) -> Message:
@@ -203,14 +203,14 @@ class PlainSession(FrameSession):
         self._check_access(message.topic_id)
         self._committed[message.consumer_id, message.topic_id] = message.offset
         if len(self._committed) > _COMMITTED_MAX:
-            # That server would keep it; a stand-in has to live within its memory.
+            # That server would keep it; a stand-in has to bound its memory.
             self._committed.pop(next(iter(self._committed)))
         return wire.CommitAck(message.consumer_id, message.offset)
 
 
 @contextmanager
 def _configuring(topic: int) -> Iterator[None]:
-    """Say that there is no such topic as that server does where it changes one."""
+    """Use the text of that server for a topic that it can't change."""
     try:
         yield
     except errors.UnknownTopic as error:
@@ -226,7 +226,7 @@ def _describe(topic: Topic) -> wire.TopicInfo:
 
 
 def _translate(retention: Retention) -> Retention:
-    """Give the limits under which our store deletes what that server would."""
+    """Give the limits under which this store deletes what that server would."""
     if retention.max_age_s and retention.max_bytes:
         return retention
     # Every closed segment is older than 0 s, and any size exceeds 0 bytes.
