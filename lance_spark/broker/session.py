@@ -105,7 +105,7 @@ class Shared:
     memory: Budget
     # Batches that are written and not yet durable.
     queue: Budget
-    # Standing requests and large answers; a part of the memory.
+    # StandingRequest requests and large answers; a part of the memory.
     waiting: Budget
     turns: Turns
 
@@ -121,7 +121,7 @@ class Owed:
     began_s: float
 
 
-class Standing:
+class StandingRequest:
     """A request that is answered later, while further ones are read and answered.
 
     Args:
@@ -190,7 +190,7 @@ class Session(ABC, Generic[FrameT]):
         self._owed: list[Owed] = []
         self._owed_bytes = 0
         # Each with what stops its watching; the oldest first.
-        self._standing: dict[Standing, ExitStack] = {}
+        self._standing: dict[StandingRequest, ExitStack] = {}
         self._waker: Waker | None = None
         # What the frame under way has taken of the memory, and of the share of waits.
         self._reserved = 0
@@ -506,7 +506,7 @@ class Session(ABC, Generic[FrameT]):
 
     # Requests that stand.
 
-    def _stand(self, standing: Standing) -> bool:
+    def _stand(self, standing: StandingRequest) -> bool:
         """Let a request stand; False if it can't: the caller answers it now.
 
         No client is kept from the memory for its batches by others that wait.
@@ -524,7 +524,7 @@ class Session(ABC, Generic[FrameT]):
         self._watch(standing)
         return True
 
-    def _watch(self, standing: Standing) -> None:
+    def _watch(self, standing: StandingRequest) -> None:
         """Watch the logs of a standing request from its positions on.
 
         A subscription that has been answered moves its positions and calls this.
@@ -544,7 +544,7 @@ class Session(ABC, Generic[FrameT]):
         # What has come before the watch is found by looking once.
         standing.is_due = True
 
-    def _end(self, standing: Standing) -> None:
+    def _end(self, standing: StandingRequest) -> None:
         """Drop a standing request, which gets no answer any more."""
         self._standing.pop(standing).close()
         self._memory.give_back(standing.size)
@@ -561,7 +561,7 @@ class Session(ABC, Generic[FrameT]):
                 standing.is_due = False
                 self._attempt(standing, is_last)
 
-    def _attempt(self, standing: Standing, final: bool) -> None:
+    def _attempt(self, standing: StandingRequest, final: bool) -> None:
         lent, reserved = self._lent, self._reserved
         self._turn.begin()
         try:

@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 
 from lance_spark.broker import EmbeddedBroker, embedded, session
-from lance_spark.broker.session import WAIT_POSITION_BYTES, Owed, Session, Standing
+from lance_spark.broker.session import (
+    WAIT_POSITION_BYTES,
+    Owed,
+    Session,
+    StandingRequest,
+)
 from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Buffer
 from lance_spark.net.address import parse_address
@@ -58,7 +63,7 @@ class LineAssembler:
 class LineSession(Session[Line]):
     """A protocol with request ids."""
 
-    _by_id: dict[str, Standing]
+    _by_id: dict[str, StandingRequest]
 
     def _make_parser(self) -> LineAssembler:
         self._by_id = {}
@@ -76,7 +81,7 @@ class LineSession(Session[Line]):
     def _reply(self, number: str, *words: object) -> None:
         self._send([" ".join(map(str, (number, *words))).encode() + b"\n"])
 
-    def _let_stand(self, number: str, standing: Standing) -> None:
+    def _let_stand(self, number: str, standing: StandingRequest) -> None:
         standing.frame = [number]
         self._by_id[number] = standing
         if not self._stand(standing):
@@ -113,7 +118,9 @@ class LineSession(Session[Line]):
             return True
 
         positions = {log: int(position)}
-        self._let_stand(number, Standing(positions, attempt, int(wait_ms) / 1000))
+        self._let_stand(
+            number, StandingRequest(positions, attempt, int(wait_ms) / 1000)
+        )
 
     def _follow(self, number: str, topic: str, position: str) -> None:
         log = int(topic)
@@ -126,7 +133,7 @@ class LineSession(Session[Line]):
                 self._watch(standing)
             return False
 
-        standing = Standing({log: int(position)}, attempt, float("inf"))
+        standing = StandingRequest({log: int(position)}, attempt, float("inf"))
         self._let_stand(number, standing)
 
     def _flood(self, number: str) -> None:
@@ -137,7 +144,7 @@ class LineSession(Session[Line]):
             self._watch(standing)  # There is always more.
             return False
 
-        standing = Standing({}, attempt, float("inf"))
+        standing = StandingRequest({}, attempt, float("inf"))
         self._let_stand(number, standing)
 
     def _topics(self, number: str, wait_ms: str) -> None:
@@ -150,7 +157,7 @@ class LineSession(Session[Line]):
             return True
 
         me = self._client
-        standing = Standing({}, attempt, int(wait_ms) / 1000, topics=True)
+        standing = StandingRequest({}, attempt, int(wait_ms) / 1000, topics=True)
         self._let_stand(number, standing)
 
     def _broken(self, number: str, topic: str) -> None:
@@ -159,7 +166,7 @@ class LineSession(Session[Line]):
                 raise ZeroDivisionError
             return False
 
-        self._let_stand(number, Standing({int(topic): 0}, attempt, 1000))
+        self._let_stand(number, StandingRequest({int(topic): 0}, attempt, 1000))
 
     def _cancel(self, number: str, which: str) -> None:
         self._end(self._by_id.pop(which))

@@ -21,7 +21,7 @@ from lance_spark.broker.lwp.ingest import (
 )
 from lance_spark.broker.lwp.session import FrameSession
 from lance_spark.broker.service import Reading
-from lance_spark.broker.session import Owed, Shared, Standing
+from lance_spark.broker.session import Owed, Shared, StandingRequest
 from lance_spark.errors import (
     AuthenticationFailed,
     InvalidOffset,
@@ -194,7 +194,7 @@ class LwpSession(FrameSession):
 
     # Reading.
 
-    def _fetch(self, message: wire.Fetch) -> Standing | None:
+    def _fetch(self, message: wire.Fetch) -> StandingRequest | None:
         self._limit_fetches()
         max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
         snap = bool(message.flags & FetchFlags.SNAP)
@@ -218,7 +218,7 @@ class LwpSession(FrameSession):
             self._send_reading(message, read())
             return True
 
-        return Standing({topic: position}, attempt, self._wait_s(message))
+        return StandingRequest({topic: position}, attempt, self._wait_s(message))
 
     def _send_reading(self, message: wire.Fetch, reading: Reading) -> None:
         found = reading.slice
@@ -245,7 +245,7 @@ class LwpSession(FrameSession):
         at = self._service.locate(self._client, message.topic_id, kind, message.value)
         return wire.LocateResponse(at.offset, at.record, at.append_time_ns)
 
-    def _wait(self, message: wire.Wait) -> Standing:
+    def _wait(self, message: wire.Wait) -> StandingRequest:
         offsets = {p.topic_id: p.offset for p in message.positions}
 
         def attempt(final: bool) -> bool:
@@ -263,7 +263,7 @@ class LwpSession(FrameSession):
             self._send(wire.encode_message(answer, checksum=self.checksum))
             return True
 
-        return Standing(offsets, attempt, self._wait_s(message), topics=True)
+        return StandingRequest(offsets, attempt, self._wait_s(message), topics=True)
 
     # Stages.
 

@@ -18,7 +18,13 @@ from typing import Any, ClassVar
 from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.lwp.ingest import Unpacked
 from lance_spark.broker.service import to_broker_error
-from lance_spark.broker.session import PIECE_BYTES, Owed, Session, Shared, Standing
+from lance_spark.broker.session import (
+    PIECE_BYTES,
+    Owed,
+    Session,
+    Shared,
+    StandingRequest,
+)
 from lance_spark.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -59,7 +65,7 @@ _SHORT_BYTES = 4 * 1024
 _SLOW_DOWN_INTERVAL_S = 0.1
 _NOTHING = memoryview(b"")
 
-Answer = Message | Standing | None
+Answer = Message | StandingRequest | None
 
 
 class FrameSession(Session[Frame]):
@@ -157,7 +163,7 @@ class FrameSession(Session[Frame]):
             message = self._decode(frame)
             name = type(message).__name__
             answer = self._handlers[type(message)](self, message)
-            if isinstance(answer, Standing):
+            if isinstance(answer, StandingRequest):
                 is_over = not self._stand_timed(answer, name)
             elif answer is not None:
                 self._send(encode_message(answer, checksum=self.checksum))
@@ -165,7 +171,7 @@ class FrameSession(Session[Frame]):
             if is_over:
                 self._metrics.observe_request(name, time.perf_counter() - self._began_s)
 
-    def _stand_timed(self, standing: Standing, name: str) -> bool:
+    def _stand_timed(self, standing: StandingRequest, name: str) -> bool:
         """Let a request stand, or answer it; tell whether it stands."""
         attempt, began_s = standing.attempt, self._began_s
 
