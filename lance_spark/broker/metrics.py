@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -98,6 +98,7 @@ class MetricsSnapshot:
 
 
 _BUCKETS = len(LATENCY_BUCKETS_S) + 1
+_COUNTERS = tuple(f.name for f in fields(MetricsSnapshot) if f.type == "int")
 
 
 class Metrics:
@@ -106,13 +107,13 @@ class Metrics:
     def __init__(self) -> None:
         # One lock for all: it is held for a few additions only.
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(_COUNTERS, 0)
         self._errors: Counter[int] = Counter()
         # The fields of `Traffic`: of all topics, and by topic.
         self._traffic = [0, 0, 0, 0]
-        self._topics: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._topics: dict[int, list[int]] = {}
         # The counts of `Latencies`, and behind them the sum.
-        self._requests: defaultdict[str, list[float]] = defaultdict(_new_histogram)
+        self._requests: dict[str, list[float]] = {}
         self._syncs = _new_histogram()
 
     def count(self, name: str, by: int = 1) -> None:
@@ -129,6 +130,8 @@ class Metrics:
             seconds: how long it took.
         """
         with self._lock:
+            if command not in self._requests:
+                self._requests[command] = _new_histogram()
             _observe(self._requests[command], seconds)
 
     def observe_sync(self, seconds: float) -> None:
@@ -147,16 +150,21 @@ class Metrics:
             self._traffic[0] += records
             self._traffic[1] += bytes
             if topic_id is not None:
-                topic = self._topics[topic_id]
+                topic = self._of_topic(topic_id)
                 topic[0] += records
                 topic[1] += bytes
 
     def fetched(self, topic_id: int, records: int, bytes: int) -> None:
         """Count records that were sent."""
         with self._lock:
-            for counts in (self._traffic, self._topics[topic_id]):
+            for counts in (self._traffic, self._of_topic(topic_id)):
                 counts[2] += records
                 counts[3] += bytes
+
+    def _of_topic(self, topic_id: int) -> list[int]:
+        if topic_id not in self._topics:
+            self._topics[topic_id] = [0, 0, 0, 0]
+        return self._topics[topic_id]
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop the counters of a topic that was deleted; the totals keep them."""

@@ -23,7 +23,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -189,8 +189,8 @@ class Session(ABC, Generic[FrameT]):
         self._parser = self._make_parser()
         self._owed: list[Owed] = []
         self._owed_bytes = 0
-        # Each with what stops its watching; the oldest first.
-        self._standing: dict[StandingRequest, ExitStack] = {}
+        # Each with its watch, the oldest first.
+        self._standing: dict[StandingRequest, AbstractContextManager[None] | None] = {}
         self._waker: Waker | None = None
         # What the frame under way has taken of the memory, and of the share of waits.
         self._reserved = 0
@@ -479,23 +479,24 @@ class Session(ABC, Generic[FrameT]):
         if not self._owed:
             return
         self._turn.rest()
-        failures: dict[int, LanceError] = {}
+        failures: list[LanceError | None] = []
         # For all of them: a disk that hangs must not cost each its own timeout.
         deadline = Deadline.after(self._config.wait_timeout_s)
-        for number, owed in enumerate(self._owed):
+        for owed in self._owed:
             try:
                 self._service.wait_durable(
                     owed.target, owed.appended, deadline.remaining()
                 )
+                failures.append(None)
             except LanceError as error:
-                failures[number] = error
+                failures.append(error)
         if len(self._owed) > 1:
             # A sync wakes all sessions that wait for it at the same moment; what they
             # do then, they do in turn.
             self._turn.begin()
         answers: list[Buffer] = []
-        for number, owed in enumerate(self._owed):
-            answers += self._acknowledge(owed, failures.get(number))
+        for owed, failure in zip(self._owed, failures, strict=True):
+            answers += self._acknowledge(owed, failure)
         self._clear_owed()
         self._send(answers)
 
@@ -520,7 +521,7 @@ class Session(ABC, Generic[FrameT]):
         if not self._memory.try_take(standing.size):
             self._waiting.give_back(standing.size)
             return False
-        self._standing[standing] = ExitStack()
+        self._standing[standing] = None
         self._watch(standing)
         return True
 
@@ -536,17 +537,24 @@ class Session(ABC, Generic[FrameT]):
             standing.is_due = True
             waker.set()
 
-        watch = self._standing[standing]
-        watch.close()
-        watch.enter_context(
-            self._service.watching(standing.positions, wake, catalog=standing.topics)
+        self._unwatch(standing)
+        watch = self._service.watching(
+            standing.positions, wake, catalog=standing.topics
         )
+        watch.__enter__()
+        self._standing[standing] = watch
         # What has come before the watch is found by looking once.
         standing.is_due = True
 
+    def _unwatch(self, standing: StandingRequest) -> None:
+        watch, self._standing[standing] = self._standing[standing], None
+        if watch is not None:
+            watch.__exit__(None, None, None)
+
     def _end(self, standing: StandingRequest) -> None:
         """Drop a standing request, which gets no answer any more."""
-        self._standing.pop(standing).close()
+        self._unwatch(standing)
+        del self._standing[standing]
         self._memory.give_back(standing.size)
         self._waiting.give_back(standing.size)
 

@@ -36,6 +36,9 @@ from lance_spark.store import NamedStage, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
 
+# Plain integers: an operation on an enumeration takes ten times as long.
+_WAIT, _SNAP = int(FetchFlags.WAIT), int(FetchFlags.SNAP)
+_EXTENDED = int(FetchFlags.EXTENDED)
 CAPABILITIES = tuple(capability.value for capability in wire.Capability)
 # What a client has to know before it asks.
 _LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
@@ -197,7 +200,8 @@ class LwpSession(FrameSession):
     def _fetch(self, message: wire.Fetch) -> StandingRequest | None:
         self._limit_fetches()
         max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
-        snap = bool(message.flags & FetchFlags.SNAP)
+        flags = int(message.flags)
+        snap = bool(flags & _SNAP)
 
         def read() -> Reading:
             return self._service.read(
@@ -205,7 +209,7 @@ class LwpSession(FrameSession):
             )
 
         reading = read()
-        if not message.flags & FetchFlags.WAIT or len(reading.slice):
+        if not flags & _WAIT or len(reading.slice):
             self._send_reading(message, reading)
             return None
         topic, position = message.topic_id, reading.slice.end
@@ -222,7 +226,7 @@ class LwpSession(FrameSession):
 
     def _send_reading(self, message: wire.Fetch, reading: Reading) -> None:
         found = reading.slice
-        if message.flags & FetchFlags.EXTENDED:
+        if int(message.flags) & _EXTENDED:
             end = reading.high_water_mark
             head = wire.encode_extended_head(found.start, found.end, end)
         else:

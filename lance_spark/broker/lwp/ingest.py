@@ -19,6 +19,9 @@ from lance_spark.errors import InvalidPayload
 from lance_spark.model import Buffer, Scan
 from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, decompress
 
+# Plain integers: an operation on an enumeration takes ten times as long.
+_ENCRYPTED = int(FrameFlags.ENCRYPTED)
+_COMPRESSED = int(FrameFlags.COMPRESSED)
 # No LZ4 block grows by more than this.
 _EXPANSION_MAX = 255
 _EXPANSION_SLACK = 64
@@ -39,7 +42,7 @@ def check_ingest(frame: Frame) -> None:
     Raises:
         InvalidPayload: with the reason.
     """
-    if frame.flags & FrameFlags.ENCRYPTED:
+    if int(frame.flags) & _ENCRYPTED:
         raise InvalidPayload("encrypted payloads are not supported")
     if frame.batch_id == 0:
         raise InvalidPayload("an ingest needs a batch id, which is never 0")
@@ -49,7 +52,7 @@ def check_ingest(frame: Frame) -> None:
 
 def unpacked_bytes_max(frame: Frame, bytes_max: int) -> int:
     """Tell how much memory to decompress a batch may take; 0 if it is plain."""
-    if not frame.flags & FrameFlags.COMPRESSED:
+    if not int(frame.flags) & _COMPRESSED:
         return 0
     return min(bytes_max, len(frame.payload) * _EXPANSION_MAX + _EXPANSION_SLACK)
 
@@ -73,7 +76,7 @@ def read_batch(
     """
     data: Buffer = frame.payload
     crc32c = frame.payload_crc if crc is Checksum.CRC32C else None
-    if frame.flags & FrameFlags.COMPRESSED:
+    if int(frame.flags) & _COMPRESSED:
         accept = _is_records if strict else None
         data = decompress(frame.payload, bytes_max=bytes_max, accept=accept)
         crc32c = None

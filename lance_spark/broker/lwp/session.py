@@ -12,7 +12,6 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from lance_spark.broker.budget import TokenBucket
@@ -208,16 +207,19 @@ class FrameSession(Session[Frame]):
     # Batches.
 
     def _append_batch(self, frame: Frame, batch: Unpacked) -> None:
-        write = partial(
-            self._service.append,
-            self._client,
-            frame.topic_id,
+        self._append(
             frame.batch_id,
-            batch.data,
-            starts=batch.starts,
-            data_crc=batch.crc32c,
+            frame.topic_id,
+            len(batch.data),
+            lambda: self._service.append(
+                self._client,
+                frame.topic_id,
+                frame.batch_id,
+                batch.data,
+                starts=batch.starts,
+                data_crc=batch.crc32c,
+            ),
         )
-        self._append(frame.batch_id, frame.topic_id, len(batch.data), write)
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
         self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
