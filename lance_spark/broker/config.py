@@ -88,10 +88,10 @@ class BrokerConfig(StoreConfig):
         checksum: of frames: `crc32c`, `crc32`, or `auto` to follow each connection's
             first frame. `default` is `crc32c`, and `crc32` in the plain dialect.
         payload_validation: `strict` refuses batches that are not whole records; `off`
-            stores whatever comes.
+            stores any bytes.
         error_format: `json` (LWP §12.1) or `text` (LWP §5.7).
         payload_bytes_max: the largest payload of a frame.
-        connections_max: how many connections are served; more are told so (0x32).
+        connections_max: how many connections are served; further ones get error 0x32.
         idle_timeout_s: a connection that is silent for so long is closed.
         handshake_timeout_s: how long a TLS handshake may take, and a client to present
             its token where one is needed.
@@ -107,7 +107,7 @@ class BrokerConfig(StoreConfig):
             are not stored yet.
         write_queue_bytes_max: how much may be written and not yet durable before
             clients are asked to slow down.
-        backpressure: send Backpressure frames at all.
+        backpressure: whether the broker sends Backpressure frames.
         maintenance_interval_s: how often retention and expiry are applied.
         tls_enabled: speak TLS, and nothing else.
         tls_cert_path: the server's certificate chain, PEM.
@@ -263,7 +263,7 @@ def parse_retention(name: str, table: Mapping[str, Any]) -> Retention:
 
 
 def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
-    """Refuse a topic of the configuration that makes no sense, rules apart.
+    """Check the table of a topic in the configuration, except for its rule.
 
     Raises:
         OptionError: with the topic and the key.
@@ -318,7 +318,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Read a configuration file as settings of a `BrokerConfig`.
 
     Raises:
-        OptionError: if it can't be read, or has a key that there is not.
+        OptionError: it can't be read, or has an unknown key.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -342,7 +342,7 @@ def parse_settings(document: Mapping[str, Any], *, where: str) -> dict[str, Any]
 
 
 def check_name(key: str, *, where: str, spell: Callable[[str], str] = str) -> None:
-    """Refuse the name of a setting that there is not, with the nearest that there is.
+    """Refuse an unknown setting, and name the one that is spelt most like it.
 
     Args:
         key: the name.
@@ -350,7 +350,7 @@ def check_name(key: str, *, where: str, spell: Callable[[str], str] = str) -> No
         spell: says how names are written there.
 
     Raises:
-        OptionError: if there is none of that name.
+        OptionError: there is no setting of that name.
     """
     if key in NAMES:
         return

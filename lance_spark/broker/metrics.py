@@ -238,6 +238,10 @@ def _counter(name: str, help: str, *labels: str) -> MetricSpec:
     return MetricSpec(f"{_PREFIX}{name}_total", "counter", help, labels, name)
 
 
+def _gauge(name: str, help: str) -> MetricSpec:
+    return MetricSpec(f"{_PREFIX}{name}", "gauge", help, (), name)
+
+
 def _traffic(name: str, help: str) -> MetricSpec:
     return replace(_counter(name, help), source=f"traffic.{name}")
 
@@ -256,13 +260,7 @@ def _topic_gauge(name: str, help: str, source: str) -> MetricSpec:
 
 
 METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec(
-        f"{_PREFIX}connections",
-        "gauge",
-        "Connections that are open now.",
-        (),
-        "connections",
-    ),
+    _gauge("connections", "Connections that are open now."),
     _counter("connections_opened", "Connections that were taken."),
     _counter("connections_closed", "Connections that were taken and have ended."),
     _counter("connections_refused", "Connections that were turned away."),
