@@ -28,7 +28,7 @@ import pytest
 from lance_spark import errors
 from lance_spark.broker import BrokerConfig
 from lance_spark.broker.access import Policy, Principal, decide, parse_rule
-from lance_spark.broker.configfile import parse_settings
+from lance_spark.broker.config import parse_settings
 from lance_spark.broker.metrics import METRICS
 from lance_spark.cli.group import COMMANDS, group
 from lance_spark.cli.main import main

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from lance_spark.broker import BrokerConfig
-from lance_spark.broker.configfile import parse_settings
+from lance_spark.broker.config import parse_settings
 from lance_spark.broker.metrics import METRICS
 from lance_spark.cli.broker import command
 from lance_spark.wire.lwp import ERROR_CODES

@@ -38,7 +38,7 @@ INTERNAL = {
     "net/memory.py": "streams of tests, without a network",
     "cli/demo": "the demo's own promises; one sentence is for all of them",
     "spark/demo": "the same",
-    "broker/plain.py": "what another server says, word for word",
+    "broker/lwp/plain.py": "what another server says, word for word",
 }
 # Names of places that stand before a message.
 PLACES = {"segment file", "stream offset"}

@@ -1,18 +1,32 @@
-"""Who may do what: the one decision, as a pure function of values (LWP §7).
+"""Rules of access (LWP §7): where they are read, and the one decision about a client.
 
-A topic's rule protects that topic: who is let in has to show a verified certificate,
-of the right authority and with a name on the list. A rule's `allowed_topics` besides
-ties the clients it names to those topics, wherever they go. Nothing here reads a file,
-a certificate or a clock; the caller brings what it found.
+A topic's rule protects that topic: a client has to show a verified certificate of the
+right authority and with a name on the list. Besides, a rule's `allowed_topics` ties the
+clients that it names to those topics, wherever they go. `decide` is a pure function of
+a client, a policy and a topic. Rules live in each topic's metadata, and the
+configuration can set them: the second half writes them to the topics, reads them from
+there, and opens their CA files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-from lance_spark.errors import AccessDenied, AuthenticationRequired, OptionError
+from lance_spark.broker.config import BrokerConfig, parse_retention
+from lance_spark.errors import (
+    AccessDenied,
+    AuthenticationRequired,
+    DamagedFile,
+    OptionError,
+)
+from lance_spark.net.certificate import fingerprints
+from lance_spark.store import Store
+
+logger = logging.getLogger(__name__)
 
 # Ids from here on are those of stages, which no rule can name.
 _TOPIC_ID_END = 0x8000_0000
@@ -24,7 +38,7 @@ _SHOWN_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is at the other end of a connection.
+    """The client at the other end of a connection.
 
     Args:
         common_name: the CN of its verified certificate, if that has one.
@@ -39,7 +53,7 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """What it is called in texts."""
+        """Its name in error texts."""
         return _ANONYMOUS if self.common_name is None else self.common_name
 
 
@@ -81,39 +95,40 @@ def parse_rule(auth: Mapping[str, Any] | None) -> TopicRule | None:
     path = auth.get("client_ca_path")
     if path is not None and not (isinstance(path, str) and path):
         _refuse("client_ca_path", path, "must be the path of a file of certificates")
-    return TopicRule(
-        mtls_enabled=enabled,
-        client_ca_path=path,
-        allowed_cns=frozenset(_parse_names(auth)),
-        allowed_topics=frozenset(_parse_topics(auth)),
+    names = _parse_list(
+        auth,
+        "allowed_cns",
+        "certificate common names",
+        lambda name: isinstance(name, str) and name != "",
+        "each must be a text that is not empty",
     )
-
-
-def _parse_names(auth: Mapping[str, Any]) -> list[str]:
-    names = _parse_list(auth, "allowed_cns", "certificate common names")
-    for name in names:
-        if not (isinstance(name, str) and name):
-            _refuse("allowed_cns", name, "each must be a text that is not empty")
-    return names
-
-
-def _parse_topics(auth: Mapping[str, Any]) -> list[int]:
-    topics = _parse_list(auth, "allowed_topics", "topic ids")
-    for topic in topics:
+    topics = _parse_list(
+        auth,
+        "allowed_topics",
+        "topic ids",
         # In Python a bool is an int; in JSON it is not.
-        if type(topic) is not int or not 0 <= topic < _TOPIC_ID_END:
-            wanted = f"each must be a topic id, from 0 to {_TOPIC_ID_END - 1}"
-            _refuse("allowed_topics", topic, wanted)
-    return topics
+        lambda topic: type(topic) is int and 0 <= topic < _TOPIC_ID_END,
+        f"each must be a topic id, from 0 to {_TOPIC_ID_END - 1}",
+    )
+    return TopicRule(enabled, path, names, topics)
 
 
-def _parse_list(auth: Mapping[str, Any], key: str, of: str) -> list[Any]:
+def _parse_list(
+    auth: Mapping[str, Any],
+    key: str,
+    of: str,
+    is_good: Callable[[Any], bool],
+    wanted: str,
+) -> frozenset[Any]:
     value = auth.get(key)
     if value is None:
-        return []
+        return frozenset()
     if not isinstance(value, list | tuple):
         _refuse(key, value, f"must be a list of {of}")
-    return list(value)
+    for item in value:
+        if not is_good(item):
+            _refuse(key, item, wanted)
+    return frozenset(value)
 
 
 def _refuse(key: str, value: object, wanted: str) -> NoReturn:
@@ -140,8 +155,8 @@ class Policy:
     Args:
         token_required: a client has to have presented a token.
         authority: SHA-256 of the server-wide client authorities. Without any, a rule
-            that names none of its own lets nobody in: what the TLS layer has verified
-            may be of an authority that only another topic trusts.
+            that names none of its own lets no client in: the certificate that TLS has
+            verified may be of an authority that only another topic trusts.
         rules: the rules of the topics, by id.
     """
 
@@ -193,14 +208,133 @@ def decide(
 
 
 def _is_let_in(principal: Principal, policy: Policy, topic_id: int) -> bool:
-    """Say whether the topic's own rule has nothing against a client."""
+    """Tell whether the topic's own rule lets a client in."""
     rule = policy.rules.get(topic_id)
     if rule is None or not rule.mtls_enabled:
         return True
-    # A rule with a file of which nothing could be read lets nobody in.
+    # A rule whose CA file holds nothing lets no client in.
     own = rule.client_ca_path is not None
     if not principal.chain & (rule.authority if own else policy.authority):
         return False
     if rule.allowed_cns and principal.common_name not in rule.allowed_cns:
         return False
     return not rule.allowed_topics or topic_id in rule.allowed_topics
+
+
+# From topics and settings to the policy.
+
+
+def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
+    """Create the topics of a configuration, and set their rules and retention.
+
+    Raises:
+        OptionError: for a rule that can't be read; nothing of it is set.
+    """
+    rules = {name: _read_rule(name, t.get("auth")) for name, t in topics.items()}
+    for name, table in topics.items():
+        try:
+            topic = store.find_topic(name) or store.create_topic(name)
+        except DamagedFile as error:
+            # Other topics are served; the rule holds once the topic can be opened.
+            logger.error("topic %r of the configuration is left out: %s", name, error)
+            continue
+        metadata = topic.metadata
+        if "retention" in table:
+            retention = parse_retention(name, table["retention"])
+            if retention != metadata.retention:
+                store.set_retention(metadata.id, retention)
+        if "auth" in table:
+            set_rule(store, metadata.id, rules[name])
+
+
+def set_rule(store: Store, topic: int, rule: TopicRule | None) -> None:
+    """Write a rule to a topic's metadata; None removes it."""
+    auth = {} if rule is None else encode_rule(rule)
+    if auth != (store.topic(topic).metadata.auth or {}):
+        store.set_auth(topic, auth)
+
+
+def read_rules(store: Store) -> dict[int, TopicRule]:
+    """Read the rules of all topics and open their CA files.
+
+    Raises:
+        OptionError: a rule or a CA file can't be read. A topic whose rule is unknown
+            must not be served to every client.
+    """
+    metadata = [topic.metadata for topic in store.topics(default=True)]
+    rules = {m.id: _read_rule(m.name, m.auth) for m in metadata}
+    return {topic: rule for topic, rule in rules.items() if rule is not None}
+
+
+def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
+    """Read the rules that the configuration has for topics by name.
+
+    Raises:
+        OptionError: a rule or a CA file can't be read.
+    """
+    topics = config.topics.items()
+    rules = {name: _read_rule(name, table.get("auth")) for name, table in topics}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:
+    """Put together what access is decided by.
+
+    Raises:
+        OptionError: a file can't be read, or a rule asks for certificates and no CA
+            is set for them.
+    """
+    path = config.tls_client_ca_path
+    if config.tls_enabled and path is None:
+        _check_authorities(rules)
+    return Policy(
+        token_required=bool(read_tokens(config)),
+        authority=frozenset() if path is None else fingerprints(path),
+        rules=rules,
+    )
+
+
+def read_tokens(config: BrokerConfig) -> tuple[str, ...]:
+    """Give the tokens of the settings and of the token file.
+
+    Raises:
+        OptionError: the file can't be read.
+    """
+    if config.token_file is None:
+        return config.tokens
+    path = Path(config.token_file)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of a decoding error would quote the file.
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise OptionError(f"token_file {path}: could not be read: {reason}") from None
+    tokens = tuple(line.strip() for line in lines if line.strip())
+    if not tokens:
+        # An empty file is a mistake, not a wish to let every client in.
+        raise OptionError(f"token_file {path}: has no token; one per line is needed")
+    return (*config.tokens, *tokens)
+
+
+def _check_authorities(rules: Mapping[int, TopicRule]) -> None:
+    # Such a rule closes its topic to every client, which can't be meant with TLS on.
+    for topic, rule in rules.items():
+        if rule.mtls_enabled and rule.client_ca_path is None:
+            raise OptionError(
+                f"topic {topic}: access rule: mtls_enabled=True: no CA is known that "
+                "client certificates are verified against: set client_ca_path of this "
+                "rule, or tls client_ca_path for all topics"
+            )
+
+
+def _read_rule(name: str, auth: Mapping[str, Any] | None) -> TopicRule | None:
+    """Read a topic's rule and open its CA file."""
+    where = f"topic {name!r}"
+    try:
+        rule = parse_rule(auth)
+        if rule is None or rule.client_ca_path is None or not rule.mtls_enabled:
+            return rule
+        where = f"{where}: client_ca_path"
+        return replace(rule, authority=fingerprints(rule.client_ca_path))
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error

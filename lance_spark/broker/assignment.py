@@ -1,8 +1,8 @@
 """How the topics of a group are shared out among its members: pure functions.
 
 The unit is a whole topic. The result depends on the arguments alone, not on the order
-in which they are given: members and topics are sorted first. Members are numbers in
-here, their places in that order. A group is shared out anew each time a member comes or
+in which they are given: members and topics are sorted first. Here members are numbers,
+their places in that order. A group is shared out anew each time a member comes or
 goes, so the work follows the number of topics and of different subscriptions, not the
 product of topics and members. To even shares out could take much longer than that, so
 it has a limit.
@@ -12,19 +12,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from lance_spark.wire.lwp.extension import AssignmentStrategy
-
 # How many times the shares of members are compared to even them out, at most: some
 # tenths of a second. Equal subscriptions need one per topic that moves. Thousands of
-# topics that are all wanted by other members may need more than anybody waits for.
+# topics with different subscribers each may need more than a group can wait for.
 STEPS_MAX = 200_000
 
 
+class Strategy(Enum):
+    """How the members of a group share topics."""
+
+    RANGE = "range"
+    ROUND_ROBIN = "round-robin"
+    STICKY = "sticky"
+
+
 def assign(
-    strategy: AssignmentStrategy,
+    strategy: Strategy,
     members: Mapping[str, Collection[str]],
     previous: Mapping[str, Collection[str]],
 ) -> dict[str, tuple[str, ...]]:
@@ -49,9 +56,9 @@ def assign(
 
 
 class _Demand:
-    """Who wants what.
+    """The subscriptions, by member and by topic.
 
-    Topics that are wanted by the same members are of one kind.
+    Topics with the same subscribers are of one kind.
     """
 
     def __init__(self, subscriptions: list[frozenset[str]]) -> None:
@@ -99,7 +106,7 @@ def _assign_range(demand: _Demand, _: object) -> list[list[str]]:
 
 
 def _assign_round_robin(demand: _Demand, _: object) -> list[list[str]]:
-    """Deal the sorted topics out, one each, passing over who does not want one."""
+    """Deal the sorted topics out, one each, passing over members that want none."""
     shares = demand.shares()
     turn = 0
     for topic, kind in demand.kinds.items():
@@ -113,9 +120,9 @@ def _assign_round_robin(demand: _Demand, _: object) -> list[list[str]]:
 def _assign_sticky(demand: _Demand, previous: list[Collection[str]]) -> list[list[str]]:
     """Leave topics where they are as far as the shares stay even.
 
-    What is free goes to whoever has the least. Then, as long as a member has at least
-    two topics more than another one that wants one of them, the one with the most
-    gives. With equal subscriptions no way to even out moves fewer topics. Where that
+    Free topics go to the member with the fewest. Then, as long as a member has at
+    least two topics more than another one that wants one of them, the member with the
+    most gives. With equal subscriptions no way to even out moves fewer. Where that
     would take more than `STEPS_MAX` steps the rest stays as it is; the next change of
     the group goes on from there.
     """
@@ -141,7 +148,7 @@ class _Piles:
     def __init__(self, demand: _Demand) -> None:
         self.demand = demand
         self.loads = [0] * len(demand.subscriptions)
-        # For each member: kind -> topics. What came last is given away first.
+        # For each member: kind -> topics. The last to come is given away first.
         self.piles: list[dict[int, list[str]]] = [{} for _ in self.loads]
         self._ranks: dict[int, list[tuple[int, int]]] = {}
 
@@ -159,7 +166,7 @@ class _Piles:
             del self.piles[member][kind]
 
     def least(self, kind: int) -> int:
-        """Find who has the least of those who want a kind of topic.
+        """Find the member with the fewest topics among those that want a kind.
 
         The heaps are put right as they are looked at, which finds shares that grew;
         none shrinks before all topics are given out.
@@ -187,7 +194,7 @@ def _even_out(piles: _Piles) -> None:
         offers = [_Offers(piles, member) for member in range(len(loads))]
         givers = [(-load, member) for member, load in enumerate(loads)]
         heapify(givers)
-        # Nobody ever has less than this, as nobody gives to one who has more.
+        # No share ever gets smaller than this, as topics move to smaller shares only.
         least = min(loads, default=0)
         while givers and -givers[0][0] - least >= 2:
             load, member = heappop(givers)
@@ -209,10 +216,10 @@ def _even_out(piles: _Piles) -> None:
 
 
 class _Offers:
-    """To whom a member would give what it has, in one pass of evening out.
+    """The members that would take topics of one member, in one pass of evening out.
 
-    There may be thousands of kinds of topics, so those who take them are compared, and
-    not the kinds.
+    There may be thousands of kinds of topics, so the takers are compared, and not the
+    kinds.
     """
 
     def __init__(self, piles: _Piles, member: int) -> None:
@@ -225,7 +232,7 @@ class _Offers:
         self._steps = 0
 
     def take_steps(self) -> int:
-        """Count what was looked at since the last time."""
+        """Give the number of comparisons since the last call."""
         steps, self._steps = self._steps, 0
         return steps
 
@@ -241,7 +248,7 @@ class _Offers:
             self._wants.setdefault(taker, []).append(kind)
 
     def best(self) -> tuple[int, int] | None:
-        """Find who has the least of those who want a topic, and its kind."""
+        """Find the member with the fewest topics that takes one, and its kind."""
         if self._wants is None:
             self._wants = {}
             for kind in self._pile:
@@ -251,7 +258,7 @@ class _Offers:
             self._steps += 1
             load, taker = ranks[0]
             kinds = self._wants[taker]
-            # What was given away is found here, as is who has got more since.
+            # Kinds that were given away, and loads that have grown, are put right here.
             if not kinds:
                 heappop(ranks)
                 del self._wants[taker]
@@ -265,9 +272,9 @@ class _Offers:
 
 
 _STRATEGIES: dict[
-    AssignmentStrategy, Callable[[_Demand, list[Collection[str]]], list[list[str]]]
+    Strategy, Callable[[_Demand, list[Collection[str]]], list[list[str]]]
 ] = {
-    AssignmentStrategy.RANGE: _assign_range,
-    AssignmentStrategy.ROUND_ROBIN: _assign_round_robin,
-    AssignmentStrategy.STICKY: _assign_sticky,
+    Strategy.RANGE: _assign_range,
+    Strategy.ROUND_ROBIN: _assign_round_robin,
+    Strategy.STICKY: _assign_sticky,
 }

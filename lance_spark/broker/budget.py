@@ -1,27 +1,37 @@
-"""A budget of bytes that all connections share.
+"""What bounds clients: a budget of bytes that all share, and a rate for each.
 
-It bounds what the broker holds at one moment, whatever its clients do. Whoever finds
-it spent waits until somebody gives back. Those who wait are served in the order in
-which they came: small requests would else keep a large one out for ever.
+A `Budget` bounds what the broker holds at one moment, whatever its clients do. A
+session that finds it spent waits until another one gives bytes back. Waiting sessions
+are served in the order in which they came: otherwise small requests would keep a large
+one out for ever.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 
+from lance_spark.errors import OptionError
 from lance_spark.net.deadline import Deadline
+
+# A token counts as there when no more than this part of it is missing. Sums of
+# intervals are not exact, and the rest that a rounding error leaves would ask for a
+# wait that moves no clock.
+_SLACK = 1e-3
 
 
 class Budget:
-    """So many bytes, taken and given back by any thread."""
+    """A number of bytes that any thread may take and give back."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        # One ticket for each that waits, the first one on the left.
+        # One ticket for each waiting session, the first one on the left.
         self._waiting: deque[object] = deque()
-        # Who has gone over the limit, and is therefore the only one who may.
+        # The session that has gone over the limit: no other may until it is done.
         self._overdrawn: object | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -33,19 +43,19 @@ class Budget:
 
     @property
     def waiting(self) -> int:
-        """How many wait for bytes that others hold."""
+        """How many sessions wait for bytes that others hold."""
         return len(self._waiting)
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for bytes that others hold."""
+        """Whether a session waits for bytes that others hold."""
         return bool(self._waiting)
 
     def try_take(self, size: int) -> bool:
-        """Take bytes if they are there and nobody waits for them.
+        """Take bytes if they are free and no session waits for them.
 
-        More than the whole budget is given to whoever comes while nothing is taken,
-        so that no request is too large for ever.
+        While nothing is taken, a request may get more than the whole budget, so that
+        no request is too large for ever.
         """
         with self._changed:
             return not self._waiting and self._try_take(size)
@@ -58,10 +68,10 @@ class Budget:
         Args:
             size: how many.
             deadline: how long to wait for them.
-            holder: who asks, if it holds bytes already. Those who hold some and want
-                more would all wait for one another, so that one of them at a time may
-                go over the limit, until it has given everything back. For the same
-                reason they pass by those who wait.
+            holder: the session that asks, if it holds bytes already. Sessions that
+                hold some and want more would all wait for one another. So one of
+                them at a time may go over the limit until it has given everything
+                back, and such sessions pass by those that hold nothing.
         """
         ticket = object()
         with self._changed:
@@ -78,7 +88,7 @@ class Budget:
                 self._changed.notify_all()
 
     def give_back(self, size: int, *, holder: object | None = None) -> None:
-        """Give back what was taken; `holder` is who has nothing left with that."""
+        """Give bytes back; `holder` is a session that holds none after that."""
         with self._changed:
             self._taken -= size
             assert self._taken >= 0, "more was given back than was taken"
@@ -87,7 +97,7 @@ class Budget:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End all waits, now and from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -109,3 +119,50 @@ class Budget:
         self._overdrawn = holder
         self._taken += size
         return True
+
+
+class TokenBucket:
+    """Allows a burst, then so many per second.
+
+    Not thread-safe: each connection has its own, used by the thread that reads it.
+    """
+
+    __slots__ = ("_allowance_s", "_clock", "_full_at_s", "_interval_s")
+
+    def __init__(
+        self, rate_per_s: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Make a full bucket.
+
+        Args:
+            rate_per_s: how many tokens come back per second.
+            burst: how many it holds.
+            clock: monotonic seconds.
+
+        Raises:
+            OptionError: the rate or the burst is not positive.
+        """
+        if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
+            raise OptionError(f"token rate {rate_per_s!r}: must be above 0 per second")
+        if burst < 1:
+            raise OptionError(f"token burst {burst!r}: must be at least 1")
+        self._interval_s = 1.0 / rate_per_s
+        # How far the time at which it is full may be ahead for there to be a token.
+        self._allowance_s = (burst - 1) * self._interval_s
+        self._clock = clock
+        # Instead of a count of tokens, which would be refilled in fractions.
+        self._full_at_s = clock()
+
+    def take(self) -> float:
+        """Take a token.
+
+        Returns:
+            0.0 if there was one, else the seconds until there is; nothing is taken.
+        """
+        now = self._clock()
+        full_at = max(self._full_at_s, now)
+        wait_s = full_at - self._allowance_s - now
+        if wait_s > _SLACK * self._interval_s:
+            return wait_s
+        self._full_at_s = full_at + self._interval_s
+        return 0.0

@@ -1,23 +1,40 @@
-"""Settings of a broker: one frozen value, checked when it is made.
+"""Settings of a broker: one frozen value, checked when it is made, and its TOML file.
 
-Every setting of the store is one of the broker too. The same names are the keys of the
-configuration file (`configfile`), where those that begin with `tls_` are in a table of
-their own, and the keywords of `EmbeddedBroker`.
+Every setting of the store is one of the broker too. The same names are the keywords of
+`EmbeddedBroker` and the keys of the configuration file, where the settings that begin
+with `tls_` have a table of their own:
+
+    listen = "0.0.0.0:1992"
+    data_dir = "/var/lib/lance"
+
+    [tls]                       # The table of LWP §7.1; each key is a `tls_` setting.
+    enabled = true
+    cert_path = "/etc/lance/server.crt"
+
+    [topics.events.auth]        # LWP §7.2, written to the topic's metadata.
+    mtls_enabled = true
 """
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import ServerTls
 from lance_spark.store import StoreConfig
-from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, Checksum, parse_checksum
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DEFAULT_PORT = 1992
 MIB = 1024 * 1024
@@ -28,7 +45,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "payload_validation": ("strict", "off"),
     "error_format": ("json", "text"),
 }
-# Whole numbers and the least that makes sense; seconds and rates may have a fraction.
+# The least that makes sense.
 _LOWEST: Mapping[str, float] = {
     "payload_bytes_max": 1024,
     "connections_max": 1,
@@ -54,16 +71,9 @@ _PATHS = (
     "tls_client_ca_path",
     "token_file",
 )
-# Nobody means to wait longer, and the system can't.
+# poll(2) can't wait much longer than this, and no setting needs to.
 _FRACTION_MAX = 30 * 24 * 3600
-_FRACTIONS = (
-    "idle_timeout_s",
-    "handshake_timeout_s",
-    "wait_s_max",
-    "fetch_rate_limit",
-    "keepalive_rate",
-    "maintenance_interval_s",
-)
+_TLS = "tls_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +88,10 @@ class BrokerConfig(StoreConfig):
         checksum: of frames: `crc32c`, `crc32`, or `auto` to follow each connection's
             first frame. `default` is `crc32c`, and `crc32` in the plain dialect.
         payload_validation: `strict` refuses batches that are not whole records; `off`
-            stores whatever comes.
+            stores any bytes.
         error_format: `json` (LWP §12.1) or `text` (LWP §5.7).
         payload_bytes_max: the largest payload of a frame.
-        connections_max: how many connections are served; more are told so (0x32).
+        connections_max: how many connections are served; further ones get error 0x32.
         idle_timeout_s: a connection that is silent for so long is closed.
         handshake_timeout_s: how long a TLS handshake may take, and a client to present
             its token where one is needed.
@@ -97,7 +107,7 @@ class BrokerConfig(StoreConfig):
             are not stored yet.
         write_queue_bytes_max: how much may be written and not yet durable before
             clients are asked to slow down.
-        backpressure: send Backpressure frames at all.
+        backpressure: whether the broker sends Backpressure frames.
         maintenance_interval_s: how often retention and expiry are applied.
         tls_enabled: speak TLS, and nothing else.
         tls_cert_path: the server's certificate chain, PEM.
@@ -122,7 +132,8 @@ class BrokerConfig(StoreConfig):
     checksum: str = "default"
     payload_validation: str = "strict"
     error_format: str = "json"
-    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    # A record of 16 MiB (LWP §8.7) in a batch with others.
+    payload_bytes_max: int = 16 * MIB + 64 * 1024
     connections_max: int = 1024
     idle_timeout_s: float = 30.0
     handshake_timeout_s: float = 10.0
@@ -156,13 +167,12 @@ class BrokerConfig(StoreConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 _refuse(name, getattr(self, name), f"one of {', '.join(choices)}")
-        for name, low in _LOWEST.items():
-            _check_number(name, getattr(self, name), low)
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name in _PATHS and isinstance(value, os.PathLike):
-                object.__setattr__(self, setting.name, os.fspath(value))
-            _check_plain(setting.name, str(setting.type), getattr(self, setting.name))
+                value = os.fspath(value)
+                object.__setattr__(self, setting.name, value)
+            _check_type(setting.name, str(setting.type), value)
         object.__setattr__(self, "tokens", _check_tokens(self.tokens))
         parse_address(self.listen)
         if self.metrics is not None:
@@ -212,12 +222,11 @@ class BrokerConfig(StoreConfig):
         return Address("127.0.0.1", 0) if self.ui else None
 
     @property
-    def frame_checksum(self) -> Checksum | None:
-        """The checksum of frames; None to follow each client."""
-        if self.checksum == "default":
-            plain = self.dialect == "plain"
-            return Checksum.CRC32 if plain else Checksum.CRC32C
-        return parse_checksum(self.checksum)
+    def frame_checksum(self) -> str:
+        """The checksum of frames: `crc32c`, `crc32`, or `auto`: the client's own."""
+        if self.checksum != "default":
+            return self.checksum
+        return "crc32" if self.dialect == "plain" else "crc32c"
 
     def server_tls(self, topic_authorities: tuple[str, ...] = ()) -> ServerTls | None:
         """Give what a TLS server needs, None without TLS.
@@ -254,7 +263,7 @@ def parse_retention(name: str, table: Mapping[str, Any]) -> Retention:
 
 
 def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
-    """Refuse a topic of the configuration that makes no sense, rules apart.
+    """Check the table of a topic in the configuration, except for its rule.
 
     Raises:
         OptionError: with the topic and the key.
@@ -270,24 +279,22 @@ def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
     parse_retention(name, table.get("retention", {}))
 
 
-def _check_number(name: str, value: object, low: float) -> None:
-    if name in _FRACTIONS:
-        most = _FRACTION_MAX
-        # NaN does not pass either.
-        if type(value) not in (int, float) or not low <= value <= most:  # type: ignore[operator]
-            _refuse(name, value, f"a number from {low:g} to {most}")
-    elif type(value) is not int or value < low:
-        _refuse(name, value, f"a whole number of at least {low:g}")
-
-
-def _check_plain(name: str, annotation: str, value: object) -> None:
-    """Hold texts and switches to their type, as a file may have anything there."""
+def _check_type(name: str, annotation: str, value: Any) -> None:
+    """Hold a value to its type and range, as a file may have anything there."""
+    low = _LOWEST.get(name)
     if annotation == "bool" and type(value) is not bool:
         _refuse(name, value, "true or false")
-    if annotation == "str" and not isinstance(value, str):
-        _refuse(name, value, "a text")
-    if annotation == "str | None" and not isinstance(value, str | None):
-        _refuse(name, value, "a text")
+    elif annotation in ("str", "str | None"):
+        if not isinstance(value, str) and (value is not None or annotation == "str"):
+            _refuse(name, value, "a text")
+    elif low is None:
+        return
+    elif annotation == "int":
+        if type(value) is not int or value < low:
+            _refuse(name, value, f"a whole number of at least {low:g}")
+    # NaN does not pass either.
+    elif type(value) not in (int, float) or not low <= value <= _FRACTION_MAX:
+        _refuse(name, value, f"a number from {low:g} to {_FRACTION_MAX}")
 
 
 def _check_tokens(tokens: Any) -> tuple[str, ...]:
@@ -298,5 +305,59 @@ def _check_tokens(tokens: Any) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def _refuse(name: str, value: object, wanted: str) -> None:
+def _refuse(name: str, value: object, wanted: str) -> NoReturn:
     raise OptionError(f"broker setting {name}={value!r}: must be {wanted}")
+
+
+# The configuration file.
+
+NAMES = tuple(setting.name for setting in fields(BrokerConfig))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a configuration file as settings of a `BrokerConfig`.
+
+    Raises:
+        OptionError: it can't be read, or has an unknown key.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path}: could not be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: is not TOML: {error}") from error
+    return parse_settings(document, where=str(path))
+
+
+def parse_settings(document: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Turn a document into settings; see `read_settings`."""
+    settings = dict(document)
+    table = settings.pop("tls", {})
+    if not isinstance(table, Mapping):
+        raise OptionError(f"{where}: tls = {table!r}: must be a table, [tls]")
+    settings.update({f"{_TLS}{key}": value for key, value in table.items()})
+    for key in settings:
+        check_name(key, where=where, spell=_spell)
+    return settings
+
+
+def check_name(key: str, *, where: str, spell: Callable[[str], str] = str) -> None:
+    """Refuse an unknown setting, and name the one that is spelt most like it.
+
+    Args:
+        key: the name.
+        where: who was given it.
+        spell: says how names are written there.
+
+    Raises:
+        OptionError: there is no setting of that name.
+    """
+    if key in NAMES:
+        return
+    near = difflib.get_close_matches(key, NAMES, n=1)
+    hint = f"did you mean {spell(near[0])}?" if near else "see docs/broker.md"
+    raise OptionError(f"{where}: there is no setting {spell(key)}; {hint}")
+
+
+def _spell(name: str) -> str:
+    return f"[tls] {name[len(_TLS) :]}" if name.startswith(_TLS) else name

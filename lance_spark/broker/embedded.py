@@ -12,20 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.configfile import check_name
-from lance_spark.broker.console import Console
-from lance_spark.broker.exporter import Exporter
-from lance_spark.broker.metrics import Metrics
-from lance_spark.broker.policy import (
+from lance_spark.broker.access import (
     apply_topics,
     make_policy,
     read_named_rules,
     read_rules,
     read_tokens,
 )
-from lance_spark.broker.server import Server
-from lance_spark.broker.service import Limits, Service
+from lance_spark.broker.config import BrokerConfig, check_name
+from lance_spark.broker.console import Console
+from lance_spark.broker.lwp import session_maker
+from lance_spark.broker.metrics import Exporter, Metrics
+from lance_spark.broker.server import Endpoint, Server
+from lance_spark.broker.service import Service
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
@@ -34,6 +33,9 @@ from lance_spark.store import Store
 from lance_spark.store.files import Files
 
 logger = logging.getLogger(__name__)
+
+# The sessions of each protocol, by the name that `address_of` takes.
+_PROTOCOLS = {"lance": session_maker}
 
 
 class EmbeddedBroker:
@@ -65,7 +67,8 @@ class EmbeddedBroker:
         self.config = replace(config or BrokerConfig(), **overrides)
         self.metrics = Metrics()
         self._files = files
-        self._address: Address | None = None
+        # Where each protocol was served last: the next start takes the same addresses.
+        self._addresses: dict[str, Address] = {}
         # Removes the temporary directory, at the latest when Python ends.
         self._temporary: weakref.finalize[Any, Any] | None = None
         self._data_dir: Path | None = None
@@ -80,14 +83,25 @@ class EmbeddedBroker:
 
     @property
     def address(self) -> str:
-        """`host:port` that clients connect to.
+        """`host:port` that clients of LWP connect to.
 
         Raises:
             LanceError: it was not started yet.
         """
-        if self._address is None:
+        return self.address_of("lance")
+
+    def address_of(self, protocol: str) -> str:
+        """Give `host:port` that clients of a protocol connect to.
+
+        Raises:
+            LanceError: it was not started yet, or does not serve that protocol.
+        """
+        if not self._addresses:
             raise LanceError("the broker has no address yet: start it first")
-        return str(self._address)
+        if protocol not in self._addresses:
+            served = ", ".join(self._addresses)
+            raise LanceError(f"the broker does not serve {protocol!r}, only {served}")
+        return str(self._addresses[protocol])
 
     @property
     def port(self) -> int:
@@ -127,7 +141,7 @@ class EmbeddedBroker:
 
     @property
     def service(self) -> Service:
-        """What it does, for whoever runs it in his own process.
+        """Its calls, for code that runs in the same process.
 
         Raises:
             LanceError: it is not running.
@@ -173,22 +187,25 @@ class EmbeddedBroker:
             tokens=read_tokens(config),
             named=read_named_rules(config),
             metrics=self.metrics,
-            limits=Limits(config.topics_max, config.consumers_max),
+            topics_max=config.topics_max,
+            consumers_max=config.consumers_max,
         )
         if rules and not config.tls_enabled:
             logger.warning(
-                "%d topics have access rules and TLS is off: nobody may use them",
+                "%d topics have access rules and TLS is off: no client may use them",
                 sum(rule.mtls_enabled for rule in rules.values()),
             )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
             self._service,
             config,
-            # The second time at the same address: clients know it.
-            address=self._address or config.address,
+            endpoints=[
+                Endpoint(name, self._addresses.get(name, config.address), maker)
+                for name, maker in _PROTOCOLS.items()
+            ],
             tls=self._make_tls(authorities),
         )
-        self._address = self._server.address
+        self._addresses = {n: self._server.address_of(n) for n in _PROTOCOLS}
         if config.metrics is not None:
             self._exporter = Exporter(
                 self.metrics, self._service.gauges, parse_address(config.metrics)
@@ -199,7 +216,7 @@ class EmbeddedBroker:
         self._server.start()
 
     def _start_console(self, address: Address) -> None:
-        assert self._service is not None and self._address is not None
+        assert self._service is not None
         settings = self.config.server_tls()
         if settings is not None and not self.config.tls_require_client_cert:
             # A browser that is asked for a certificate asks its user for one.
@@ -208,7 +225,7 @@ class EmbeddedBroker:
             self._service,
             self.config,
             address=address,
-            broker_address=self._address,
+            broker_address=self._addresses["lance"],
             tls=None if settings is None else make_server_context(settings),
         )
         self._console.start()
@@ -257,20 +274,40 @@ class EmbeddedBroker:
         self.stop()
 
     def __repr__(self) -> str:
-        where = f"at {self._address}" if self.is_running else "not running"
+        where = f"at {self.address}" if self.is_running else "not running"
         return f"<EmbeddedBroker {where}>"
 
     def _repr_html_(self) -> str:
-        # Late: notebooks show brokers, and nobody else needs it.
-        from lance_spark.broker.display import render_broker
+        # Late: notebooks show brokers, and other programs do not need it.
+        from lance_spark.html import render_facts, render_table, show_bytes, show_span
 
-        service = self._service
-        if service is None:
-            return render_broker(None, self.config, ())
-        return render_broker(self.address, self.config, service.gauges())
+        config = self.config
+        facts = {
+            "address": self.address if self.is_running else "not running",
+            "data": config.data_dir or "in a temporary directory",
+            "fsync": config.fsync.value,
+            "TLS": "on" if config.tls_enabled else "off",
+        }
+        parts = [render_facts(facts, caption="EmbeddedBroker")]
+        rows = [
+            (
+                topic.name or "(default topic)",
+                topic.records,
+                show_span(topic.log_start, topic.log_end),
+                show_bytes(topic.bytes_on_disk),
+                topic.stages,
+            )
+            for topic in (() if self._service is None else self._service.gauges())
+            # The default topic has no name, and is rarely used.
+            if topic.name or topic.log_end
+        ]
+        if rows:
+            columns = ("topic", "records", "log", "on disk", "open stages")
+            parts.append(render_table(columns, rows))
+        return "\n".join(parts)
 
 
 def _remove(path: str, owner: int) -> None:
-    """Remove a temporary directory, unless this is a fork of who uses it."""
+    """Remove a temporary directory, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,18 +1,17 @@
 """The gate to a store: who may do what, for every command and every protocol.
 
-`_admit` and what is built on it is the only place where access is decided. Everything
-in `service` goes through here before it touches a topic.
+Every call of `service` asks here before it touches a topic; access is decided nowhere
+else.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 
-from lance_spark.broker.access import Policy, Principal, TopicRule, decide
-from lance_spark.broker.policy import set_rule
+from lance_spark.broker.access import Policy, Principal, TopicRule, decide, set_rule
 from lance_spark.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -28,7 +27,7 @@ _NO_TOPIC = 2**32 - 1
 
 
 class Gate:
-    """A store and the rules of access to it.
+    """The rules of access to a store.
 
     Args:
         store: the store.
@@ -46,7 +45,7 @@ class Gate:
         tokens: Sequence[str] = (),
         named: Mapping[str, TopicRule] | None = None,
     ) -> None:
-        self.store = store
+        self._store = store
         self.policy = policy or Policy()
         self._tokens = [token.encode() for token in tokens]
         self._named = dict(named or {})
@@ -57,21 +56,13 @@ class Gate:
         """Check a token; give the client with it.
 
         Raises:
-            AuthenticationFailed: it is none of ours.
+            AuthenticationFailed: no setting has that token.
         """
         # All are compared, so that the time taken tells nothing.
         matches = [hmac.compare_digest(token.encode(), t) for t in self._tokens]
         if self.policy.token_required and not any(matches):
             raise AuthenticationFailed("Authentication failed")
         return Principal(client.common_name, client.chain, True)
-
-    def check_client(self, client: Principal) -> None:
-        """Refuse a client that may not even ask.
-
-        Raises:
-            AuthenticationRequired: it has presented no token.
-        """
-        self._admit(client, None)
 
     def may_see(self, client: Principal, topic: int) -> bool:
         """Tell whether a topic exists for a client."""
@@ -83,7 +74,7 @@ class Gate:
         A rule of the configuration counts also while the topic does not exist.
         """
         try:
-            found = self.store.find_topic(name)
+            found = self._store.find_topic(name)
         except DamagedFile:
             return True  # It may be a topic whose name and rules can't be read.
         if found is None:
@@ -93,42 +84,36 @@ class Gate:
     def may_use(self, client: Principal, name: str) -> bool:
         """Tell whether a client may touch a topic of that name, or make it."""
         try:
-            self._admit_name(client, name)
+            self.admit_name(client, name)
         except (BrokerError, DamagedFile):
             return False
         return True
 
-    def resolve(self, client: Principal, names: Iterable[str]) -> Mapping[str, int]:
-        """Find the ids of topics that exist, by name.
+    def admit(self, client: Principal, topic: int | None) -> None:
+        """Let a client go on to a topic, or without one to ask at all.
 
         Raises:
-            AccessDenied: one of them is not for this client.
+            AuthenticationRequired, AccessDenied: the client may not.
+            StorageError: the topic's rules can't be read.
         """
-        self._admit(client, None)
-        ids = {}
-        for name in names:
-            found = self.store.find_topic(name)
-            if found is not None:
-                self._admit(client, found.metadata.id)
-                ids[name] = found.metadata.id
-        return ids
-
-    def _admit(self, client: Principal, topic: int | None) -> None:
         denial = self._decide(client, topic)
         if denial is not None:
             raise denial
 
-    def _admit_name(self, client: Principal, name: str) -> None:
-        """Admit to a topic that need not exist.
+    def admit_name(self, client: Principal, name: str) -> None:
+        """Let a client go on to a topic that need not exist.
 
-        Whoever may ask at all may create one, unless the configuration has a rule for
-        its name.
+        Every client that may ask at all may create one, unless the configuration has a
+        rule for its name.
+
+        Raises:
+            AuthenticationRequired, AccessDenied: the client may not.
         """
-        found = self.store.find_topic(name)
+        found = self._store.find_topic(name)
         if found is not None:
-            self._admit(client, found.metadata.id)
+            self.admit(client, found.metadata.id)
             return
-        self._admit(client, None)
+        self.admit(client, None)
         if not self._may_make(client, name):
             raise AccessDenied(
                 f"Access denied: client '{client.name}' not authorized for topic "
@@ -137,7 +122,7 @@ class Gate:
 
     def _may_make(self, client: Principal, name: str) -> bool:
         if self.policy.tie(client.common_name) is not None:
-            return False  # It is tied to topics that there are.
+            return False  # It is tied to topics that exist.
         return self._is_ruled_in(client, name)
 
     def _is_ruled_in(self, client: Principal, name: str) -> bool:
@@ -152,18 +137,18 @@ class Gate:
         if self._named and topic is not None and topic not in self.policy.rules:
             self._adopt(topic)
         denial = decide(client, self.policy, topic)
-        closed = None if denial or topic is None else self.store.closed(topic)
+        closed = None if denial or topic is None else self._store.closed(topic)
         # The rules of a closed topic can't be read: it is for no client.
         return denial if closed is None else StorageError(str(closed))
 
     def _adopt(self, topic: int) -> None:
         """Give a topic that was made since the start the rule of its name."""
         try:
-            rule = self._named.get(self.store.topic(topic).metadata.name)
+            rule = self._named.get(self._store.topic(topic).metadata.name)
             if rule is not None:
                 with self._adopting:
                     rules = {**self.policy.rules, topic: rule}
                     self.policy = replace(self.policy, rules=rules)
-                set_rule(self.store, topic, rule)
+                set_rule(self._store, topic, rule)
         except (UnknownTopic, DamagedFile):
             return

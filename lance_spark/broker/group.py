@@ -2,12 +2,13 @@
 
 Changes of members or subscriptions make a new generation with a new assignment. It is
 made by the next member of the group that joins or sends a heartbeat, outside of the
-lock: however long that takes, nobody else waits for it or is taken for silent.
+lock: however long that takes, no other group waits for it, and no member counts as
+silent because of it.
 A topic that moves is handed over, so that no two members read it at once:
 
-    A reads t ── B joins: generation 2 gives t to B ── nobody is told of t
+    A reads t ── B joins: generation 2 gives t to B ── neither is told of t
     A's heartbeat (1) is answered with generation 2 and without t
-    A stops reading, commits, and says so: heartbeat (2)   A has let go of t
+    A stops reading, commits, and sends heartbeat (2):     A has let go of t
     B's heartbeat is answered with t
 
 A member that leaves or falls silent has let go of everything. Groups live in memory:
@@ -23,16 +24,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lance_spark.broker.assignment import assign
+from lance_spark.broker.assignment import Strategy, assign
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
-from lance_spark.wire.lwp import LIST_LIMITS, AssignmentStrategy
 
 # Memory is bounded by these; a broker with more groups than the first is misused.
 GROUPS_MAX = 1000
 MEMBERS_MAX = 1000
-TOPICS_MAX = LIST_LIMITS["JoinGroup.topics"]
+# As many as a JoinGroup of LWP can name.
+TOPICS_MAX = 10_000
 # Pairs of member and topic over all groups. The three above alone would allow for
 # terabytes; this one comes to less than 100 MB with the longest of names.
 SUBSCRIPTIONS_MAX = 200_000
@@ -42,7 +44,7 @@ GROUP_SUBSCRIPTIONS_MAX = 50_000
 # The longest name of a topic (255 bytes) is good for groups and members, too.
 NAME_BYTES_MAX = 255
 # Below a second a slow garbage collection is a departure; above an hour a member that
-# crashed keeps its topics from the others for longer than anybody wants to wait.
+# crashed keeps its topics from the others for too long.
 SESSION_TIMEOUT_MIN_S = 1.0
 SESSION_TIMEOUT_MAX_S = 3600.0
 
@@ -67,42 +69,33 @@ class GroupDescription(NamedTuple):
 
     group: str
     generation: int
-    strategy: AssignmentStrategy
+    strategy: Strategy
     members: dict[str, tuple[str, ...]]
 
 
+@dataclass
 class Groups:
-    """All groups of a broker; any thread may call everything here."""
+    """All groups of a broker; any thread may call everything here.
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        make_id: Callable[[], str] = lambda: f"group-{secrets.token_hex(8)}",
-        groups_max: int = GROUPS_MAX,
-        members_max: int = MEMBERS_MAX,
-        topics_max: int = TOPICS_MAX,
-        subscriptions_max: int = SUBSCRIPTIONS_MAX,
-        group_subscriptions_max: int = GROUP_SUBSCRIPTIONS_MAX,
-    ) -> None:
-        """Make a coordinator without groups.
+    Args:
+        clock: monotonic seconds.
+        make_id: names a member that has no name.
+        groups_max: how many groups there may be.
+        members_max: how many members a group may have.
+        topics_max: how many topics a member may subscribe to.
+        subscriptions_max: how many topics all members may subscribe to in sum.
+        group_subscriptions_max: how many those of one group may.
+    """
 
-        Args:
-            clock: monotonic seconds.
-            make_id: names a member that has no name.
-            groups_max: how many groups there may be.
-            members_max: how many members a group may have.
-            topics_max: how many topics a member may subscribe to.
-            subscriptions_max: how many topics all members may subscribe to in sum.
-            group_subscriptions_max: how many those of one group may.
-        """
-        self._clock = clock
-        self._make_id = make_id
-        self._groups_max = groups_max
-        self._members_max = members_max
-        self._topics_max = topics_max
-        self._subscriptions_max = subscriptions_max
-        self._group_subscriptions_max = group_subscriptions_max
+    clock: Callable[[], float] = time.monotonic
+    make_id: Callable[[], str] = lambda: f"group-{secrets.token_hex(8)}"
+    groups_max: int = GROUPS_MAX
+    members_max: int = MEMBERS_MAX
+    topics_max: int = TOPICS_MAX
+    subscriptions_max: int = SUBSCRIPTIONS_MAX
+    group_subscriptions_max: int = GROUP_SUBSCRIPTIONS_MAX
+
+    def __post_init__(self) -> None:
         # Serialises everything below, and the groups themselves. Nothing slow is done
         # under it, such as an assignment.
         self._lock = threading.Lock()
@@ -116,7 +109,7 @@ class Groups:
         group: str,
         member: str,
         topics: Sequence[str],
-        strategy: AssignmentStrategy,
+        strategy: Strategy,
         session_timeout_s: float,
     ) -> Joined:
         """Add a member to a group, or change what it subscribes to.
@@ -134,17 +127,17 @@ class Groups:
         wanted = frozenset(topics)
         self._check(group, member, wanted, session_timeout_s)
         # The time of arrival: to wait for the lock is not to be silent.
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._renew(group, member, now)
             self._expire(now)
             found = self._groups.get(group) or _Group(strategy)
-            member = member or self._make_id()
+            member = member or self.make_id()
             self._check_room(group, found, member, wanted)
             if found.strategy is not strategy:
                 raise InvalidPayload(
-                    f"group {group!r} shares its topics by {_show(found.strategy)}: "
-                    f"join with that instead of {_show(strategy)}, or when it is empty"
+                    f"group {group!r} shares its topics by {found.strategy.value}: "
+                    f"join with that instead of {strategy.value}, or when it is empty"
                 )
             self._groups[group] = found
             self._subscriptions += found.join(member, wanted)
@@ -160,14 +153,14 @@ class Groups:
         Raises:
             ConsumerNotFound: it is not in the group, and has to join again.
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             # Before the others are looked at: late is not gone.
             self._renew(group, member, now)
             self._expire(now)
             found = self._find(group, member)
             found.release(member, generation)
-        # If somebody else is at it, the next heartbeat tells of it.
+        # If another thread makes the assignment now, the next heartbeat has it.
         self._share_out(found, wait=False)
         return Assigned(*self._answer(group, member))
 
@@ -177,7 +170,7 @@ class Groups:
         Raises:
             ConsumerNotFound: it is not in the group.
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._renew(group, member, now)
             self._expire(now)
@@ -197,13 +190,13 @@ class Groups:
         Args:
             now: the time by the coordinator's clock; read from it if not given.
         """
-        now = self._clock() if now is None else now
+        now = self.clock() if now is None else now
         with self._lock:
             return self._expire(now)
 
     def describe(self) -> list[GroupDescription]:
         """List the groups by name."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._expire(now)
             return [
@@ -240,7 +233,7 @@ class Groups:
         with self._lock:
             found = self._find(group, member)
             # It can't send anything before it has the answer.
-            found.members[member].renew(self._clock())
+            found.members[member].renew(self.clock())
             return found.generation, found.answer(member)
 
     def _check(
@@ -250,10 +243,10 @@ class Groups:
             _check_name(what, name)
         if not group:
             raise InvalidPayload("the group's name is empty: give one")
-        if len(topics) > self._topics_max:
+        if len(topics) > self.topics_max:
             raise InvalidPayload(
                 f"{len(topics)} topics in one subscription: at most "
-                f"{self._topics_max} are allowed"
+                f"{self.topics_max} are allowed"
             )
         for topic in topics:
             _check_name("topic", topic)
@@ -267,20 +260,20 @@ class Groups:
         self, name: str, group: _Group, member: str, topics: frozenset[str]
     ) -> None:
         known = group.members.get(member)
-        if name not in self._groups and len(self._groups) >= self._groups_max:
+        if name not in self._groups and len(self._groups) >= self.groups_max:
             raise InvalidPayload(
-                f"group {name!r} can't be made: there are {self._groups_max} already"
+                f"group {name!r} can't be made: there are {self.groups_max} already"
             )
-        if known is None and len(group.members) >= self._members_max:
+        if known is None and len(group.members) >= self.members_max:
             raise InvalidPayload(
-                f"group {name!r} can't be joined: it has {self._members_max} members"
+                f"group {name!r} can't be joined: it has {self.members_max} members"
             )
         added = _weigh(topics) - (0 if known is None else known.weight)
         for whose, taken, limit in (
-            ("all", self._subscriptions, self._subscriptions_max),
-            ("its", group.weight, self._group_subscriptions_max),
+            ("all", self._subscriptions, self.subscriptions_max),
+            ("its", group.weight, self.group_subscriptions_max),
         ):
-            # What asks for no more than it has is never refused.
+            # A member that asks for no more than it has is never refused.
             if added > 0 and taken + added > limit:
                 raise InvalidPayload(
                     f"group {name!r} can't be joined with {len(topics)} topics: "
@@ -334,34 +327,20 @@ def _weigh(topics: frozenset[str]) -> int:
     return max(1, len(topics))
 
 
-def _show(strategy: AssignmentStrategy) -> str:
-    return strategy.name.lower().replace("_", "-")
-
-
+@dataclass(slots=True)
 class _Member:
     """One member: its subscription, its session, and what it may be reading."""
 
-    __slots__ = (
-        "ends_at_s",
-        "held",
-        "target",
-        "timeout_s",
-        "told",
-        "told_in",
-        "topics",
-    )
-
-    def __init__(self, topics: frozenset[str]) -> None:
-        self.topics = topics
-        self.timeout_s = 0.0
-        self.ends_at_s = 0.0
-        # What it is to read in the group's generation.
-        self.target: tuple[str, ...] = ()
-        # Its last answer, and the generation of that.
-        self.told: tuple[str, ...] = ()
-        self.told_in = 0
-        # What it was told of and has not let go of, as far as anybody knows.
-        self.held: set[str] = set()
+    topics: frozenset[str]
+    timeout_s: float = 0.0
+    ends_at_s: float = 0.0
+    # What it is to read in the group's generation.
+    target: tuple[str, ...] = ()
+    # Its last answer, and the generation of that.
+    told: tuple[str, ...] = ()
+    told_in: int = 0
+    # The topics that it was told to read and, as far as is known, still reads.
+    held: set[str] = field(default_factory=set)
 
     @property
     def weight(self) -> int:
@@ -382,34 +361,23 @@ class _Plan(NamedTuple):
     previous: dict[str, set[str]]
 
 
+@dataclass(slots=True)
 class _Group:
     """One group. Its methods are called under the lock of all groups."""
 
-    __slots__ = (
-        "_changes",
-        "_holders",
-        "_shared",
-        "generation",
-        "members",
-        "sharing",
-        "strategy",
-        "weight",
-    )
-
-    def __init__(self, strategy: AssignmentStrategy) -> None:
-        self.strategy = strategy
-        self.generation = 0
-        self.members: dict[str, _Member] = {}
-        # What all its members weigh.
-        self.weight = 0
-        # Held by whoever makes an assignment, from the plan on until it is adopted.
-        self.sharing = threading.Lock()
-        # How often members or subscriptions have changed, and how many of these changes
-        # the present generation takes into account.
-        self._changes = 0
-        self._shared = 0
-        # Who holds a topic; the other side of `_Member.held`.
-        self._holders: dict[str, str] = {}
+    strategy: Strategy
+    generation: int = 0
+    members: dict[str, _Member] = field(default_factory=dict)
+    # What all its members weigh.
+    weight: int = 0
+    # Held while an assignment is made, from the plan on until it is adopted.
+    sharing: threading.Lock = field(default_factory=threading.Lock)
+    # How often members or subscriptions have changed, and how many of these changes
+    # the present generation takes into account.
+    _changes: int = 0
+    _shared: int = 0
+    # Who holds a topic; the other side of `_Member.held`.
+    _holders: dict[str, str] = field(default_factory=dict)
 
     def join(self, name: str, topics: frozenset[str]) -> int:
         """Add a member or change its subscription; return what that adds in weight."""
@@ -455,7 +423,7 @@ class _Group:
         member.held = told
 
     def answer(self, name: str) -> tuple[str, ...]:
-        """Say what a member is to read now, and note that it was told."""
+        """Give the topics that a member is to read now, and note that it knows them."""
         member = self.members[name]
         free = [t for t in member.target if self._holders.get(t, name) == name]
         member.told = tuple(free)
@@ -468,8 +436,8 @@ class _Group:
         """Give what the next generation is made from; None if there is nothing new."""
         if self._shared == self._changes:
             return None
-        # Who holds a topic counts more than for whom it was meant: that is the move
-        # that costs something.
+        # The member that holds a topic counts more than the one it was meant for: to
+        # take it from its holder is the move that costs something.
         holders = self._holders
         previous = {
             name: member.held.union(t for t in member.target if t not in holders)
@@ -484,6 +452,6 @@ class _Group:
         self._shared = plan.changes
         for name, topics in plan.subscribed.items():
             member = self.members.get(name)
-            # Who has changed its mind or come back since is in the next plan.
+            # A member that has subscribed anew since is in the next plan.
             if member is not None and member.topics is topics:
                 member.target = targets[name]

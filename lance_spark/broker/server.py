@@ -1,19 +1,20 @@
 """The server: accepts connections and runs a session for each in its own thread.
 
 Store and sockets block, so a thread per connection keeps one client's disk, network
-and silence from being another's. How many there are is bounded by `connections_max`.
+and silence from being another's. How many there are is bounded by `connections_max`,
+over all protocols.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from lance_spark.broker.budget import Budget
 from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.lwp import LwpSession
-from lance_spark.broker.plain import PlainSession
 from lance_spark.broker.service import Service
 from lance_spark.broker.session import Session, Shared
 from lance_spark.broker.turn import Turns
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Clients over the limit that are told so at the same time; more are just closed.
 _REFUSALS_MAX = 16
-# How long such a client may take to say its first word.
+# How long such a client may take to send its first frame.
 _REFUSAL_S = 2.0
 # How long `stop` waits for sessions, which end at once unless the disk holds them.
 _STOP_TIMEOUT_S = 10.0
@@ -37,25 +38,43 @@ _STOP_TIMEOUT_S = 10.0
 _CONNECTION_FILES = 3
 # Requests that wait for data hold their memory for long: they get this part of it.
 _WAITING_SHARE = 4
-# What is open besides connections and segments: journal, listener, logs, spare ones.
+# What is open besides connections and segments: journal, listeners, logs, spare ones.
 _OTHER_FILES = 64
+
+MakeSession = Callable[[Stream], Session[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one protocol is served, and by which sessions.
+
+    Args:
+        protocol: its name; `lance` is LWP.
+        address: where to listen; port 0 takes a free one.
+        session_maker: is given what the sessions share, once, and gives the function
+            that makes the session of a connection.
+    """
+
+    protocol: str
+    address: Address
+    session_maker: Callable[[Shared], MakeSession]
 
 
 class Server:
-    """Serves one address until it is stopped."""
+    """Serves some protocols, each at its own address, until it is stopped."""
 
     def __init__(
         self,
         service: Service,
         config: BrokerConfig,
         *,
-        address: Address,
+        endpoints: Sequence[Endpoint],
         tls: TlsContext | None = None,
     ) -> None:
-        """Listen, so that the address is known; serve after `start`.
+        """Listen, so that the addresses are known; serve after `start`.
 
         Raises:
-            OptionError: the address can't be had.
+            OptionError: an address can't be had.
         """
         self._service = service
         self._config = config
@@ -68,24 +87,27 @@ class Server:
             Budget(config.memory_bytes_max // _WAITING_SHARE),
             Turns(),
         )
-        self._make_session = _session_factory(self._shared)
         _make_room(config)
-        self._listener = Listener(address)
         self._lock = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
         # Those that may not have presented their token yet, the oldest one first.
-        self._strangers: dict[threading.Thread, Session | None] = {}
+        self._strangers: dict[threading.Thread, Session[Any] | None] = {}
         self._refusals: set[threading.Thread] = set()
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._accept, name="lance-accept", daemon=True),
-            threading.Thread(target=self._maintain, name="lance-maintain", daemon=True),
+            threading.Thread(target=self._maintain, name="lance-maintain", daemon=True)
         ]
+        self._listeners: dict[str, Listener] = {}
+        try:
+            for endpoint in endpoints:
+                self._listen(endpoint)
+        except BaseException:
+            self._stop_listening()
+            raise
 
-    @property
-    def address(self) -> Address:
-        """Where it listens, with the real port."""
-        return self._listener.address
+    def address_of(self, protocol: str) -> Address:
+        """Give the address where a protocol is served, with the real port."""
+        return self._listeners[protocol].address
 
     def start(self) -> None:
         """Begin to serve."""
@@ -95,17 +117,19 @@ class Server:
     def stop(self) -> None:
         """Stop accepting, end all connections, and wait for their threads."""
         self._stopping.set()
-        self._listener.stop()
+        for listener in self._listeners.values():
+            listener.stop()
         deadline = Deadline.after(_STOP_TIMEOUT_S)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(deadline.remaining())
-        self._listener.close()
+        self._stop_listening()
         with self._lock:
             streams = dict(self._streams)
         for stream in streams.values():
             stream.abort()
-        # Whoever waits for memory or the disk does not notice the end of its stream.
+        # A session that waits for memory or the disk does not notice the end of its
+        # stream.
         self._shared.memory.close()
         self._shared.queue.close()
         for thread in streams:
@@ -116,16 +140,32 @@ class Server:
 
     # Accepting.
 
-    def _accept(self) -> None:
-        while (stream := self._listener.accept()) is not None:
+    def _listen(self, endpoint: Endpoint) -> None:
+        make_session = endpoint.session_maker(self._shared)
+        listener = self._listeners[endpoint.protocol] = Listener(endpoint.address)
+        self._threads.append(
+            threading.Thread(
+                target=self._accept,
+                args=(listener, make_session),
+                name=f"lance-accept-{endpoint.protocol}",
+                daemon=True,
+            )
+        )
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
+    def _accept(self, listener: Listener, make_session: MakeSession) -> None:
+        while (stream := listener.accept()) is not None:
             try:
-                self._admit(stream)
+                self._admit(stream, make_session)
             except RuntimeError as error:
                 # No more threads: this client has to try again, the others go on.
                 logger.error("%s: no thread for it: %s", stream.peer, error)
                 stream.close()
 
-    def _admit(self, stream: SocketStream) -> None:
+    def _admit(self, stream: SocketStream, make_session: MakeSession) -> None:
         with self._lock:
             if self._stopping.is_set():
                 stream.close()
@@ -133,13 +173,13 @@ class Server:
             served = len(self._streams) - len(self._refusals)
             refused = served >= self._config.connections_max
             if refused:
-                self._service.metrics.connection_refused()
+                self._service.metrics.count("connections_refused")
                 if len(self._refusals) >= _REFUSALS_MAX:
                     stream.close()
                     return
             thread = threading.Thread(
-                target=self._refuse if refused else self._serve,
-                args=(stream,),
+                target=self._serve,
+                args=(stream, make_session, refused),
                 name=f"lance-session-{stream.peer}",
                 daemon=True,
             )
@@ -161,38 +201,33 @@ class Server:
 
         An honest client presents its token with its first frame, so that the one that
         has been without for longest is the least likely to be one. The newest is never
-        dropped: clients that come and say nothing can't lock it out.
+        dropped: clients that connect and send nothing can't lock it out.
         """
         for thread, session in list(self._strangers.items()):
-            if session is not None and session.is_let_in:
+            if session is not None and session.is_admitted:
                 del self._strangers[thread]
         if len(self._strangers) > max(1, self._config.connections_max // 2):
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            self._service.metrics.connection_refused()
+            self._service.metrics.count("connections_refused")
             self._streams[oldest].abort()
 
-    def _serve(self, stream: Stream) -> None:
-        self._service.metrics.connection_opened()
-        try:
-            self._run(stream, lambda session: session.run())
-        finally:
-            self._service.metrics.connection_closed()
-
-    def _refuse(self, stream: Stream) -> None:
-        limit = self._config.connections_max
-        error = ConnectionLimit(f"Connection limit reached: {limit} connections")
-        self._run(stream, lambda session: session.refuse(error, _REFUSAL_S))
-
-    def _run(self, stream: Stream, serve: Callable[[Session], None]) -> None:
-        thread = threading.current_thread()
+    def _serve(self, stream: Stream, make_session: MakeSession, refused: bool) -> None:
+        thread, metrics = threading.current_thread(), self._service.metrics
+        if not refused:
+            metrics.count("connections_opened")
         try:
             stream = self._shake_hands(stream)
-            session = self._make_session(stream)
+            session = make_session(stream)
+            if refused:
+                limit = self._config.connections_max
+                text = f"Connection limit reached: {limit} connections"
+                session.refuse(ConnectionLimit(text), _REFUSAL_S)
+                return
             with self._lock:
                 if thread in self._strangers:
                     self._strangers[thread] = session
-            serve(session)
+            session.run()
         except LanceError as error:
             logger.info("%s: %s", stream.peer, error)
         except Exception:
@@ -202,6 +237,8 @@ class Server:
             stream.close()
             with self._lock:
                 self._forget(thread)
+            if not refused:
+                metrics.count("connections_closed")
 
     def _shake_hands(self, stream: Stream) -> Stream:
         if self._tls is None:
@@ -226,7 +263,7 @@ class Server:
             try:
                 self._service.maintain()
             except Exception:
-                # The next time may be better; whoever runs it sees the reason.
+                # The next round may succeed; the operator finds the reason in the log.
                 logger.exception("maintenance failed")
 
 
@@ -247,10 +284,3 @@ def _make_room(config: BrokerConfig) -> None:
             config.open_segments_max,
             _OTHER_FILES,
         )
-
-
-def _session_factory(shared: Shared) -> Callable[[Stream], Session]:
-    if shared.config.dialect == "lwp":
-        return lambda stream: LwpSession(stream, shared)
-    committed: dict[tuple[int, int], int] = {}
-    return lambda stream: PlainSession(stream, shared, committed)

@@ -1,16 +1,19 @@
 """What a broker does, whatever protocol it is asked in.
 
 Sessions translate their protocol to calls of `Service`. Each call passes the gate
-(`gate`) before anything else, so that no protocol can forget to.
+(`gate`) before anything else, so that no protocol can forget to. `to_broker_error`
+turns whatever a call runs into into one of the errors that protocols have codes for.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -18,11 +21,14 @@ from numpy.typing import NDArray
 
 from lance_spark import errors
 from lance_spark.broker.access import Policy, Principal, TopicRule
+from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.gate import Gate
 from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
 from lance_spark.broker.metrics import Metrics, TopicGauge
 from lance_spark.errors import (
+    BrokerError,
     InvalidName,
+    LanceError,
     OutOfRange,
     StageUnknown,
     TopicExists,
@@ -45,21 +51,14 @@ from lance_spark.store.finding import Finding
 from lance_spark.store.identity import FIRST_STAGE_ID
 from lance_spark.store.stage import Stage
 from lance_spark.store.watch import Wake
-from lance_spark.wire.lwp import AssignmentStrategy
+
+logger = logging.getLogger(__name__)
 
 # Subscriptions are a note for tools. A client can make any number of them, so that the
 # oldest are forgotten.
 _SUBSCRIPTIONS_MAX = 100_000
 # A read meets retention at most a few times in a row before it finds data.
 _READ_ATTEMPTS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much clients may make that stays."""
-
-    topics_max: int = 10_000
-    consumers_max: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """What is known of a consumer of a topic."""
+    """A consumer of a topic: its committed offset and its subscription, if any."""
 
     consumer: int
     committed: int | None
     max_batch_bytes: int | None
 
 
-class Service(Gate):
+class Service:
     """A store behind its gate, with consumers and groups; any thread may call it.
 
     Args:
@@ -89,7 +88,8 @@ class Service(Gate):
         named: rules by the names of topics; see `Gate`.
         metrics: what is counted.
         groups: the coordinator of groups.
-        limits: how much clients may make.
+        topics_max: how many topics clients may make.
+        consumers_max: how many offsets of consumers are kept, over all topics.
     """
 
     def __init__(
@@ -101,17 +101,57 @@ class Service(Gate):
         named: Mapping[str, TopicRule] | None = None,
         metrics: Metrics | None = None,
         groups: Groups | None = None,
-        limits: Limits | None = None,
+        topics_max: int = 10_000,
+        consumers_max: int = 100_000,
     ) -> None:
-        super().__init__(store, policy=policy, tokens=tokens, named=named)
+        self.store = store
+        self.gate = Gate(store, policy=policy, tokens=tokens, named=named)
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
-        self.limits = limits or Limits()
+        self._topics_max = topics_max
+        self._consumers_max = consumers_max
         self._lock = Lock()
         self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
         self._version_base = time.time_ns() >> 20 << 20
+
+    # Clients.
+
+    @property
+    def policy(self) -> Policy:
+        """The rules of access as they are now."""
+        return self.gate.policy
+
+    def authenticate(self, client: Principal, token: str) -> Principal:
+        """Check a token; give the client with it.
+
+        Raises:
+            AuthenticationFailed: no setting has that token.
+        """
+        return self.gate.authenticate(client, token)
+
+    def check_client(self, client: Principal) -> None:
+        """Refuse a client that may not even ask.
+
+        Raises:
+            AuthenticationRequired: it has presented no token.
+        """
+        self.gate.admit(client, None)
+
+    def may_see(self, client: Principal, topic: int) -> bool:
+        """Tell whether a topic exists for a client."""
+        return self.gate.may_see(client, topic)
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory, for the operator's console."""
+        return self.store.path
+
+    @property
+    def consumer_count(self) -> int:
+        """How many offsets are committed, over all topics."""
+        return self.store.consumer_count
 
     # Topics.
 
@@ -122,29 +162,44 @@ class Service(Gate):
 
     def topics(self, client: Principal) -> list[Topic]:
         """List the topics that a client may see."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         topics = self.store.topics()
         return [topic for topic in topics if self.may_see(client, topic.metadata.id)]
 
     def hidden_topics(self, client: Principal) -> int:
         """Count the topics that a client may not see."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         ids = (topic.metadata.id for topic in self.store.topics())
         return sum(not self.may_see(client, topic) for topic in ids)
 
     def topic(self, client: Principal, topic: int) -> Topic:
         """Find a topic."""
-        self._admit(client, topic)
+        self.gate.admit(client, topic)
         return self.store.topic(topic)
+
+    def resolve(self, client: Principal, names: Iterable[str]) -> dict[str, int]:
+        """Find the ids of topics that exist, by name.
+
+        Raises:
+            AccessDenied: one of them is not for this client.
+        """
+        self.gate.admit(client, None)
+        ids = {}
+        for name in names:
+            found = self.store.find_topic(name)
+            if found is not None:
+                self.gate.admit(client, found.metadata.id)
+                ids[name] = found.metadata.id
+        return ids
 
     def create_topic(
         self, client: Principal, name: str, retention: Retention | None = None
     ) -> Topic:
         """Create a topic."""
-        self._admit_name(client, name)
+        self.gate.admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
-        most = self.limits.topics_max
+        most = self._topics_max
         try:
             return self.store.create_topic(name, retention=retention, topics_max=most)
         except TopicExists as error:
@@ -153,7 +208,7 @@ class Service(Gate):
 
     def delete_topic(self, client: Principal, topic: int) -> None:
         """Delete a topic."""
-        self._admit(client, topic)
+        self.gate.admit(client, topic)
         if topic == DEFAULT_TOPIC:
             raise errors.InvalidPayload("the default topic can't be deleted")
         self.store.delete_topic(topic)
@@ -165,8 +220,8 @@ class Service(Gate):
     def set_retention(
         self, client: Principal, topic: int, retention: Retention
     ) -> None:
-        """Change what may be dropped from a topic."""
-        self._admit(client, topic)
+        """Change which records of a topic may be dropped."""
+        self.gate.admit(client, topic)
         self.store.set_retention(topic, retention)
 
     # Writing.
@@ -183,9 +238,9 @@ class Service(Gate):
     ) -> Appended:
         """Write a batch to a topic or stage; `wait_durable` says when it is safe."""
         if target >= FIRST_STAGE_ID:
-            self._admit(client, None)
+            self.gate.admit(client, None)
             stage = self.store.stage(target)
-            if not self.may_use(client, stage.metadata.topic):
+            if not self.gate.may_use(client, stage.metadata.topic):
                 # As if it were not there: a denial would tell what it is for.
                 raise StageUnknown(f"stage {target} is not open")
             appended = self.store.append_stage(
@@ -194,7 +249,7 @@ class Service(Gate):
             found = self.store.find_topic(stage.metadata.topic)
             counted = None if found is None else found.metadata.id
         else:
-            self._admit(client, target)
+            self.gate.admit(client, target)
             appended = self.store.append(
                 target, data, starts, data_crc=data_crc, wait=False
             )
@@ -210,7 +265,7 @@ class Service(Gate):
         self, client: Principal, topic: str, writer: str, sequence: int
     ) -> int:
         """Open a stage for a topic that need not exist."""
-        self._admit_name(client, topic)
+        self.gate.admit_name(client, topic)
         self._check_room(topic)
         return self.store.open_stage(topic, writer, sequence)
 
@@ -224,19 +279,19 @@ class Service(Gate):
         overwrite: Sequence[str],
     ) -> CommitResult:
         """Commit stages, all or nothing."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         self._admit_writer(client, writer)
         for name in overwrite:
-            self._admit_name(client, name)
+            self.gate.admit_name(client, name)
         if not stages and not overwrite and self.store.writer_topics(writer) is None:
-            # Nothing to do for a writer that nobody knows. To remember it would let
-            # anybody make the later commits of another one stale.
+            # Nothing to do for a writer that is not known. To remember it would let
+            # any client make the later commits of another one stale.
             return CommitResult(CommitStatus.COMMITTED)
         result = self.store.commit_stages(
-            writer, sequence, stages, overwrite, topics_max=self.limits.topics_max
+            writer, sequence, stages, overwrite, topics_max=self._topics_max
         )
         if result.status is not CommitStatus.COMMITTED:
-            # It named no stage that is still there, and it learns of topics.
+            # The client named no stage that still exists, and learns of topics.
             for committed in result.ranges:
                 if not self.may_see(client, committed.topic):
                     raise self._deny_writer(client, writer)
@@ -244,7 +299,7 @@ class Service(Gate):
 
     def abort_stages(self, client: Principal, writer: str, sequence: int) -> int:
         """Drop all stages of a job."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         self._admit_writer(client, writer)
         return self.store.abort_stages(writer, sequence)
 
@@ -255,10 +310,10 @@ class Service(Gate):
 
     def stages(self, client: Principal) -> list[Stage]:
         """List the open stages, those for topics that a client may use."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         stages = self.store.stages()
         names = {stage.metadata.topic for stage in stages}
-        usable = {name for name in names if self.may_use(client, name)}
+        usable = {name for name in names if self.gate.may_use(client, name)}
         return [stage for stage in stages if stage.metadata.topic in usable]
 
     def _admit_writer(self, client: Principal, writer: str) -> None:
@@ -269,7 +324,7 @@ class Service(Gate):
             for stage in self.store.stages()
             if stage.metadata.job.writer == writer
         )
-        if not all(self.may_use(client, name) for name in names):
+        if not all(self.gate.may_use(client, name) for name in names):
             raise self._deny_writer(client, writer)
 
     @staticmethod
@@ -282,7 +337,7 @@ class Service(Gate):
 
     def _check_room(self, topic: str) -> None:
         """Refuse what the commit would refuse later, when all rows are staged."""
-        there, most = len(self.store.topics()), self.limits.topics_max
+        there, most = len(self.store.topics()), self._topics_max
         if there >= most and self.store.find_topic(topic) is None:
             raise errors.LimitReached(
                 f"a stage for topic {topic!r} can't be committed: the topic is not "
@@ -292,8 +347,8 @@ class Service(Gate):
     # Reading.
 
     def view(self, client: Principal, topic: int) -> View:
-        """Look at a topic."""
-        self._admit(client, topic)
+        """Give the bounds and segments of a topic at this moment."""
+        self.gate.admit(client, topic)
         return self.store.view(topic)
 
     def read(
@@ -345,20 +400,18 @@ class Service(Gate):
         """Tell where topics end; those that do not exist are left out."""
         ends = {}
         for topic in topics:
-            self._admit(client, topic)
+            self.gate.admit(client, topic)
             try:
                 ends[topic] = self.store.topic(topic).log.visible.offset
             except UnknownTopic:
                 continue
         return ends
 
-    @contextmanager
     def watching(
         self, offsets: Mapping[int, int], wake: Wake, *, catalog: bool = False
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Call a function whenever one of some topics grows past an offset, or goes."""
-        with self.store.watching(offsets, wake, catalog=catalog):
-            yield
+        return self.store.watching(offsets, wake, catalog=catalog)
 
     # Consumers.
 
@@ -371,7 +424,7 @@ class Service(Gate):
         start: int,
         max_batch_bytes: int,
     ) -> int:
-        """Note a consumer and tell where it starts: 0 is where it has come to."""
+        """Note a consumer, and tell where it starts; 0 stands for its last commit."""
         view = self.view(client, topic)
         with self._lock:
             self._subscriptions[consumer, topic] = max_batch_bytes
@@ -384,7 +437,7 @@ class Service(Gate):
 
     def unsubscribe(self, client: Principal, topic: int, consumer: int) -> None:
         """Forget a consumer."""
-        self._admit(client, topic)
+        self.gate.admit(client, topic)
         with self._lock:
             found = self._subscriptions.pop((consumer, topic), None)
         if found is None:
@@ -395,7 +448,7 @@ class Service(Gate):
     def commit_offset(
         self, client: Principal, topic: int, consumer: int, offset: int
     ) -> None:
-        """Remember durably how far a consumer has come."""
+        """Keep the offset of a consumer durably."""
         end = self.view(client, topic).end.offset
         if offset > end:
             raise errors.OffsetOutOfRange(
@@ -403,39 +456,36 @@ class Service(Gate):
                 details={"log_end": end},
             )
         known = self.store.committed_offset(consumer, topic) is not None
-        if not known and self.store.consumer_count >= self.limits.consumers_max:
+        if not known and self.store.consumer_count >= self._consumers_max:
             raise errors.InvalidPayload(
-                f"{self.limits.consumers_max} offsets are committed already, which is "
+                f"{self._consumers_max} offsets are committed already, which is "
                 "the most (consumers_max)"
             )
         self.store.commit_offset(consumer, topic, offset)
 
     def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
-        """Tell of the consumers of a topic."""
-        self._admit(client, topic)
-        committed = self.store.committed_offsets(topic)
-        with self._lock:
-            subscribed = {
-                consumer: size
-                for (consumer, of), size in self._subscriptions.items()
-                if of == topic
-            }
-        return [
-            ConsumerState(consumer, committed.get(consumer), subscribed.get(consumer))
-            for consumer in sorted(committed.keys() | subscribed.keys())
-        ]
+        """List the consumers of a topic that are subscribed or have committed."""
+        self.gate.admit(client, topic)
+        offsets = self.store.committed_offsets(topic)
+        committed = {ConsumerKey(c, topic): at for c, at in offsets.items()}
+        return self._describe_consumers(committed, lambda t: t == topic).get(topic, [])
 
     def all_consumers(self, client: Principal) -> dict[int, list[ConsumerState]]:
-        """Tell of the consumers of all topics that a client may see, by topic."""
-        self._admit(client, None)
+        """List the consumers of all topics that a client may see, by topic."""
+        self.gate.admit(client, None)
         committed = self.store.consumer_offsets()
+        return self._describe_consumers(committed, lambda t: self.may_see(client, t))
+
+    def _describe_consumers(
+        self, committed: Mapping[ConsumerKey, int], is_shown: Callable[[int], bool]
+    ) -> dict[int, list[ConsumerState]]:
         with self._lock:
             subscribed = dict(self._subscriptions)
         keys = sorted(committed.keys() | subscribed.keys())
-        seen = {t for t in {topic for _, topic in keys} if self.may_see(client, t)}
+        shown = {topic for topic in {topic for _, topic in keys} if is_shown(topic)}
         found: dict[int, list[ConsumerState]] = {}
         for consumer, topic in keys:
-            if topic in seen:
+            if topic in shown:
                 key = ConsumerKey(consumer, topic)
                 state = ConsumerState(consumer, committed.get(key), subscribed.get(key))
                 found.setdefault(topic, []).append(state)
@@ -450,13 +500,13 @@ class Service(Gate):
         member: str,
         *,
         topics: Sequence[str],
-        strategy: AssignmentStrategy,
+        strategy: Strategy,
         session_timeout_s: float,
     ) -> Joined:
         """Join a group, or change what a member subscribes to."""
         self._admit_member(client, group, member)
         for name in topics:
-            self._admit_name(client, name)
+            self.gate.admit_name(client, name)
         return self.groups.join(
             group, member, topics, strategy, session_timeout_s=session_timeout_s
         )
@@ -475,14 +525,14 @@ class Service(Gate):
 
     def describe_groups(self, client: Principal) -> list[GroupDescription]:
         """List the groups, with the members of which a client may see all topics."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         seen = []
         for group in self.groups.describe():
             members = {
                 member: topics
                 for member, topics in group.members.items()
                 if not any(
-                    self.hides(client, name)
+                    self.gate.hides(client, name)
                     for name in self.groups.subscription(group.group, member)
                 )
             }
@@ -492,18 +542,18 @@ class Service(Gate):
 
     def subscription(self, client: Principal, group: str, member: str) -> list[str]:
         """List the topics that a member of a group shares, those a client may see."""
-        self._admit(client, None)
+        self.gate.admit(client, None)
         names = self.groups.subscription(group, member)
-        return sorted(name for name in names if not self.hides(client, name))
+        return sorted(name for name in names if not self.gate.hides(client, name))
 
     def _admit_member(self, client: Principal, group: str, member: str) -> None:
         """Admit to a member: the client has to know of all that it subscribes to.
 
         Its topics stay out of the text: the client has named none of them.
         """
-        self._admit(client, None)
+        self.gate.admit(client, None)
         names = self.groups.subscription(group, member)
-        if any(self.hides(client, name) for name in names):
+        if any(self.gate.hides(client, name) for name in names):
             raise errors.AccessDenied(
                 f"Access denied: client '{client.name}' not authorized for member "
                 f"'{member}' of group '{group}'"
@@ -512,19 +562,19 @@ class Service(Gate):
     # Housekeeping.
 
     def maintain(self) -> None:
-        """Apply retention and drop what has expired; to be called now and then."""
+        """Apply retention and drop expired stages and members; call it now and then."""
         self.groups.expire()
         self.store.maintain()
         topics = [topic.metadata.id for topic in self.store.topics()]
         self.metrics.retain_topics([DEFAULT_TOPIC, *topics])
 
     def findings(self, client: Principal) -> list[Finding]:
-        """List what was found and mended since the store was opened."""
-        self._admit(client, None)
+        """List the damage that was found and mended since the store was opened."""
+        self.gate.admit(client, None)
         return self.store.findings
 
     def lags(self) -> dict[ConsumerKey, int]:
-        """Measure how far behind consumers are, for whoever runs the broker."""
+        """Measure how far behind consumers are, for the broker's operator."""
         topics = self.store.topics(default=True)
         ends = {topic.metadata.id: topic.log.visible.offset for topic in topics}
         return {
@@ -534,7 +584,7 @@ class Service(Gate):
         }
 
     def gauges(self) -> list[TopicGauge]:
-        """Measure all topics, the default topic too, for whoever runs the broker."""
+        """Measure all topics, the default topic too, for the broker's operator."""
         stages: dict[str, int] = {}
         for stage in self.store.stages():
             name = stage.metadata.topic
@@ -554,3 +604,47 @@ class Service(Gate):
                 )
             )
         return gauges
+
+
+# The first match counts, so that special cases stand before what they are cases of.
+_REFUSALS: tuple[tuple[type[LanceError], type[BrokerError]], ...] = (
+    (errors.RecordTooLarge, errors.PayloadTooLarge),
+    (errors.RecordError, errors.InvalidPayload),
+    (errors.PayloadOverLimit, errors.PayloadTooLarge),
+    (errors.ProtocolError, errors.InvalidPayload),
+    (errors.InvalidName, errors.InvalidTopicName),
+    (errors.TopicExists, errors.TopicAlreadyExists),
+    (errors.LimitReached, errors.InvalidPayload),
+    (errors.OutOfRange, errors.InvalidOffset),
+    (errors.StageExpired, errors.StageExpiredError),
+    (errors.StageUnknown, errors.StageNotFound),
+    (errors.StageMismatch, errors.StageMismatchError),
+    (errors.BatchGap, errors.StageMismatchError),
+    (errors.CommitConflict, errors.CommitConflictError),
+    (errors.CommitUnknown, errors.CommitUnknownError),
+    (errors.Timeout, errors.OperationTimeout),
+    (errors.StoreError, errors.StorageError),
+    (errors.OptionError, errors.InvalidPayload),
+)
+
+
+def to_broker_error(error: Exception) -> BrokerError:
+    """Turn whatever a request runs into into the error that the client is told."""
+    if isinstance(error, BrokerError):
+        return error
+    if isinstance(error, errors.UnknownTopic):
+        return _unknown_topic(error)
+    for met, said in _REFUSALS:
+        if isinstance(error, met):
+            return said(str(error))
+    # A bug. The client learns that it is one; the reason is for the broker's log.
+    logger.error("request failed", exc_info=error)
+    return errors.InternalError(f"internal error: {type(error).__name__}")
+
+
+def _unknown_topic(error: errors.UnknownTopic) -> BrokerError:
+    """Tell a topic that never was from one that was deleted."""
+    details = {"topic_id": error.topic} if isinstance(error.topic, int) else {}
+    if error.deleted:
+        return errors.TopicDeleted(f"Topic {error.topic} was deleted", details=details)
+    return errors.TopicNotFound(f"Topic {error.topic} not found", details=details)

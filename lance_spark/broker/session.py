@@ -1,45 +1,42 @@
-"""One connection: frames in, answers out, strictly in the order of the requests.
+"""One connection, whatever its protocol: requests in, answers out, all of it bounded.
 
-This is the part that all dialects of LWP share: reading within the broker's memory,
-acknowledging when the disk has it, keepalives, waiting for data. What a frame means is
-decided by `lwp.LwpSession` and `plain.PlainSession`. It is long because reading, memory
-and what is owed can't be told apart: whoever waits for memory first settles what is
-owed, and whoever is owed is read from no further.
+A protocol brings a parser (`_make_parser`) and says what a frame means (`_handle`) and
+how a failure is told (`_refuse`). For each request it does one of three things:
 
-A session runs in a thread of its own and blocks as it likes. It appends batches as
-they come and owes their acknowledgements; as soon as nothing more has arrived, or it
-owes too much, it waits for the disk once and sends them together. So batches that a
-client has pipelined share one sync. Everything else is answered only after what is
-owed, which keeps the order.
+- it sends the answer (`_send`, `_send_file`);
+- it owes the answer (`_append`, `_owe`) until the disk has what the answer confirms.
+  Owed answers are settled together, when no further input has arrived or too much is
+  owed: so batches that a client has pipelined share one sync;
+- it lets the request stand (`_stand`): the answer is sent when a log grows, the list of
+  topics changes, the time is up, or the protocol ends it. Meanwhile further requests
+  are read and answered. A standing request may be answered many times: a subscription.
+
+A session runs in a thread of its own, which waits for the socket and for its waker, and
+nothing else touches the connection but `stop`, which aborts it. The file is long
+because reading, memory and pending answers can't be told apart: a session that waits
+for memory first settles what it owes.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from lance_spark.broker.access import Principal
-from lance_spark.broker.batch import Batch
-from lance_spark.broker.bucket import TokenBucket
 from lance_spark.broker.budget import Budget
 from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.outlet import PIECE_BYTES, Outlet
-from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.service import Service
+from lance_spark.broker.service import Service, to_broker_error
 from lance_spark.broker.turn import Turn, Turns
 from lance_spark.errors import (
-    AuthenticationRequired,
     Backpressure,
     BrokerError,
     ConnectionLost,
-    InvalidPayload,
     LanceError,
-    PayloadOverLimit,
-    PayloadTooLarge,
     RemoteProtocolError,
     Timeout,
 )
@@ -48,46 +45,54 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.net.waker import Waker
 from lance_spark.store import Appended, Slice
-from lance_spark.wire.lwp import (
-    Checksum,
-    Command,
-    ErrorResponse,
-    Frame,
-    FrameFlags,
-    FrameParser,
-    FrameType,
-    Message,
-    encode_ack,
-    encode_backpressure,
-    encode_header,
-    encode_keepalive,
-    encode_message,
-)
 
 logger = logging.getLogger(__name__)
 
-# The largest payload of a client that has yet to present its token: Authenticate has
-# to fit, and nothing else is looked into.
-STRANGER_BYTES_MAX = 64 * 1024
-# Acknowledgements that are owed at once, in number and in bytes of batches.
+# Answers that are owed at once, in number and in bytes of what they confirm.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
-# What one position of a request that waits costs: itself, its place in the list that
-# is looked up, and the one among the watchers of its topic.
+# Requests of one connection that stand at once.
+STANDING_MAX = 256
+# What one position of a standing request costs: itself, its place in the list that is
+# looked up, and the one among the watchers of its log.
 WAIT_POSITION_BYTES = 512
-# A request with a longer payload has a list that takes time to read.
-_SHORT_BYTES = 4 * 1024
+# Answers up to this size are sent from memory, and cost no part of the budget.
+PIECE_BYTES = 256 * 1024
+# So much of a file is sent within one timeout: progress counts, not the whole.
+_SEND_BYTES = 1024 * 1024
 # While others wait for memory, a client that sends nothing of a payload it has begun
-# for so long has to go.
+# for so long is disconnected.
 _STALL_S = 2.0
 # Meanwhile all others have to send at least so much of it in that time.
 _PACE_BYTES = 64 * 1024
-# A client halves its rate at each of these; more of them would stop it.
-_SLOW_DOWN_INTERVAL_S = 0.1
 # After an error that ends the connection, so much is read and dropped for so long, so
 # that the error arrives before the reset that unread data would cause.
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 2.0
+
+FrameT = TypeVar("FrameT")
+FrameT_co = TypeVar("FrameT_co", covariant=True)
+
+
+class Assembler(Protocol[FrameT_co]):
+    """Puts the frames of a connection together from bytes, in whatever pieces."""
+
+    @property
+    def payload_missing(self) -> int:
+        """How many bytes of the present frame's payload are still to come."""
+
+    @property
+    def payload_bytes_next(self) -> int:
+        """How large the payload's buffer is once the next bytes are read."""
+
+    def buffer_for_read(self) -> memoryview:
+        """Give the place for the next bytes."""
+
+    def bytes_written(self, size: int) -> None:
+        """Take note of bytes at the start of that place."""
+
+    def next_frame(self) -> FrameT_co | None:
+        """Give the next frame; None until more bytes have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +105,79 @@ class Shared:
     memory: Budget
     # Batches that are written and not yet durable.
     queue: Budget
-    # What requests hold that wait for data; a part of the memory.
+    # StandingRequest requests and large answers; a part of the memory.
     waiting: Budget
-    # Who computes.
     turns: Turns
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """An acknowledgement that waits for the disk."""
+    """An answer that waits for the disk; `request` is what the protocol says in it."""
 
-    batch_id: int
+    request: Any
     target: int
     appended: Appended
     size: int
     began_s: float
 
 
-class Session(ABC):
-    """Serve one client until it goes."""
+class StandingRequest:
+    """A request that is answered later, while further ones are read and answered.
+
+    Args:
+        positions: by log. A log that has grown past its position, or is deleted, makes
+            the session try to answer.
+        attempt: answers if there is something to answer with; tells whether the
+            request is done. Its argument is True when the time is up or the session
+            ends the request: then it has to answer.
+        wait_s: how long it may stand.
+        topics: a change of the list of topics counts, too.
+        frame: what `_refuse` is given when an attempt fails. Its payload is not
+            counted here, so that it should have none.
+    """
+
+    __slots__ = (
+        "attempt",
+        "deadline",
+        "frame",
+        "is_due",
+        "positions",
+        "size",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        positions: Mapping[int, int],
+        attempt: Callable[[bool], bool],
+        wait_s: float,
+        *,
+        topics: bool = False,
+        frame: Any = None,
+    ) -> None:
+        self.positions = positions
+        self.attempt = attempt
+        self.frame = frame
+        self.deadline = Deadline.after(wait_s)
+        self.topics = topics
+        self.size = max(1, len(positions)) * WAIT_POSITION_BYTES
+        # Set by any thread that has news; cleared by the session before it looks.
+        self.is_due = True
+
+
+class Session(ABC, Generic[FrameT]):
+    """Serves one client until it goes.
+
+    Args:
+        stream: the connection.
+        shared: what the sessions of the server share.
+        idle_timeout_s: how long the client may send nothing while no request stands.
+    """
 
     def __init__(self, stream: Stream, shared: Shared, *, idle_timeout_s: float):
-        config = shared.config
         self._stream = stream
         self._service = shared.service
-        self._config = config
+        self._config = shared.config
         self._metrics = shared.service.metrics
         self._memory = shared.memory
         self._queue = shared.queue
@@ -133,29 +186,24 @@ class Session(ABC):
         # wait for memory or the disk, and taken again where there is more to do.
         self._turn = Turn(shared.turns)
         self._idle_timeout_s = idle_timeout_s
-        self._outlet = Outlet(stream, self._metrics, config.idle_timeout_s)
-        self._parser = FrameParser(
-            checksum=config.frame_checksum,
-            payload_bytes_max=min(config.payload_bytes_max, STRANGER_BYTES_MAX)
-            if shared.service.policy.token_required
-            else config.payload_bytes_max,
-        )
-        self._keepalives = TokenBucket(config.keepalive_rate, config.keepalive_burst)
+        self._parser = self._make_parser()
         self._owed: list[Owed] = []
         self._owed_bytes = 0
+        # Each with its watch, the oldest first.
+        self._standing: dict[StandingRequest, AbstractContextManager[None] | None] = {}
+        self._waker: Waker | None = None
         # What the frame under way has taken of the memory, and of the share of waits.
         self._reserved = 0
         self._lent = 0
-        # A request that came while the one before it was still waiting for data.
-        self._ahead: Frame | None = None
-        # Long ago: the clock of a machine that has just started is near 0.
-        self._slowed_s = -math.inf
         # When the pace of the payload under way was last looked at, and what was
         # missing of it then.
         self._pace: tuple[float, int] | None = None
         # Until when a client without its token is listened to.
-        self._admission = Deadline.after(config.handshake_timeout_s)
-        self._waker: Waker | None = None
+        self._admission = Deadline.after(shared.config.handshake_timeout_s)
+        # Made when first needed: most connections never fetch.
+        self._piece: memoryview | None = None
+        # When the present request was looked at first, for the metrics.
+        self._began_s = 0.0
         self._ending = False
         certificate = stream.certificate
         self._client = (
@@ -165,9 +213,37 @@ class Session(ABC):
         )
 
     @property
-    def checksum(self) -> Checksum:
-        """The checksum that this client is answered with."""
-        return self._parser.checksum or Checksum.CRC32C
+    def is_admitted(self) -> bool:
+        """Whether the client has presented its token, or needs none."""
+        return self._client.authenticated or not self._service.policy.token_required
+
+    # What a protocol brings.
+
+    @abstractmethod
+    def _make_parser(self) -> Assembler[FrameT]:
+        """Make what turns bytes into frames; called once, by the constructor."""
+
+    @abstractmethod
+    def _handle(self, frame: FrameT) -> None:
+        """Answer a request, owe the answer, or let the request stand."""
+
+    @abstractmethod
+    def _refuse(self, error: BrokerError, frame: FrameT | None) -> None:
+        """Tell the client why a request, or without one the client, is not served."""
+
+    @abstractmethod
+    def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
+        """Write an answer that was owed; nothing if a later one answers for it."""
+
+    def _reject(self, error: RemoteProtocolError) -> None:
+        """Deal with bytes that are not the protocol; the connection is closed then."""
+        logger.info("%s: closed: %s", self._stream.peer, error)
+
+    def _input_came(self) -> None:
+        """Deal with requests that stand when the client has sent more."""
+
+    def _slow_down(self) -> None:
+        """Ask the client to send more slowly, where the protocol can."""
 
     # Running.
 
@@ -176,7 +252,11 @@ class Session(ABC):
         try:
             while not self._ending and (frame := self._next_frame()) is not None:
                 self._turn.begin()
-                self._dispatch(frame)
+                self._serve(frame)
+                if len(self._owed) >= _OWED_MAX or self._owed_bytes >= _OWED_BYTES_MAX:
+                    self._settle()
+                if self._standing:
+                    self._answer_standing()
                 self._turn.pause()
                 # The memory is free once the frame is dealt with.
                 del frame
@@ -185,20 +265,22 @@ class Session(ABC):
             logger.debug("%s: %s", self._stream.peer, error)
         finally:
             self._turn.rest()
-            self._forgive()
-            self._free_memory()
+            for standing in list(self._standing):
+                self._end(standing)
             if self._waker is not None:
                 self._waker.close()
+            self._clear_owed()
+            self._free_memory()
 
     def refuse(self, error: BrokerError, timeout_s: float) -> None:
         """Tell the client why it is not served, after its first frame has come.
 
-        The first frame shows which checksum it understands.
+        The first frame shows how the client wants to be answered.
         """
         self._idle_timeout_s = timeout_s
         try:
             self._next_frame()
-            self._send_error(error)
+            self._refuse(error, None)
             self._linger()
         except (ConnectionLost, Timeout) as lost:
             logger.debug("%s: %s", self._stream.peer, lost)
@@ -206,120 +288,36 @@ class Session(ABC):
             self._turn.rest()
             self._free_memory()
 
-    def _dispatch(self, frame: Frame) -> None:
-        kind = frame.type
-        if not self.is_let_in:
-            self._dispatch_stranger(frame, kind)
-            return
-        if kind is FrameType.INGEST:
-            self._ingest(frame)
-            if len(self._owed) >= _OWED_MAX or self._owed_bytes >= _OWED_BYTES_MAX:
-                self._settle()
-            return
-        self._settle()
-        self._turn.begin()
-        if kind is FrameType.CONTROL:
-            self._control(frame)
-        elif kind is FrameType.KEEPALIVE:
-            self._keepalive()
-        elif kind is FrameType.EMPTY:
-            self._empty(frame)
-        # Ack and Backpressure are a server's to send: from a client they mean nothing.
-
-    def _dispatch_stranger(self, frame: Frame, kind: FrameType) -> None:
-        """Look at a frame of a client without its token: its type and no further."""
-        if kind is FrameType.CONTROL and frame.command == Command.AUTHENTICATE:
-            self._control(frame)
-            if self.is_let_in:
-                self._parser.allow(self._config.payload_bytes_max)
-                return
-        elif kind is FrameType.KEEPALIVE:
-            self._keepalive()
-        elif kind in (FrameType.INGEST, FrameType.CONTROL, FrameType.EMPTY):
-            error: BrokerError = AuthenticationRequired("Authentication required")
-            if kind is FrameType.INGEST:
-                error = self._batch_error(error, frame.batch_id, frame.topic_id)
-            self._send_error(self._say(error))
-        # Whatever it sends, it does not keep a place that others could have.
-        self._ending = self._ending or self._admission.expired
-
-    @abstractmethod
-    def _ingest(self, frame: Frame) -> None:
-        """Store a batch; owe its acknowledgement or say what is wrong with it."""
-
-    @abstractmethod
-    def _decode(self, frame: Frame) -> Message:
-        """Read what a control frame asks."""
-
-    @abstractmethod
-    def _handle(self, message: Message) -> Message | None:
-        """Do what a client asks; give the answer, None if it was sent already."""
-
-    @abstractmethod
-    def _fail_batch(self, owed: Owed, error: Exception) -> None:
-        """Take note of a batch that was written and may not be on the disk."""
-
-    @abstractmethod
-    def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
-        """Write the payload of an error."""
-
-    def _say(self, error: Exception) -> BrokerError:
-        """Say what went wrong in the words of the dialect."""
-        return to_broker_error(error)
-
-    def _control(self, frame: Frame) -> None:
-        """Do what a control frame asks, and answer."""
-        began_s = time.perf_counter()
-        # A client can make up any number of commands; this is a label of the metrics.
-        name = "Unknown"
-        if len(frame.payload) > _SHORT_BYTES:
-            self._turn.lengthen()
+    def _serve(self, frame: FrameT) -> None:
+        if self._standing:
+            self._input_came()
+            self._turn.begin()
+        self._began_s = time.perf_counter()
         try:
-            message = self._decode(frame)
-            name = type(message).__name__
-            answer = self._handle(message)
-            if answer is not None:
-                self._send(encode_message(answer, checksum=self.checksum))
+            self._handle(frame)
         except ConnectionLost:
             raise
         except Exception as error:
-            self._send_error(self._say(error))
-        self._metrics.observe_request(name, time.perf_counter() - began_s)
-
-    def _empty(self, frame: Frame) -> None:
-        self._send_error(InvalidPayload(f"a frame without type and payload: {frame}"))
-
-    def _keepalive(self) -> None:
-        # A client of the field answers answers, and would play this game for ever at
-        # full speed if nobody dropped a ball.
-        if self._keepalives.take() == 0:
-            self._send([encode_keepalive(checksum=self.checksum)])
-        else:
-            self._metrics.keepalive_dropped()
+            self._refuse(to_broker_error(error), frame)
 
     # Receiving.
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> FrameT | None:
         """Give the next frame, None when there will be no more."""
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return ahead
         while True:
             try:
                 frame = self._parser.next_frame()
-            except PayloadOverLimit as error:
-                self._settle()
-                self._refuse_payload(error)
-                return None
             except RemoteProtocolError as error:
-                # LWP §11: the connection is closed, and nothing is said.
-                logger.info("%s: closed: %s", self._stream.peer, error)
+                self._input_came()
                 self._settle()
+                self._reject(error)
                 return None
             if frame is not None:
                 return frame
             if self._owed and not self._stream.wait_readable(Deadline.after(0)):
                 self._settle()
+            if self._standing:
+                self._wait_standing()
             if not self._fill():
                 self._settle()
                 return None
@@ -334,13 +332,13 @@ class Session(ABC):
         if size == 0:
             return False
         self._turn.take()
-        self._metrics.received(size)
+        self._metrics.count("received_bytes", size)
         self._parser.bytes_written(size)
         return True
 
     def _receive(self, room: memoryview) -> int:
         idle = Deadline.after(self._idle_timeout_s)
-        if not self.is_let_in:
+        if not self.is_admitted:
             idle = idle.sooner(self._admission.remaining())
         self._check_pace()
         while True:
@@ -352,11 +350,6 @@ class Session(ABC):
             except Timeout:
                 if idle.expired or self._memory.is_short:
                     raise
-
-    @property
-    def is_let_in(self) -> bool:
-        """Whether the client has presented its token, or needs none."""
-        return self._client.authenticated or not self._service.policy.token_required
 
     def _check_pace(self) -> None:
         """End a payload that comes too slowly while others wait for its memory.
@@ -375,13 +368,26 @@ class Session(ABC):
             raise Timeout(f"{self._stream.peer}: too slow while memory is short")
         self._pace = (now, missing)
 
+    def _linger(self) -> None:
+        """Send no more, and let the client read what was sent last."""
+        self._stream.shutdown_write()
+        deadline, left = Deadline.after(_DRAIN_S), _DRAIN_BYTES
+        room = memoryview(bytearray(PIECE_BYTES))
+        while left > 0:
+            size = self._stream.recv_into(room, deadline)
+            if size == 0:
+                return
+            left -= size
+
+    # Memory.
+
     def _reserve(self) -> bool:
         """Take the memory that the payload under way is about to fill."""
         more = self._parser.payload_bytes_next - self._reserved
         if more <= 0 or self._hold(more):
             return True
         logger.info("%s: closed: no memory for it", self._stream.peer)
-        self._send_error(Backpressure("no memory for the batch: send it again"))
+        self._refuse(Backpressure("no memory for the batch: send it again"), None)
         self._linger()
         return False
 
@@ -419,219 +425,234 @@ class Session(ABC):
             raise Timeout("no memory for the answer: other clients send too much")
         self._turn.begin()
 
-    def _free_memory(self) -> None:
-        if self._lent:
-            self._waiting.give_back(self._lent)
-            self._lent = 0
-        # A payload behind the frame just dealt with has taken nothing yet: that is
-        # done when more of it is read.
-        self._pace = None
-        if self._reserved:
-            self._memory.give_back(self._reserved, holder=self)
-            self._reserved = 0
+    def _free_memory(self, lent: int = 0, reserved: int = 0) -> None:
+        """Give back what was taken, down to what was taken before."""
+        if self._lent > lent:
+            self._waiting.give_back(self._lent - lent)
+            self._lent = lent
+        if self._reserved > reserved:
+            # A payload behind the frame just dealt with has taken nothing yet: that is
+            # done when more of it is read.
+            holder = None if reserved else self
+            self._memory.give_back(self._reserved - reserved, holder=holder)
+            self._reserved = reserved
+        if not reserved:
+            self._pace = None
 
-    def _refuse_payload(self, error: PayloadOverLimit) -> None:
-        refused = self._parser.refused
-        assert refused is not None
-        details = {}
-        if refused.type is FrameType.INGEST:
-            details = {"batch_id": refused.batch_id, "topic_id": refused.topic_id}
-        self._send_error(PayloadTooLarge(str(error), details=details))
-        self._linger()
+    # Answers that are owed.
 
-    def _linger(self) -> None:
-        """Say no more, and let the client read what was said last."""
-        self._stream.shutdown_write()
-        deadline, left = Deadline.after(_DRAIN_S), _DRAIN_BYTES
-        room = memoryview(bytearray(PIECE_BYTES))
-        while left > 0:
-            size = self._stream.recv_into(room, deadline)
-            if size == 0:
-                return
-            left -= size
+    def _append(
+        self, request: Any, target: int, size: int, write: Callable[[], Appended]
+    ) -> None:
+        """Write records, and owe the answer until the disk has them.
 
-    # Acknowledging.
+        Args:
+            request: what `_acknowledge` needs to write the answer.
+            target: the log or stage.
+            size: how many bytes they are.
+            write: appends them and does not wait.
 
-    def _append(self, frame: Frame, batch: Batch, began_s: float) -> None:
-        """Write a batch, and owe its acknowledgement."""
-        size = len(batch.data)
-        self._enqueue(size)
+        Raises:
+            Timeout: the disk does not keep up.
+        """
+        if not self._queue.try_take(size):
+            self._slow_down()
+            self._settle()
+            timeout_s = self._config.wait_timeout_s
+            self._turn.rest()
+            if not self._queue.take(size, Deadline.after(timeout_s)):
+                raise Timeout(f"the write queue was full for {timeout_s:g} s")
         self._turn.take()
         try:
-            appended = self._service.append(
-                self._client,
-                frame.topic_id,
-                frame.batch_id,
-                batch.data,
-                starts=batch.starts,
-                data_crc=batch.crc32c,
-            )
+            appended = write()
         except BaseException:
             self._queue.give_back(size)
             raise
-        self._owe(Owed(frame.batch_id, frame.topic_id, appended, size, began_s))
+        self._owe(Owed(request, target, appended, size, self._began_s))
 
     def _owe(self, owed: Owed) -> None:
         self._owed.append(owed)
         self._owed_bytes += owed.size
 
-    def _enqueue(self, size: int) -> None:
-        """Make room for a batch among those that wait for the disk.
-
-        Raises:
-            Timeout: the disk does not keep up.
-        """
-        if self._queue.try_take(size):
-            return
-        self._slow_down()
-        self._settle()
-        timeout_s = self._config.wait_timeout_s
-        self._turn.rest()
-        if not self._queue.take(size, Deadline.after(timeout_s)):
-            raise Timeout(f"the write queue was full for {timeout_s:g} s")
-        self._turn.take()
-
-    def _slow_down(self) -> None:
-        now = time.monotonic()
-        due = now - self._slowed_s >= _SLOW_DOWN_INTERVAL_S
-        if self._config.backpressure and due:
-            self._slowed_s = now
-            self._metrics.backpressure_sent()
-            self._send([encode_backpressure(checksum=self.checksum)])
-
     def _settle(self) -> None:
-        """Send all acknowledgements that are owed, once the disk has the batches."""
+        """Send all answers that are owed, once the disk has what they confirm."""
         if not self._owed:
             return
         self._turn.rest()
-        failures: dict[int, LanceError] = {}
+        failures: list[LanceError | None] = []
         # For all of them: a disk that hangs must not cost each its own timeout.
         deadline = Deadline.after(self._config.wait_timeout_s)
-        for number, owed in enumerate(self._owed):
+        for owed in self._owed:
             try:
                 self._service.wait_durable(
                     owed.target, owed.appended, deadline.remaining()
                 )
+                failures.append(None)
             except LanceError as error:
-                failures[number] = error
+                failures.append(error)
         if len(self._owed) > 1:
-            # A sync wakes all that wait for it at the same moment; what they do then,
-            # they do in turn.
+            # A sync wakes all sessions that wait for it at the same moment; what they
+            # do then, they do in turn.
             self._turn.begin()
         answers: list[Buffer] = []
-        for number, owed in enumerate(self._owed):
-            failure = failures.get(number)
-            if failure is None:
-                answers.append(encode_ack(owed.batch_id, checksum=self.checksum))
-            else:
-                self._fail_batch(owed, failure)
-                answers += self._error_frame(
-                    self._batch_error(failure, owed.batch_id, owed.target)
-                )
-            self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
-        self._forgive()
+        for owed, failure in zip(self._owed, failures, strict=True):
+            answers += self._acknowledge(owed, failure)
+        self._clear_owed()
         self._send(answers)
 
-    def _forgive(self) -> None:
+    def _clear_owed(self) -> None:
         if self._owed:
             self._queue.give_back(self._owed_bytes)
             self._owed, self._owed_bytes = [], 0
 
-    def _batch_error(self, error: Exception, batch_id: int, target: int) -> BrokerError:
-        """Say which batch an error is about: its frame has no field for that."""
-        said = to_broker_error(error)
-        details = {**said.details, "batch_id": batch_id, "topic_id": target}
-        return type(said)(said.message, said.code, details)
+    # Requests that stand.
+
+    def _stand(self, standing: StandingRequest) -> bool:
+        """Let a request stand; False if it can't: the caller answers it now.
+
+        No client is kept from the memory for its batches by others that wait.
+        """
+        if standing.deadline.expired or len(self._standing) >= STANDING_MAX:
+            return False
+        if self._waker is None:
+            self._waker = Waker()
+        if not self._waiting.try_take(standing.size):
+            return False
+        if not self._memory.try_take(standing.size):
+            self._waiting.give_back(standing.size)
+            return False
+        self._standing[standing] = None
+        self._watch(standing)
+        return True
+
+    def _watch(self, standing: StandingRequest) -> None:
+        """Watch the logs of a standing request from its positions on.
+
+        A subscription that has been answered moves its positions and calls this.
+        """
+        waker = self._waker
+        assert waker is not None
+
+        def wake() -> None:
+            standing.is_due = True
+            waker.set()
+
+        self._unwatch(standing)
+        watch = self._service.watching(
+            standing.positions, wake, catalog=standing.topics
+        )
+        watch.__enter__()
+        self._standing[standing] = watch
+        # What has come before the watch is found by looking once.
+        standing.is_due = True
+
+    def _unwatch(self, standing: StandingRequest) -> None:
+        watch, self._standing[standing] = self._standing[standing], None
+        if watch is not None:
+            watch.__exit__(None, None, None)
+
+    def _end(self, standing: StandingRequest) -> None:
+        """Drop a standing request, which gets no answer any more."""
+        self._unwatch(standing)
+        del self._standing[standing]
+        self._memory.give_back(standing.size)
+        self._waiting.give_back(standing.size)
+
+    def _answer_standing(self, *, final: bool = False) -> None:
+        """Answer the standing requests that have news, or all of them finally."""
+        assert self._waker is not None
+        # Cleared before the questions: a change behind them sets it again.
+        self._waker.clear()
+        for standing in list(self._standing):
+            is_last = final or standing.deadline.expired
+            if (is_last or standing.is_due) and standing in self._standing:
+                standing.is_due = False
+                self._attempt(standing, is_last)
+
+    def _attempt(self, standing: StandingRequest, final: bool) -> None:
+        lent, reserved = self._lent, self._reserved
+        self._turn.begin()
+        try:
+            is_done = standing.attempt(final)
+        except ConnectionLost:
+            raise
+        except Exception as error:
+            is_done = True
+            self._refuse(to_broker_error(error), standing.frame)
+        finally:
+            # A payload that is being received keeps its own.
+            self._free_memory(lent, reserved)
+        if (is_done or final) and standing in self._standing:
+            self._end(standing)
+
+    def _wait_standing(self) -> None:
+        """Wait until the client sends more; meanwhile answer what stands.
+
+        Raises:
+            Timeout: a payload has begun and does not go on while memory is short.
+        """
+        while self._standing:
+            self._answer_standing()
+            if any(standing.is_due for standing in self._standing):
+                # A subscription that always has news must not stop the reading.
+                deadline = Deadline.after(0)
+            else:
+                left = (s.deadline.remaining() for s in self._standing)
+                deadline = Deadline.after(min(left, default=0))
+            stalling = self._parser.payload_missing > 0
+            self._turn.renew()
+            if self._stream.wait_readable(
+                deadline.sooner(_STALL_S) if stalling else deadline, self._waker
+            ):
+                self._turn.take()
+                self._input_came()
+                return
+            self._turn.take()
+            if stalling:
+                self._check_pace()
 
     # Sending.
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
-        self._turn.rest()
-        self._outlet.send(buffers)
+        """Send buffers.
 
-    def _send_error(self, error: BrokerError) -> None:
-        self._send(self._error_frame(error))
-
-    def _error_frame(self, error: BrokerError) -> list[Buffer]:
-        self._metrics.count_error(error.code)
-        payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
-        return [
-            encode_header(
-                FrameFlags.CONTROL,
-                batch_id=Command.ERROR_RESPONSE,
-                payload_length=len(payload),
-                payload_crc=self.checksum.update(payload),
-                checksum=self.checksum,
-            ),
-            payload,
-        ]
-
-    def _send_slice(self, head: bytes, found: Slice) -> None:
-        self._turn.rest()
-        self._outlet.send_slice(head, found, self.checksum)
-
-    # Waiting.
-
-    def _wait(
-        self,
-        offsets: Mapping[int, int],
-        ready: Callable[[], bool],
-        wait_s: float,
-        *,
-        catalog: bool = False,
-    ) -> bool:
-        """Wait until a topic has grown past its offset or gone, or the list changed.
-
-        A further request of the client ends the wait early, and so does its going
-        away: this is the only place where a session does not read for long. While too
-        many wait for too much already, there is no wait at all: no client is kept
-        from the memory for its batches by others that wait.
-
-        Args:
-            offsets: by topic.
-            ready: tells whether that is so. It is asked at the start and after a change
-                that counts, never for other appends.
-            wait_s: the longest wait.
-            catalog: the list of topics counts, too.
-
-        Returns:
-            What `ready` has said; False if it was not asked.
+        Raises:
+            ConnectionLost: the client does not take them. No other error means that
+                it can't be told of an error.
         """
-        size = len(offsets) * WAIT_POSITION_BYTES
-        if wait_s <= 0 or self._has_more() or not self._hold_waiting(size):
-            return False
-        deadline = Deadline.after(min(wait_s, self._config.wait_s_max))
-        if self._waker is None:
-            self._waker = Waker()
-        waker = self._waker
-        with self._service.watching(offsets, waker.set, catalog=catalog):
-            while not deadline.expired:
-                # Cleared before the question: a change behind it sets it again.
-                waker.clear()
-                if ready():
-                    return True
-                self._turn.rest()
-                is_readable = self._stream.wait_readable(deadline, waker)
-                self._turn.take()
-                if is_readable:
-                    break
-        return False
+        self._turn.rest()
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._transmit(size, self._stream.send, buffers)
 
-    def _hold_waiting(self, size: int) -> bool:
-        """Charge what a wait holds, to the waits and to the memory of all."""
-        if not self._waiting.try_take(size):
-            return False
-        if self._memory.try_take(size):
-            self._lent += size
-            self._reserved += size
-            return True
-        self._waiting.give_back(size)
-        return False
+    def _send_file(self, found: Slice) -> None:
+        """Send records from the page cache, however slow the client is.
 
-    def _has_more(self) -> bool:
-        """Tell whether a further request, or its remains, were received already."""
+        Raises:
+            ConnectionLost: the client does not take them, or the file can't be read.
+        """
+        assert found.file is not None
+        self._turn.rest()
+        for at in range(0, len(found), _SEND_BYTES):
+            size = min(_SEND_BYTES, len(found) - at)
+            position = found.position + at
+            self._transmit(
+                size, self._stream.send_file, found.file.fileno(), position, size
+            )
+
+    def _pieces(self, found: Slice) -> Iterator[memoryview]:
+        """Read records in pieces; each is valid until the next."""
+        if self._piece is None:
+            self._piece = memoryview(bytearray(PIECE_BYTES))
+        return found.pieces(self._piece)
+
+    def _transmit(
+        self, size: int, send: Callable[..., None], *arguments: object
+    ) -> None:
         try:
-            self._ahead = self._parser.next_frame()
-        except RemoteProtocolError:
-            return True  # The parser says it again where it is dealt with.
-        return self._ahead is not None
+            send(*arguments, Deadline.after(self._config.idle_timeout_s))
+        except ConnectionLost:
+            raise
+        except LanceError as error:
+            # A frame that is cut off can't be followed by another one.
+            raise ConnectionLost(f"{self._stream.peer}: gave up: {error}") from error
+        self._metrics.count("sent_bytes", size)

@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
-from lance_spark.broker.config import DEFAULT_PORT
-from lance_spark.broker.configfile import read_settings
+from lance_spark.broker.config import DEFAULT_PORT, read_settings
 from lance_spark.cli.directory import check_can_be_store
 from lance_spark.cli.log import shown_log
 from lance_spark.cli.quantity import ADDRESS, SIZE

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from lance_spark.broker.access import TopicRule, encode_rule, parse_rule
-from lance_spark.broker.policy import set_rule
+from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
 from lance_spark.cli.directory import check_is_store
 from lance_spark.cli.quantity import TOPIC
 from lance_spark.cli.text import show_name

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
-from lance_spark.broker.policy import read_tokens
+from lance_spark.broker.access import read_tokens
 from lance_spark.client import LanceClient
 from lance_spark.errors import OptionError
 from lance_spark.testing.disk import ScratchDisk
@@ -198,6 +198,6 @@ def _find_access(settings: Mapping[str, Any]) -> dict[str, str]:
     tokens = read_tokens(config)
     if tokens:
         access["authToken"] = tokens[0]
-    if config.frame_checksum is not None and config.frame_checksum.value != "crc32c":
-        access["checksum"] = config.frame_checksum.value
+    if config.frame_checksum == "crc32":
+        access["checksum"] = config.frame_checksum
     return access

@@ -14,20 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lance_spark.broker import assignment
-from lance_spark.broker.assignment import assign
-from lance_spark.wire.lwp.extension import AssignmentStrategy
+from lance_spark.broker.assignment import Strategy, assign
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)
 
-RANGE = AssignmentStrategy.RANGE
-ROUND_ROBIN = AssignmentStrategy.ROUND_ROBIN
-STICKY = AssignmentStrategy.STICKY
+RANGE = Strategy.RANGE
+ROUND_ROBIN = Strategy.ROUND_ROBIN
+STICKY = Strategy.STICKY
 
 Shares = Mapping[str, tuple[str, ...]]
 
 
-def share(strategy: AssignmentStrategy, previous: str = "", **wanted: str) -> str:
+def share(strategy: Strategy, previous: str = "", **wanted: str) -> str:
     """Share topics of one letter out: `share(RANGE, A="xy", B="y") == "A=x B=y"`."""
     had = dict(part.split("=") for part in previous.split())
     return show(assign(strategy, wanted, had))
@@ -170,7 +169,7 @@ subscriptions = st.dictionaries(members, st.frozensets(topics))
 alike = st.builds(dict.fromkeys, st.frozensets(members), st.frozensets(topics))
 # Who had what: each topic with one member, as it comes out of an assignment.
 owners = st.dictionaries(topics, members)
-strategies = st.sampled_from(AssignmentStrategy)
+strategies = st.sampled_from(Strategy)
 
 Wanted = Mapping[str, frozenset[str]]
 
@@ -193,7 +192,7 @@ def count_moves(owned: Mapping[str, str], wanted: Wanted, shares: Shares) -> int
 @relaxed
 @given(strategies, subscriptions, owners)
 def test_each_topic_goes_to_one_that_wants_it(
-    strategy: AssignmentStrategy, wanted: Wanted, owned: dict[str, str]
+    strategy: Strategy, wanted: Wanted, owned: dict[str, str]
 ) -> None:
     shares = assign(strategy, wanted, by_member(owned))
     assert list(shares) == sorted(wanted)
@@ -207,7 +206,7 @@ def test_each_topic_goes_to_one_that_wants_it(
 @relaxed
 @given(strategies, subscriptions, owners, st.randoms())
 def test_the_order_of_the_arguments_does_not_matter(
-    strategy: AssignmentStrategy, wanted: Wanted, owned: dict[str, str], random: object
+    strategy: Strategy, wanted: Wanted, owned: dict[str, str], random: object
 ) -> None:
     def shuffle(items: list[tuple[str, object]]) -> dict[str, object]:
         random.shuffle(items)  # type: ignore[attr-defined]
@@ -226,7 +225,7 @@ def test_the_order_of_the_arguments_does_not_matter(
 @relaxed
 @given(strategies, alike, owners)
 def test_equal_subscriptions_give_equal_shares(
-    strategy: AssignmentStrategy, wanted: Wanted, owned: dict[str, str]
+    strategy: Strategy, wanted: Wanted, owned: dict[str, str]
 ) -> None:
     sizes = [len(t) for t in assign(strategy, wanted, by_member(owned)).values()]
     assert not sizes or max(sizes) - min(sizes) <= 1

@@ -10,6 +10,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.access import Principal
+from lance_spark.broker.assignment import Strategy
 from lance_spark.client import LanceClient
 from lance_spark.errors import (
     AuthenticationRequired,
@@ -19,7 +20,6 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Retention
 from lance_spark.store import NamedStage
-from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import PATIENCE_S, StartBroker, records
 
@@ -56,7 +56,7 @@ def test_a_closed_topic(start: StartBroker, data_dir: Path) -> None:
         topics={"two": {"retention": {"max_age_secs": 3600}}, "new": {}},
     )
     service = broker.service
-    joined = {"strategy": AssignmentStrategy.RANGE, "session_timeout_s": 30.0}
+    joined = {"strategy": Strategy.RANGE, "session_timeout_s": 30.0}
     for call in (
         lambda: service.topic(ANYBODY, 1),
         lambda: service.view(ANYBODY, 1),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker.assignment import Strategy
 from lance_spark.errors import StageUnknown, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import Store
@@ -50,7 +51,7 @@ def scene(start: StartBroker, dial: Dial) -> Iterator[Scene]:
     store.delete_topic(gone.metadata.id)
     stage = store.open_stage("bonus", "writer-of-alice", 1)
     names = ["payroll", "bonus"]
-    broker.service.groups.join("shared", "member-of-alice", names, STRATEGY, 60)
+    broker.service.groups.join("shared", "member-of-alice", names, Strategy.RANGE, 60)
     client = dial(broker)
     own = client.ask(wire.OpenStage("open", "mine", 1)).stage_id
     yield Scene(broker, client, hidden.metadata.id, gone.metadata.id, stage, own)

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from lance_spark.broker import group as group_module
-from lance_spark.broker.assignment import assign
+from lance_spark.broker.assignment import Strategy, assign
 from lance_spark.broker.group import (
     NAME_BYTES_MAX,
     SESSION_TIMEOUT_MAX_S,
@@ -32,12 +32,11 @@ from lance_spark.broker.group import (
     Joined,
 )
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
-from lance_spark.wire.lwp.extension import AssignmentStrategy
 from tests.broker.kit import PATIENCE_S, eventually, running
 
-RANGE = AssignmentStrategy.RANGE
-ROUND_ROBIN = AssignmentStrategy.ROUND_ROBIN
-STICKY = AssignmentStrategy.STICKY
+RANGE = Strategy.RANGE
+ROUND_ROBIN = Strategy.ROUND_ROBIN
+STICKY = Strategy.STICKY
 
 
 class Clock:
@@ -66,7 +65,7 @@ def join(
     topics: str = "tu",
     *,
     group: str = "g",
-    strategy: AssignmentStrategy = RANGE,
+    strategy: Strategy = RANGE,
     timeout_s: float = 30.0,
 ) -> Joined:
     return groups.join(group, member, tuple(topics), strategy, timeout_s)
@@ -240,10 +239,8 @@ def test_sticky_goes_by_who_reads_a_topic(groups: Groups) -> None:
     assert settle(groups, "ABC") == {"A": "tu", "B": "w", "C": "v"}
 
 
-@pytest.mark.parametrize("strategy", AssignmentStrategy)
-def test_all_topics_are_read_in_the_end(
-    groups: Groups, strategy: AssignmentStrategy
-) -> None:
+@pytest.mark.parametrize("strategy", Strategy)
+def test_all_topics_are_read_in_the_end(groups: Groups, strategy: Strategy) -> None:
     for member in "CAB":
         join(groups, member, "tuvwxyz", strategy=strategy)
     settled = settle(groups, "ABC")
@@ -438,7 +435,7 @@ class SlowAssign:
 
     def __call__(
         self,
-        strategy: AssignmentStrategy,
+        strategy: Strategy,
         members: Mapping[str, frozenset[str]],
         previous: Mapping[str, set[str]],
     ) -> dict[str, tuple[str, ...]]:
@@ -643,7 +640,7 @@ class Simulation(RuleBasedStateMachine):
     """No topic is ever read by two, and all are read in the end."""
 
     names = Bundle("names")
-    strategy: AssignmentStrategy
+    strategy: Strategy
 
     def __init__(self) -> None:
         super().__init__()
@@ -653,8 +650,8 @@ class Simulation(RuleBasedStateMachine):
         self.members: dict[str, Simulated] = {}
         self.wanted: dict[str, frozenset[str]] = {}
 
-    @initialize(strategy=st.sampled_from(AssignmentStrategy))
-    def choose(self, strategy: AssignmentStrategy) -> None:
+    @initialize(strategy=st.sampled_from(Strategy))
+    def choose(self, strategy: Strategy) -> None:
         self.strategy = strategy
 
     @rule(target=names, topics=st.frozensets(st.sampled_from("tuvwx")))

@@ -253,7 +253,7 @@ def test_a_session_that_does_not_end(
         stuck.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr("lance_spark.broker.session.Session._keepalive", hang)
+    monkeypatch.setattr("lance_spark.broker.lwp.session.FrameSession._keepalive", hang)
     client.send(client.keepalive())
     assert stuck.wait(20)
     [thread] = broker._server._streams  # type: ignore[union-attr]

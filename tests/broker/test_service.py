@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from lance_spark import errors
 from lance_spark.broker import service as service_module
 from lance_spark.broker.access import Policy, Principal, TopicRule
-from lance_spark.broker.service import ConsumerState, Limits, Service
+from lance_spark.broker.assignment import Strategy
+from lance_spark.broker.service import ConsumerState, Service, to_broker_error
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     AccessDenied,
@@ -31,7 +33,6 @@ from lance_spark.store import (
     StoreConfig,
     View,
 )
-from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.kit import record, records
 
 ANYBODY = Principal()
@@ -62,7 +63,7 @@ def guarded(store: Store) -> Service:
         store.append(topic, records("a", 3))
     rule = TopicRule(True, allowed_cns=frozenset({"spark"}))
     service = Service(store, policy=Policy(authority=CA, rules={1: rule}))
-    service.groups.join("theirs", "m", ["mine"], AssignmentStrategy.RANGE, 30)
+    service.groups.join("theirs", "m", ["mine"], Strategy.RANGE, 30)
     return service
 
 
@@ -112,7 +113,7 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
             "g",
             "",
             topics=["mine"],
-            strategy=AssignmentStrategy.RANGE,
+            strategy=Strategy.RANGE,
             session_timeout_s=30,
         ),
         "beat_group": lambda: service.beat_group(client, "theirs", "m", 1),
@@ -127,12 +128,12 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
 
 OPEN = {
     # These touch no topic, or only those that the client may see.
-    *("authenticate", "check_client", "may_see", "topics", "topics_version", "hides"),
+    *("authenticate", "check_client", "may_see", "topics", "topics_version"),
     *("create_topic", "abort_stages", "wait_durable", "watching"),
-    *("describe_groups", "subscription", "may_use", "hidden_topics", "stages"),
+    *("describe_groups", "subscription", "hidden_topics", "stages"),
     *("all_consumers", "findings"),
-    # These are for whoever runs the broker.
-    *("gauges", "lags", "maintain"),
+    # These are for the broker's operator, and for the console before it asks.
+    *("gauges", "lags", "maintain", "policy", "data_dir", "consumer_count"),
 }
 
 
@@ -277,7 +278,7 @@ def test_nobody_makes_the_commits_of_another_writer_stale(guarded: Service) -> N
 
 
 def test_what_stays_has_limits(store: Store) -> None:
-    service = Service(store, limits=Limits(topics_max=2, consumers_max=2))
+    service = Service(store, topics_max=2, consumers_max=2)
     for name in "ab":
         service.create_topic(ANYBODY, name)
     for call in (
@@ -298,7 +299,7 @@ def test_what_stays_has_limits(store: Store) -> None:
 
 def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:
     """Those of its stages and those that it replaces count, before anything is made."""
-    service = Service(store, limits=Limits(topics_max=3))
+    service = Service(store, topics_max=3)
     service.create_topic(ANYBODY, "a")
     stages = [service.open_stage(ANYBODY, name, "w", 1) for name in "ab"]
     named = [NamedStage(stage, 0, 0) for stage in stages]
@@ -332,14 +333,14 @@ def test_who_sees_what(guarded: Service) -> None:
     assert seen == ["open"]
     assert [t.metadata.id for t in guarded.topics(SPARK)] == [1, 2]
     assert guarded.may_see(SPARK, 1) and not guarded.may_see(FLINK, 1)
-    assert guarded.hides(FLINK, "mine")
-    assert not guarded.hides(SPARK, "mine")
-    assert not guarded.hides(FLINK, "open")
-    assert not guarded.hides(FLINK, "none")
+    assert guarded.gate.hides(FLINK, "mine")
+    assert not guarded.gate.hides(SPARK, "mine")
+    assert not guarded.gate.hides(FLINK, "open")
+    assert not guarded.gate.hides(FLINK, "none")
     assert (guarded.hidden_topics(FLINK), guarded.hidden_topics(SPARK)) == (1, 0)
     names = ("mine", "open", "none")
-    assert [guarded.may_use(FLINK, name) for name in names] == [False, True, True]
-    assert guarded.may_use(SPARK, "mine")
+    assert [guarded.gate.may_use(FLINK, name) for name in names] == [False, True, True]
+    assert guarded.gate.may_use(SPARK, "mine")
 
 
 def test_who_sees_which_stages_and_consumers(guarded: Service) -> None:
@@ -367,7 +368,7 @@ def test_lags(service: Service) -> None:
 
 
 def test_a_member_is_protected_as_its_topics_are(guarded: Service) -> None:
-    strategy = AssignmentStrategy.RANGE
+    strategy = Strategy.RANGE
     with pytest.raises(AccessDenied):
         guarded.join_group(
             FLINK,
@@ -611,8 +612,8 @@ def test_names_of_topics(service: Service) -> None:
 def test_maintenance(service: Service) -> None:
     topic = fill(service)
     service.set_retention(ANYBODY, topic, Retention(0, 300))
-    service.groups.join("g", "m", ["a"], AssignmentStrategy.RANGE, 1)
-    service.groups._clock = lambda: 1e12
+    service.groups.join("g", "m", ["a"], Strategy.RANGE, 1)
+    service.groups.clock = lambda: 1e12
     stage = service.open_stage(ANYBODY, "a", "w", 1)
     service.append(ANYBODY, stage, 1, record(b"x"), starts=START)
     other = service.open_stage(ANYBODY, "not there yet", "w", 1)
@@ -686,3 +687,71 @@ def test_a_topic_that_is_gone_has_no_rule(store: Store) -> None:
     service = Service(store, policy=Policy(authority=CA), named=NAMED)
     with pytest.raises(errors.UnknownTopic):
         service.topic(ANYBODY, 77)
+
+
+CASES = [
+    (errors.RecordTooLarge("too long", 3), 0x03),
+    (errors.RecordError("odd", 3), 0x04),
+    (errors.PayloadOverLimit("payload", 9, 3), 0x03),
+    (errors.RemoteProtocolError("odd"), 0x04),
+    (errors.LocalProtocolError("odd"), 0x04),
+    (errors.InvalidName("odd name"), 0x12),
+    (errors.TopicExists("there"), 0x11),
+    (errors.LimitReached("too many"), 0x04),
+    (errors.OutOfRange(3, 4, 5), 0x50),
+    (errors.StageExpired("late"), 0x71),
+    (errors.StageUnknown("none"), 0x70),
+    (errors.StageMismatch("other"), 0x72),
+    (errors.BatchGap("gap"), 0x72),
+    (errors.CommitConflict("other"), 0x73),
+    (errors.CommitUnknown("w", 1, "EIO"), 0x74),
+    (errors.Timeout("late"), 0x62),
+    (errors.Corrupt("topic 1", 3, 4, "damaged"), 0x61),
+    (errors.StoreReadOnly("broken"), 0x61),
+    (errors.StoreWriteFailed("full"), 0x61),
+    (errors.StoreClosed("closed"), 0x61),
+    (errors.OptionError("odd"), 0x04),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), CASES, ids=lambda c: type(c).__name__)
+def test_codes(error: errors.LanceError, code: int) -> None:
+    said = to_broker_error(error)
+    assert said.code == code
+    assert said.message == str(error)
+
+
+def test_an_error_of_the_protocol_stays_what_it_is() -> None:
+    error = errors.RateLimited("slow down", details={"retry_after_ms": 5})
+    assert to_broker_error(error) is error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text", "details"),
+    [
+        (errors.UnknownTopic(42), 0x10, "Topic 42 not found", {"topic_id": 42}),
+        (errors.UnknownTopic(42, True), 0x13, "Topic 42 was deleted", {"topic_id": 42}),
+        (errors.UnknownTopic("a"), 0x10, "Topic a not found", {}),
+    ],
+)
+def test_topics_that_there_are_not(
+    error: errors.UnknownTopic, code: int, text: str, details: dict[str, int]
+) -> None:
+    said = to_broker_error(error)
+    assert (said.code, said.message, said.details) == (code, text, details)
+
+
+def test_a_bug_is_for_the_log_and_not_for_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        said = to_broker_error(ValueError("/secret/path"))
+    assert (said.code, said.message) == (0x60, "internal error: ValueError")
+    assert "/secret/path" in caplog.text
+
+
+def test_errors_that_a_request_can_not_meet_are_bugs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert to_broker_error(errors.RowError("odd", 1)).code == 0x60
+    assert "request failed" in caplog.text

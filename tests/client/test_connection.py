@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from lance_spark.broker import BrokerConfig
-from lance_spark.broker.bucket import TokenBucket
+from lance_spark.broker.budget import TokenBucket
 from lance_spark.client import connection as module
 from lance_spark.client.config import Runtime
 from lance_spark.client.connection import (

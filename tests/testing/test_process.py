@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lance_spark.broker.configfile import parse_settings
+from lance_spark.broker.config import parse_settings
 from lance_spark.errors import LanceError
 from lance_spark.testing import BrokerProcess
 from lance_spark.testing.process import write_settings

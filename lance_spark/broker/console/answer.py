@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from lance_spark import errors
-from lance_spark.broker.refusal import to_broker_error
+from lance_spark.broker.service import to_broker_error
 from lance_spark.errors import LanceError
 
 # The first match counts.

@@ -82,7 +82,7 @@ class Overview:
                 "fsync": self._config.fsync.value,
                 "tls": self._config.tls_enabled,
                 "tokens": self._service.policy.token_required,
-                "data_dir": str(self._service.store.path),
+                "data_dir": str(self._service.data_dir),
                 "disk_bytes": sum(topic["disk_bytes"] for topic in described),
                 **disk,
             },
@@ -154,7 +154,7 @@ class Overview:
 
     def _describe_disk(self) -> dict[str, int]:
         try:
-            usage = shutil.disk_usage(self._service.store.path)
+            usage = shutil.disk_usage(self._service.data_dir)
         except OSError:
             # A directory that is gone has other things to say about it.
             return {"disk_free_bytes": 0, "disk_total_bytes": 0}
@@ -185,7 +185,7 @@ class Overview:
         self, client: Principal, topics: list[Topic]
     ) -> list[tuple[int, str]]:
         """Find the consumers whose next record is not there any more."""
-        if self._service.store.consumer_count > OFFSETS_MAX:
+        if self._service.consumer_count > OFFSETS_MAX:
             return []  # This is asked for each second.
         consumers = self._service.all_consumers(client)
         return [

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from lance_spark.broker.access import Principal
-from lance_spark.broker.bucket import TokenBucket
+from lance_spark.broker.budget import TokenBucket
 from lance_spark.errors import AuthenticationFailed, RateLimited
 
 # A browser has one set of cookies for all ports of a host, so each has its own name.

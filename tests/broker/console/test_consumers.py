@@ -6,11 +6,11 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.access import Principal
+from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.console import consumers as module
 from lance_spark.broker.console.consumers import find_consumer_id
 from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import Corrupt
-from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import records
 
@@ -73,7 +73,7 @@ def test_groups(broker: EmbeddedBroker, visitor: Visitor) -> None:
             "readers",
             member,
             topics=["a", "b", "later"],
-            strategy=AssignmentStrategy.ROUND_ROBIN,
+            strategy=Strategy.ROUND_ROBIN,
             session_timeout_s=60,
         )
     generation = service.beat_group(NOBODY, "readers", "one", 1).generation
@@ -139,7 +139,7 @@ def join(broker: EmbeddedBroker, group: str, member: str, topic: str) -> None:
         group,
         member,
         topics=[topic],
-        strategy=AssignmentStrategy.ROUND_ROBIN,
+        strategy=Strategy.ROUND_ROBIN,
         session_timeout_s=60,
     )
 

@@ -1,7 +1,7 @@
-"""From the payload of an ingest to records that can be stored.
+"""From the payload of an Ingest to records that can be stored.
 
-Everything that is judged of a batch before the store sees it: its framing, its
-compression, its records. Nothing here knows of connections.
+All checks of a batch before the store sees it: its header, its compression, its
+records. Nothing here knows of connections.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from lance_spark.errors import InvalidPayload
 from lance_spark.model import Buffer, Scan
 from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, decompress
 
+# Plain integers: an operation on an enumeration takes ten times as long.
+_ENCRYPTED = int(FrameFlags.ENCRYPTED)
+_COMPRESSED = int(FrameFlags.COMPRESSED)
 # No LZ4 block grows by more than this.
 _EXPANSION_MAX = 255
 _EXPANSION_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Records ready to be stored; `crc32c` is there if it is known already."""
+class Unpacked:
+    """A batch as the store takes it; `crc32c` is there if it is known already."""
 
     data: Buffer
     starts: NDArray[np.int64]
@@ -39,7 +42,7 @@ def check_ingest(frame: Frame) -> None:
     Raises:
         InvalidPayload: with the reason.
     """
-    if frame.flags & FrameFlags.ENCRYPTED:
+    if int(frame.flags) & _ENCRYPTED:
         raise InvalidPayload("encrypted payloads are not supported")
     if frame.batch_id == 0:
         raise InvalidPayload("an ingest needs a batch id, which is never 0")
@@ -48,13 +51,15 @@ def check_ingest(frame: Frame) -> None:
 
 
 def unpacked_bytes_max(frame: Frame, bytes_max: int) -> int:
-    """Tell how much memory decompressing a batch may take; 0 if it is plain."""
-    if not frame.flags & FrameFlags.COMPRESSED:
+    """Tell how much memory to decompress a batch may take; 0 if it is plain."""
+    if not int(frame.flags) & _COMPRESSED:
         return 0
     return min(bytes_max, len(frame.payload) * _EXPANSION_MAX + _EXPANSION_SLACK)
 
 
-def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> Batch:
+def read_batch(
+    frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum
+) -> Unpacked:
     """Decompress and check a batch.
 
     Args:
@@ -71,12 +76,12 @@ def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> 
     """
     data: Buffer = frame.payload
     crc32c = frame.payload_crc if crc is Checksum.CRC32C else None
-    if frame.flags & FrameFlags.COMPRESSED:
+    if int(frame.flags) & _COMPRESSED:
         accept = _is_records if strict else None
         data = decompress(frame.payload, bytes_max=bytes_max, accept=accept)
         crc32c = None
     if not strict:
-        return Batch(data, find_starts(data), crc32c)
+        return Unpacked(data, find_starts(data), crc32c)
     found = validate(data)
     if found.fault is not None:
         # A copy: with a traceback the fault would hold this call, and so the payload,
@@ -86,7 +91,7 @@ def read_batch(frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum) -> 
         raise InvalidPayload(
             f"the frame says {frame.record_count} records and holds {len(found.starts)}"
         )
-    return Batch(data, found.starts, crc32c)
+    return Unpacked(data, found.starts, crc32c)
 
 
 def find_starts(data: Buffer) -> NDArray[np.int64]:

@@ -11,9 +11,9 @@ import lz4.frame
 import numpy as np
 import pytest
 
-from lance_spark.broker.batch import (
-    Batch,
+from lance_spark.broker.lwp.ingest import (
     Dedup,
+    Unpacked,
     check_ingest,
     find_starts,
     read_batch,
@@ -52,7 +52,7 @@ def read(
     strict: bool = True,
     bytes_max: int = LIMIT,
     crc: Checksum = Checksum.CRC32C,
-) -> Batch:
+) -> Unpacked:
     sent = frame(payload, count=count, flags=flags)
     return read_batch(sent, strict=strict, bytes_max=bytes_max, crc=crc)
 

@@ -12,8 +12,10 @@ import lz4.block
 import lz4.frame
 import pytest
 
-from lance_spark.broker import EmbeddedBroker, lwp
-from lance_spark.broker.lwp import CAPABILITIES
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker.assignment import Strategy
+from lance_spark.broker.lwp import command as commands
+from lance_spark.broker.lwp.command import CAPABILITIES
 from lance_spark.broker.session import WAIT_POSITION_BYTES
 from lance_spark.model import Retention
 from lance_spark.net.deadline import Deadline
@@ -814,7 +816,7 @@ def test_large_answers_are_charged(
     start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before they are built, to the share of waits; batches have the rest."""
-    monkeypatch.setattr(lwp, "_TOPIC_BYTES", 200_000)
+    monkeypatch.setattr(commands, "_TOPIC_BYTES", 200_000)
     broker = start(memory_bytes_max=4 * MIB, wait_timeout_s=0.02)
     shared = broker._server._shared  # type: ignore[union-attr]
     client = dial(broker)
@@ -825,7 +827,7 @@ def test_large_answers_are_charged(
     # As if others had asked and did not read.
     assert shared.waiting.try_take(MIB)
     described: list[object] = []
-    monkeypatch.setattr(lwp, "_describe", described.append)
+    monkeypatch.setattr(commands, "_describe", described.append)
     error = client.refused(wire.ListTopics())
     assert error.code == 0x62
     assert "no memory for the answer: other clients do not read" in error.message
@@ -1019,7 +1021,7 @@ def test_access_denied_in_the_words_of_the_specification(
 def test_groups_do_not_tell_of_hidden_topics(start: StartBroker, dial: Dial) -> None:
     rule = {"mtls_enabled": True, "allowed_cns": ["spark"]}
     broker = start(topics={"secret": {"auth": rule}, "open": {}})
-    groups, strategy = broker.service.groups, wire.AssignmentStrategy.RANGE
+    groups, strategy = broker.service.groups, Strategy.RANGE
     groups.join("both", "m", ["secret", "open"], strategy, 30)
     groups.join("mixed", "hidden", ["secret"], strategy, 30)
     groups.join("mixed", "seen", ["open"], strategy, 30)
@@ -1031,7 +1033,7 @@ def test_groups_do_not_tell_of_hidden_topics(start: StartBroker, dial: Dial) -> 
     for message in (
         wire.GroupHeartbeat("both", "m", 1),
         wire.LeaveGroup("both", "m"),
-        wire.JoinGroup("both", "m", ("open",), strategy, 30_000),
+        wire.JoinGroup("both", "m", ("open",), wire.AssignmentStrategy.RANGE, 30_000),
     ):
         assert client.refused(message).code == 0x42
     assert groups.subscription("both", "m") == {"secret", "open"}

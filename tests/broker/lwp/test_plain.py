@@ -9,7 +9,8 @@ from typing import Any
 import lz4.block
 import pytest
 
-from lance_spark.broker import EmbeddedBroker, plain
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.errors import ConnectionLost, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import OFFSET_MAX, Checksum, Command, FrameFlags, FrameType
@@ -179,7 +180,7 @@ def test_a_batch_that_the_disk_refuses(
         patch.setattr(
             "lance_spark.store.Store.wait_durable",
             lambda *arguments, **options: (_ for _ in ()).throw(
-                plain.errors.StoreReadOnly("broken disk")
+                StoreReadOnly("broken disk")
             ),
         )
         client.send(client.ingest(record(b"x"), topic=topic))
@@ -379,7 +380,7 @@ def test_a_client_that_goes_in_the_middle_of_an_error(
     broker: EmbeddedBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can't be told of an error is not told of another one."""
-    lost = plain.ConnectionLost("gone")
+    lost = ConnectionLost("gone")
 
     def lose(*arguments: Any, **options: Any) -> None:
         raise lost

@@ -1,30 +1,31 @@
-"""LWP as we speak it: what each frame of a client means.
+"""LWP with our extensions: what each command of a client means.
 
-Every command is a method in the table at the end of the file; it returns the answer or
-raises what is wrong. What a payload holds is `batch`, what is done is `service`.
+Each command is answered by the method of its name, which returns the answer or a
+request that stands, or raises an error.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lance_spark import __version__
-from lance_spark.broker.batch import (
-    Batch,
+from lance_spark.broker.assignment import Strategy
+from lance_spark.broker.budget import TokenBucket
+from lance_spark.broker.lwp.ingest import (
     Dedup,
+    Unpacked,
     check_ingest,
     read_batch,
     unpacked_bytes_max,
 )
-from lance_spark.broker.bucket import TokenBucket
-from lance_spark.broker.session import Owed, Session, Shared
+from lance_spark.broker.lwp.session import FrameSession
+from lance_spark.broker.service import Reading
+from lance_spark.broker.session import Owed, Shared, StandingRequest
 from lance_spark.errors import (
     AuthenticationFailed,
-    ConnectionLost,
     InvalidOffset,
+    LanceError,
     RateLimited,
     RemoteProtocolError,
     Timeout,
@@ -35,20 +36,23 @@ from lance_spark.store import NamedStage, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import STAGE_ID_MIN, Command, FetchFlags, Message
 
+# Plain integers: an operation on an enumeration takes ten times as long.
+_WAIT, _SNAP = int(FetchFlags.WAIT), int(FetchFlags.SNAP)
+_EXTENDED = int(FetchFlags.EXTENDED)
 CAPABILITIES = tuple(capability.value for capability in wire.Capability)
 # What a client has to know before it asks.
 _LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
-# What a topic takes in a list, its name and numbers as JSON, and what it takes beside
-# its name in the answer to a member of a group.
+# How many bytes a topic takes in a list, as JSON, and how many beside its name in the
+# answer to a member of a group.
 _TOPIC_BYTES = 512
 _ASSIGNED_BYTES = 64
-# A few mistakes are human; more are somebody who tries tokens.
+# A person makes a mistake or two; more attempts are guesses.
 _TOKEN_ATTEMPTS_MAX = 3
-# What can't be read is a bad offset for these, and a bad payload for all others.
+# A payload that can't be read is a bad offset for these, and a bad payload otherwise.
 _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 
-# What is shown of things that clients can make many of: every client asks for the
-# status when it connects, so that it has to stay small.
+# How much is shown of what clients can make many of. Every client asks for the status
+# when it connects, so that it has to stay small.
 _GROUPS_SHOWN_BYTES = 64 * 1024
 _CONSUMERS_SHOWN = 1000
 
@@ -59,7 +63,7 @@ _STATUS = {
 }
 
 
-class LwpSession(Session):
+class LwpSession(FrameSession):
     """A client of the whole protocol, extensions included."""
 
     def __init__(self, stream: Stream, shared: Shared) -> None:
@@ -79,23 +83,15 @@ class LwpSession(Session):
     # Batches.
 
     def _ingest(self, frame: wire.Frame) -> None:
-        began_s = time.perf_counter()
-        try:
-            check_ingest(frame)
-            # Stages know their own batches, over any connection.
-            staged = frame.topic_id >= STAGE_ID_MIN
-            if not staged and self._is_repeated(frame):
-                self._acknowledge_again(frame.batch_id)
-                return
-            self._append(frame, self._unpack(frame), began_s)
-            if not staged:
-                self._dedup.remember(frame)
-        except ConnectionLost:
-            raise
-        except Exception as error:
-            self._settle()
-            said = self._batch_error(error, frame.batch_id, frame.topic_id)
-            self._send_error(said)
+        check_ingest(frame)
+        # Stages know their own batches, over any connection.
+        staged = frame.topic_id >= STAGE_ID_MIN
+        if not staged and self._is_repeated(frame):
+            self._acknowledge_again(frame.batch_id)
+            return
+        self._append_batch(frame, self._unpack(frame))
+        if not staged:
+            self._dedup.remember(frame)
 
     def _acknowledge_again(self, batch_id: int) -> None:
         unsure = self._unsure.pop(batch_id, None)
@@ -107,20 +103,20 @@ class LwpSession(Session):
     def _is_repeated(self, frame: wire.Frame) -> bool:
         if not self._dedup.is_repeated(frame):
             return False
-        # It may be one that is owed, and that the disk refuses.
+        # Its first copy may still be owed, and the disk may refuse that.
         self._settle()
         return self._dedup.is_repeated(frame)
 
-    def _fail_batch(self, owed: Owed, error: Exception) -> None:
+    def _fail_batch(self, owed: Owed, failure: LanceError) -> None:
         if owed.target >= STAGE_ID_MIN:
             return  # Stages know their own batches.
-        if isinstance(error, Timeout):
+        if isinstance(failure, Timeout):
             # It is written and may become durable: if it comes again, it is owed again.
-            self._unsure[owed.batch_id] = replace(owed, size=0)
+            self._unsure[owed.request] = replace(owed, size=0)
         else:
-            self._dedup.forget(owed.batch_id)
+            self._dedup.forget(owed.request)
 
-    def _unpack(self, frame: wire.Frame) -> Batch:
+    def _unpack(self, frame: wire.Frame) -> Unpacked:
         bytes_max = self._config.payload_bytes_max
         room = unpacked_bytes_max(frame, bytes_max)
         if room and not self._hold(room):
@@ -142,9 +138,6 @@ class LwpSession(Session):
                 raise InvalidOffset(str(error)) from error
             raise
 
-    def _handle(self, message: Message) -> Message | None:
-        return _HANDLERS[type(message)](self, message)
-
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
             self._client = self._service.authenticate(self._client, message.token)
@@ -155,7 +148,7 @@ class LwpSession(Session):
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
 
-    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+    def _get_cluster_status(self, message: wire.GetClusterStatus) -> Message:
         groups, is_cut = self._describe_groups()
         details = {
             "server": f"lance_spark/{__version__}",
@@ -195,11 +188,7 @@ class LwpSession(Session):
         ]
         info = _describe(topic)
         stages = self._service.open_stages(self._client, message.topic_id)
-        more = {
-            "consumers": consumers,
-            "consumer_count": len(known),
-            "stages": stages,
-        }
+        more = {"consumers": consumers, "consumer_count": len(known), "stages": stages}
         return replace(info, details={**info.details, **more})
 
     def _set_retention(self, message: wire.SetRetention) -> Message:
@@ -208,29 +197,44 @@ class LwpSession(Session):
 
     # Reading.
 
-    def _fetch(self, message: wire.Fetch) -> None:
+    def _fetch(self, message: wire.Fetch) -> StandingRequest | None:
         self._limit_fetches()
         max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
-        snap = bool(message.flags & FetchFlags.SNAP)
+        flags = int(message.flags)
+        snap = bool(flags & _SNAP)
 
-        def read() -> Any:
+        def read() -> Reading:
             return self._service.read(
                 self._client, message.topic_id, message.start, max_bytes, snap=snap
             )
 
         reading = read()
-        if message.flags & FetchFlags.WAIT and not len(reading.slice):
-            self._wait_beyond(
-                message.topic_id, reading.slice.end, message.max_wait_ms / 1000
-            )
-            reading = read()
+        if not flags & _WAIT or len(reading.slice):
+            self._send_reading(message, reading)
+            return None
+        topic, position = message.topic_id, reading.slice.end
+
+        def attempt(final: bool) -> bool:
+            end = self._service.ends(self._client, [topic]).get(topic)
+            # A topic that is gone ends the wait, too.
+            if not final and end is not None and end <= position:
+                return False
+            self._send_reading(message, read())
+            return True
+
+        return StandingRequest({topic: position}, attempt, self._wait_s(message))
+
+    def _send_reading(self, message: wire.Fetch, reading: Reading) -> None:
         found = reading.slice
-        if message.flags & FetchFlags.EXTENDED:
+        if int(message.flags) & _EXTENDED:
             end = reading.high_water_mark
             head = wire.encode_extended_head(found.start, found.end, end)
         else:
             head = wire.encode_fetch_head(found.end, len(found), found.records)
         self._send_slice(head, found)
+
+    def _wait_s(self, message: wire.Fetch | wire.Wait) -> float:
+        return min(message.max_wait_ms / 1000, self._config.wait_s_max)
 
     def _limit_fetches(self) -> None:
         wait_s = self._fetches.take() if self._fetches is not None else 0
@@ -240,38 +244,30 @@ class LwpSession(Session):
                 details={"retry_after_ms": max(1, int(wait_s * 1000) + 1)},
             )
 
-    def _wait_beyond(self, topic: int, offset: int, wait_s: float) -> None:
-        def ready() -> bool:
-            end = self._service.ends(self._client, [topic]).get(topic)
-            return end is None or end > offset
-
-        self._wait({topic: offset}, ready, wait_s)
-
     def _locate(self, message: wire.Locate) -> Message:
         kind = message.kind.name.lower()
         at = self._service.locate(self._client, message.topic_id, kind, message.value)
         return wire.LocateResponse(at.offset, at.record, at.append_time_ns)
 
-    def _wait_topics(self, message: wire.Wait) -> Message:
+    def _wait(self, message: wire.Wait) -> StandingRequest:
         offsets = {p.topic_id: p.offset for p in message.positions}
-        # What was looked at last is the answer.
-        version, ends = 0, dict[int, int]()
 
-        def look() -> bool:
-            nonlocal version, ends
+        def attempt(final: bool) -> bool:
             # The version first: a topic that comes between the two is seen again.
             version = self._service.topics_version
             ends = self._service.ends(self._client, offsets)
-            return version != message.version or any(
-                end > offsets[topic] for topic, end in ends.items()
-            )
+            if (
+                not final
+                and version == message.version
+                and not any(end > offsets[topic] for topic, end in ends.items())
+            ):
+                return False
+            positions = tuple(wire.TopicPosition(t, end) for t, end in ends.items())
+            answer = wire.WaitResponse(version, positions)
+            self._send(wire.encode_message(answer, checksum=self.checksum))
+            return True
 
-        wait_s = message.max_wait_ms / 1000
-        if not self._wait(offsets, look, wait_s, catalog=True):
-            look()
-        return wire.WaitResponse(
-            version, tuple(wire.TopicPosition(t, end) for t, end in ends.items())
-        )
+        return StandingRequest(offsets, attempt, self._wait_s(message), topics=True)
 
     # Stages.
 
@@ -329,14 +325,14 @@ class LwpSession(Session):
             message.group,
             message.member,
             topics=message.topics,
-            strategy=message.strategy,
+            strategy=Strategy[message.strategy.name],
             session_timeout_s=message.session_timeout_ms / 1000,
         )
         return wire.GroupJoined(
             joined.generation, joined.member, self._assigned(joined.topics)
         )
 
-    def _heartbeat(self, message: wire.GroupHeartbeat) -> Message:
+    def _group_heartbeat(self, message: wire.GroupHeartbeat) -> Message:
         beat = self._service.beat_group(
             self._client, message.group, message.member, message.generation
         )
@@ -393,27 +389,3 @@ def _describe(topic: Topic) -> wire.TopicInfo:
             "record_count": end.record - start.record,
         },
     )
-
-
-_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | None]] = {
-    wire.Authenticate: LwpSession._authenticate,
-    wire.GetClusterStatus: LwpSession._cluster_status,
-    wire.CreateTopic: LwpSession._create_topic,
-    wire.CreateTopicWithRetention: LwpSession._create_topic,
-    wire.DeleteTopic: LwpSession._delete_topic,
-    wire.ListTopics: LwpSession._list_topics,
-    wire.GetTopic: LwpSession._get_topic,
-    wire.SetRetention: LwpSession._set_retention,
-    wire.Fetch: LwpSession._fetch,
-    wire.Locate: LwpSession._locate,
-    wire.Wait: LwpSession._wait_topics,
-    wire.OpenStage: LwpSession._open_stage,
-    wire.CommitStages: LwpSession._commit_stages,
-    wire.AbortStages: LwpSession._abort_stages,
-    wire.Subscribe: LwpSession._subscribe,
-    wire.Unsubscribe: LwpSession._unsubscribe,
-    wire.CommitOffset: LwpSession._commit_offset,
-    wire.JoinGroup: LwpSession._join_group,
-    wire.GroupHeartbeat: LwpSession._heartbeat,
-    wire.LeaveGroup: LwpSession._leave_group,
-}

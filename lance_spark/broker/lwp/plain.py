@@ -1,8 +1,8 @@
 """LWP as the LANCE server in the field speaks it: a stand-in for tests.
 
-What differs from `lwp` is what was seen of that server, its faults included:
+It differs from `command` in what was seen of that server, its faults included:
 
-- CRC-32, errors as bare text, no capabilities, no command of ours;
+- CRC-32, errors as bare text, no capabilities, none of our commands;
 - payloads are stored as they come: not checked, not decompressed, never recognised as
   repeated; so a log may end inside a record;
 - a Fetch is cut at the byte, its record count is 0 or 1, and one from behind the end
@@ -17,24 +17,22 @@ What differs from `lwp` is what was seen of that server, its faults included:
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from lance_spark import errors
-from lance_spark.broker.batch import Batch, find_starts
-from lance_spark.broker.refusal import to_broker_error
-from lance_spark.broker.session import Owed, Session, Shared
-from lance_spark.errors import BrokerError, ConnectionLost, PayloadOverLimit
+from lance_spark.broker.lwp.ingest import Unpacked, find_starts
+from lance_spark.broker.lwp.session import FrameSession
+from lance_spark.broker.session import Shared
+from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
 from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
 
-# That server waits for ever. Ours has an end for everything.
+# That server waits for ever. This broker has an end for everything.
 _IDLE_TIMEOUT_S = 24 * 3600.0
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _FETCH_BYTES = 16
@@ -47,12 +45,12 @@ _TEXTS: Mapping[type[BrokerError], str] = {
     errors.TopicDeleted: "Topic not found",
     errors.AuthenticationRequired: "Authentication required",
 }
-# That server has no stages: an id of one is of a topic that it does not know.
+# That server has no stages: the id of a stage is an unknown topic there.
 _UNKNOWN = (errors.TopicNotFound, errors.TopicDeleted, errors.StageNotFound)
 
 
-class PlainSession(Session):
-    """A client of a server that knows LWP and nothing more."""
+class PlainSession(FrameSession):
+    """A client that takes this broker for a server without extensions."""
 
     # Per (consumer, topic), and shared by the sessions of a process.
     def __init__(
@@ -64,8 +62,16 @@ class PlainSession(Session):
     def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
         return error.encode_text()
 
-    def _refuse_payload(self, error: PayloadOverLimit) -> None:
-        """Close and say nothing."""
+    def _reject(self, error: RemoteProtocolError) -> None:
+        if not isinstance(error, PayloadOverLimit):
+            super()._reject(error)
+        # Otherwise close, too, and say nothing of it.
+
+    def _refuse(self, error: BrokerError, frame: wire.Frame | None) -> None:
+        text = _TEXTS.get(type(error), error.message)
+        if frame is not None and frame.type is wire.FrameType.INGEST:
+            text = "Unknown topic" if isinstance(error, _UNKNOWN) else error.message
+        super()._refuse(type(error)(text), frame)
 
     def _keepalive(self) -> None:
         self._send([wire.encode_keepalive(checksum=self.checksum)])
@@ -73,37 +79,15 @@ class PlainSession(Session):
     def _empty(self, frame: wire.Frame) -> None:
         """Say nothing."""
 
-    # Batches.
-
-    def _ingest(self, frame: wire.Frame) -> None:
-        if not len(frame.payload):
-            return
-        began_s = time.perf_counter()
-        batch = Batch(frame.payload, find_starts(frame.payload))
-        try:
-            self._append(frame, batch, began_s)
-        except ConnectionLost:
-            raise
-        except Exception as error:
-            self._settle()
-            said = to_broker_error(error)
-            unknown = isinstance(said, _UNKNOWN)
-            self._send_error(type(said)("Unknown topic") if unknown else said)
-
     def _slow_down(self) -> None:
         """Send no Backpressure: that server never does."""
 
-    def _fail_batch(self, owed: Owed, error: Exception) -> None:
-        """Remember nothing: batches are not recognised here."""
+    def _ingest(self, frame: wire.Frame) -> None:
+        if len(frame.payload):
+            starts = find_starts(frame.payload)
+            self._append_batch(frame, Unpacked(frame.payload, starts))
 
     # Commands.
-
-    def _say(self, error: Exception) -> BrokerError:
-        said = to_broker_error(error)
-        return type(said)(_TEXTS.get(type(said), said.message))
-
-    def _handle(self, message: Message) -> Message | None:
-        return _HANDLERS[type(message)](self, message)
 
     def _decode(self, frame: wire.Frame) -> Message:
         command = frame.command & _COMMAND_MASK
@@ -114,10 +98,10 @@ class PlainSession(Session):
             if len(frame.payload) < _FETCH_BYTES:
                 text = "Protocol error: Fetch request payload too small"
                 raise errors.InvalidOffset(text)
-            # What follows is not looked at.
+            # That server does not look at the rest.
             frame = replace(frame, payload=frame.payload[:_FETCH_BYTES])
         known = wire.REQUESTS.get(command)
-        if known not in _HANDLERS or command == Command.GET_CLUSTER_STATUS:
+        if known not in self._handlers or command == Command.GET_CLUSTER_STATUS:
             raise errors.InvalidPayload("Invalid client command")
         return wire.decode_request(frame)
 
@@ -128,25 +112,25 @@ class PlainSession(Session):
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
 
-    def _cluster_status(self, message: wire.GetClusterStatus) -> Message:
+    def _get_cluster_status(self, message: wire.GetClusterStatus) -> Message:
         return wire.ClusterStatus()
 
     # Topics.
 
-    def _create_topic(self, message: wire.CreateTopic) -> Message:
-        return _describe(self._create(message.name))
-
-    def _create_with_retention(self, message: wire.CreateTopicWithRetention) -> Message:
-        topic = self._create(message.name, _translate(message.retention))
-        return replace(_describe(topic), retention=message.retention)
-
-    def _create(self, name: str, retention: Retention | None = None) -> Topic:
+    def _create_topic(
+        self, message: wire.CreateTopic | wire.CreateTopicWithRetention
+    ) -> Message:
+        name = message.name
         if name and not _NAME.fullmatch(name):
             raise errors.InvalidTopicName(
                 f"Invalid data: Topic name '{name}' contains invalid characters. "
                 "Only letters, digits and hyphens are allowed"
             )
-        return self._service.create_topic(self._client, name, retention)
+        if isinstance(message, wire.CreateTopic):
+            return _describe(self._service.create_topic(self._client, name))
+        retention = _translate(message.retention)
+        topic = self._service.create_topic(self._client, name, retention)
+        return replace(_describe(topic), retention=message.retention)
 
     def _delete_topic(self, message: wire.DeleteTopic) -> Message:
         with _configuring(message.topic_id):
@@ -199,7 +183,7 @@ class PlainSession(Session):
     # Consumers.
 
     def _check_access(self, topic: int) -> None:
-        # That server looks at nothing here. Rules hold all the same.
+        # That server checks nothing here. The rules of access hold all the same.
         self._service.ends(self._client, [topic])
 
     def _subscribe(self, message: wire.Subscribe) -> Message:
@@ -219,14 +203,14 @@ class PlainSession(Session):
         self._check_access(message.topic_id)
         self._committed[message.consumer_id, message.topic_id] = message.offset
         if len(self._committed) > _COMMITTED_MAX:
-            # That server would keep it; a stand-in has to live within its memory.
+            # That server would keep it; a stand-in has to bound its memory.
             self._committed.pop(next(iter(self._committed)))
         return wire.CommitAck(message.consumer_id, message.offset)
 
 
 @contextmanager
 def _configuring(topic: int) -> Iterator[None]:
-    """Say that there is no such topic as that server does where it changes one."""
+    """Use the text of that server for a topic that it can't change."""
     try:
         yield
     except errors.UnknownTopic as error:
@@ -242,24 +226,8 @@ def _describe(topic: Topic) -> wire.TopicInfo:
 
 
 def _translate(retention: Retention) -> Retention:
-    """Give the limits under which our store deletes what that server would."""
+    """Give the limits under which this store deletes what that server would."""
     if retention.max_age_s and retention.max_bytes:
         return retention
     # Every closed segment is older than 0 s, and any size exceeds 0 bytes.
     return Retention(retention.max_age_s, 1)
-
-
-_HANDLERS: Mapping[type[Message], Callable[[Any, Any], Message | None]] = {
-    wire.Authenticate: PlainSession._authenticate,
-    wire.GetClusterStatus: PlainSession._cluster_status,
-    wire.CreateTopic: PlainSession._create_topic,
-    wire.CreateTopicWithRetention: PlainSession._create_with_retention,
-    wire.DeleteTopic: PlainSession._delete_topic,
-    wire.ListTopics: PlainSession._list_topics,
-    wire.GetTopic: PlainSession._get_topic,
-    wire.SetRetention: PlainSession._set_retention,
-    wire.Fetch: PlainSession._fetch,
-    wire.Subscribe: PlainSession._subscribe,
-    wire.Unsubscribe: PlainSession._unsubscribe,
-    wire.CommitOffset: PlainSession._commit_offset,
-}
