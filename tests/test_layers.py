@@ -54,6 +54,7 @@ SEPARATE = ("wire",)
 RESERVED: dict[str, set[str]] = {
     "pyspark": {"spark", "demo", "pyspark_lance"},
     "click": {"cli"},
+    "rich": {"cli"},
     "pytest": {"testing"},
     "socket": {"net"},
     "ssl": {"net"},

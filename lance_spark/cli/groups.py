@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from lance_spark.cli.connect import connected, server_options
+from lance_spark.cli.display import format_json, print_table, show_name
+from lance_spark.cli.options import connected, server_options
 from lance_spark.cli.summary import (
     UNKNOWN,
-    Group,
-    Standing,
+    ActiveGroup,
+    ConsumerLag,
     Summary,
     read_groups,
     show,
     summarise,
 )
-from lance_spark.cli.text import format_json, print_table, show_name
 from lance_spark.client import ClientConfig, LanceClient, consumer_id
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.wire.lwp import Capability
@@ -60,12 +60,14 @@ def _find(client: LanceClient, topic: str) -> Summary | None:
         return None
 
 
-def _stand(group: Group, topic: Summary | None) -> Standing:
+def _stand(group: ActiveGroup, topic: Summary | None) -> ConsumerLag:
     number = consumer_id(group.name)
-    return Standing(number, None, None) if topic is None else topic.stand(number)
+    return ConsumerLag(number, None, None) if topic is None else topic.stand(number)
 
 
-def _to_document(group: Group, topics: Mapping[str, Summary | None]) -> dict[str, Any]:
+def _to_document(
+    group: ActiveGroup, topics: Mapping[str, Summary | None]
+) -> dict[str, Any]:
     def place(name: str) -> dict[str, Any]:
         standing = _stand(group, topics[name])
         return {
@@ -86,7 +88,7 @@ def _to_document(group: Group, topics: Mapping[str, Summary | None]) -> dict[str
 
 
 def _rows(
-    groups: Iterable[Group], topics: Mapping[str, Summary | None]
+    groups: Iterable[ActiveGroup], topics: Mapping[str, Summary | None]
 ) -> Iterator[tuple[str, ...]]:
     for group in groups:
         head = (show_name(group.name), show(group.generation), group.strategy)

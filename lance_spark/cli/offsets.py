@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from lance_spark.cli.checkpoint import Batch, Checkpoint, SourceOffset
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
-from lance_spark.cli.text import (
+from lance_spark.cli.checkpoint import Checkpoint, PlannedBatch, SourceOffset
+from lance_spark.cli.display import (
     count,
     format_json,
     format_time,
     print_table,
     show_name,
 )
+from lance_spark.cli.options import connected, server_options
+from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
@@ -103,7 +103,7 @@ def _ask(client: LanceClient, names: set[str]) -> Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _TopicState:
     """What the server says of a place: `state` is a word, `text` is for people."""
 
     state: str
@@ -112,29 +112,29 @@ class _Standing:
     behind: int | None = None
 
 
-def _stand(place: TopicPlace, topic: Summary | None) -> _Standing:
+def _stand(place: TopicPlace, topic: Summary | None) -> _TopicState:
     if topic is None:
-        return _Standing("gone", "the topic is gone")
+        return _TopicState("gone", "the topic is gone")
     if not place.same_topic(topic.id, topic.created_at_s):
         now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
         earlier = place.find(topic.id, topic.created_at_s)
         if earlier is not None:
             now = f"{now}, which was read up to {earlier.offset} before"
-        return _Standing("recreated", f"another topic of that name: {now}", topic)
+        return _TopicState("recreated", f"another topic of that name: {now}", topic)
     start, end = topic.log_start or 0, topic.log_end or 0
     # What retention has dropped can't be read any more, so nobody lags behind it.
     behind = max(0, end - max(place.offset, start))
     if place.offset < start:
         dropped = count(start - place.offset, "byte")
-        return _Standing("dropped", f"{dropped} dropped before read", topic, behind)
+        return _TopicState("dropped", f"{dropped} dropped before read", topic, behind)
     if place.offset > end:
         missing = count(place.offset - end, "byte")
-        return _Standing("cut", f"{missing} gone from the log's end", topic, behind)
-    return _Standing("same", "the same topic", topic, behind)
+        return _TopicState("cut", f"{missing} gone from the log's end", topic, behind)
+    return _TopicState("same", "the same topic", topic, behind)
 
 
 def _to_document(
-    query_id: str | None, batch: Batch, topics: Topics | None
+    query_id: str | None, batch: PlannedBatch, topics: Topics | None
 ) -> dict[str, Any]:
     return {
         "query_id": query_id,
@@ -176,7 +176,7 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
     }
 
 
-def _print(query_id: str | None, batch: Batch, topics: Topics | None) -> None:
+def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> None:
     planned = UNKNOWN
     if batch.planned_ms is not None:
         planned = _show_time(batch.planned_ms, _NS_PER_MS)

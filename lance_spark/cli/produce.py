@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.line import LineReader, make_columns, read_whole
-from lance_spark.cli.pace import Pace
-from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import BATCH_SIZE, RECORD_TYPE, SEPARATOR, TOPIC
-from lance_spark.cli.text import count, format_bytes
+from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.options import (
+    BATCH_SIZE,
+    RECORD_TYPE,
+    SEPARATOR,
+    TOPIC,
+    connected,
+    server_options,
+)
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
+from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.quantity import RECORD_TYPES
 
 
@@ -83,7 +90,11 @@ def command(
             create_topic=how["create_topic"],
             record_type=how["record_type"] or RECORD_TYPES["raw"],
         )
-        _send(producer, _Input(stream, how), Pace(how["rate"]) if how["rate"] else None)
+        _send(
+            producer,
+            _Input(stream, how),
+            SteadyRate(how["rate"]) if how["rate"] else None,
+        )
     print(_tell(producer), file=sys.stderr)
 
 
@@ -138,31 +149,31 @@ def _find_size(stream: BinaryIO) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _send(producer: Producer, source: _Input, pace: Pace | None) -> None:
+def _send(producer: Producer, lines: _Input, rate: SteadyRate | None) -> None:
     """Send everything and wait for the acknowledgements."""
-    progress = Progress("producing")
     try:
-        for columns in source.columns():
-            _write(producer, columns, source.first_line, pace)
-            progress.update(producer.acked_records, producer.acked_bytes, source.done)
-        producer.close()
+        with show_progress("producing") as update:
+            for columns in lines.columns():
+                _write(producer, columns, lines.first_line, rate)
+                update(producer.acked_records, producer.acked_bytes, lines.done)
+            producer.close()
     except KeyboardInterrupt:
         producer.close(abandon=True)
-        progress.clear()
         raise KeyboardInterrupt(_tell(producer)) from None
     except BaseException:
         producer.close(abandon=True)
-        progress.clear()
         print(_tell(producer), file=sys.stderr)
         raise
-    progress.clear()
 
 
 def _write(
-    producer: Producer, columns: pa.RecordBatch, first_line: int, pace: Pace | None
+    producer: Producer,
+    columns: pa.RecordBatch,
+    first_line: int,
+    rate: SteadyRate | None,
 ) -> None:
     line = first_line
-    for portion in [columns] if pace is None else pace.portions(columns):
+    for portion in [columns] if rate is None else rate.portions(columns):
         try:
             producer.write(portion)
         except RowError as error:
@@ -173,3 +184,151 @@ def _write(
 def _tell(producer: Producer) -> str:
     records = count(producer.acked_records, "record")
     return f"{records}, {format_bytes(producer.acked_bytes)} acknowledged"
+
+
+BLOCK_BYTES = 1024 * 1024
+# A line with its key is a record or too large to be one.
+LINE_BYTES_MAX = RECORD_VALUE_BYTES_MAX + 64 * 1024
+
+
+class LineReader:
+    """Reads lines and counts them; `lines` is how many were given out.
+
+    Args:
+        stream: has `read1`, which returns what is there.
+        delimiter: the byte that ends a line.
+    """
+
+    def __init__(self, stream: BinaryIO, delimiter: bytes = b"\n") -> None:
+        self._stream = stream
+        self._delimiter = delimiter
+        self.lines = 0
+        self.size = 0
+
+    def blocks(self) -> Iterator[pa.Array]:
+        """Give the lines without what ends them, as binary arrays.
+
+        Raises:
+            LanceError: a line is longer than any record.
+        """
+        tail = b""
+        while block := self._read():
+            self.size += len(block)
+            cut = block.rfind(self._delimiter)
+            if cut < 0:
+                tail += block
+                self._check_length(tail)
+                continue
+            whole, tail = tail + block[:cut], block[cut + 1 :]
+            yield from self._give(whole)
+        if tail:
+            yield from self._give(tail)  # The last line need not be ended.
+
+    def _read(self) -> bytes:
+        # `read1` of a pipe returns what is there; `BinaryIO` does not know of it.
+        read: Callable[[int], bytes] = getattr(self._stream, "read1")  # noqa: B009
+        return read(BLOCK_BYTES)
+
+    def _give(self, data: bytes) -> Iterator[pa.Array]:
+        lines = split(data, self._delimiter)
+        yield lines
+        self.lines += len(lines)
+
+    def _check_length(self, tail: bytes) -> None:
+        if len(tail) > LINE_BYTES_MAX:
+            raise LanceError(
+                f"line {self.lines + 1} is longer than {RECORD_VALUE_BYTES_MAX} bytes, "
+                "the most that a record can have"
+            )
+
+
+def read_whole(stream: BinaryIO) -> pa.Array:
+    """Read everything as one value.
+
+    Raises:
+        LanceError: it is more than a record can have.
+    """
+    data = stream.read(RECORD_VALUE_BYTES_MAX + 1)
+    if len(data) > RECORD_VALUE_BYTES_MAX:
+        raise LanceError(
+            f"the input is longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that "
+            "a record can have"
+        )
+    return pa.array([data], pa.binary())
+
+
+def split(data: bytes, delimiter: bytes) -> pa.Array:
+    """Split bytes at each delimiter."""
+    return pc.split_pattern(pa.array([data], pa.binary()), pattern=delimiter).values
+
+
+def make_columns(
+    lines: pa.Array,
+    *,
+    separator: bytes | None,
+    stamped: bool,
+    first_line: int,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> pa.RecordBatch:
+    """Make the columns of a write from lines.
+
+    Args:
+        lines: binary.
+        separator: what is between key and value; None if lines have no key.
+        stamped: give each record the time.
+        first_line: number of the first line, for errors.
+        clock_ns: the time.
+
+    Raises:
+        LanceError: a line lacks the separator.
+    """
+    columns = {"value": lines}
+    if separator is not None:
+        parts = pc.split_pattern(lines, pattern=separator, max_splits=1)
+        is_single = pc.list_value_length(parts).to_numpy() < 2
+        if is_single.any():
+            line = first_line + int(is_single.argmax())
+            raise LanceError(f"line {line} has no {separator!r} between key and value")
+        halves = parts.flatten()
+        evens = np.arange(0, len(halves), 2)
+        columns = {"key": halves.take(evens), "value": halves.take(evens + 1)}
+    if stamped:
+        columns["timestamp_ns"] = pa.array(np.full(len(lines), clock_ns()))
+    return pa.record_batch(columns)
+
+
+# Records go in portions of about this time, which is as even as anybody can see.
+_PORTION_S = 0.1
+
+
+class SteadyRate:
+    """Lets records pass at a rate, and does not catch up after a pause.
+
+    Args:
+        rate: records per second.
+        clock: a monotonic clock.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._portion = max(1, int(rate * _PORTION_S))
+        self._due_s = clock()
+
+    def portions(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Give the rows in portions, each when it is due."""
+        for start in range(0, rows.num_rows, self._portion):
+            portion = rows.slice(start, self._portion)
+            now_s = self._clock()
+            if self._due_s > now_s:
+                self._sleep(self._due_s - now_s)
+            self._due_s = max(self._due_s, now_s) + portion.num_rows / self._rate
+            yield portion

@@ -1,31 +1,54 @@
-"""`lance-spark topics`: what there is, and what is kept of it.
+"""`lance-spark topics`: what there is, what is kept of it, and who may use it.
 
-`describe` is in `topics_describe`, the access rules are in `topics_auth`.
+All of it asks a server, apart from `auth`. A broker reads access rules when it starts,
+so they are changed in its data directory, while it is not running.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lance_spark.cli.connect import connected, server_options
+from lance_spark.broker.access import TopicRule, encode_rule, parse_rule
+from lance_spark.broker.policy import set_rule
+from lance_spark.cli.display import (
+    count,
+    format_json,
+    format_time,
+    print_table,
+    show_name,
+)
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.quantity import DURATION, SIZE, TOPIC
+from lance_spark.cli.options import (
+    DURATION,
+    SIZE,
+    TOPIC,
+    check_is_store,
+    connected,
+    server_options,
+)
 from lance_spark.cli.summary import (
+    UNKNOWN,
+    ConsumerLag,
     Summary,
+    read_groups,
     show,
     show_bytes,
     show_retention,
     summarise,
 )
-from lance_spark.cli.text import count, format_json, print_table, show_name
-from lance_spark.cli.topics_auth import auth
-from lance_spark.cli.topics_describe import describe
-from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.client import ClientConfig, LanceClient, consumer_id
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import UnknownTopic
 from lance_spark.model import Retention
+from lance_spark.net.certificate import fingerprints
+from lance_spark.store import Store
+from lance_spark.store.topic import Topic
 
 _TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
 _RIGHT = ("id", "records", "bytes", "log start", "log end")
@@ -168,5 +191,183 @@ def _whole_seconds(seconds: float) -> int:
     return int(seconds)
 
 
-command.add_command(describe)
-command.add_command(auth)
+_CONSUMER_TITLES = ("consumer", "committed", "lag", "group")
+_CONSUMER_RIGHT = ("consumer", "committed", "lag")
+
+
+@command.command("describe")
+@click.argument("topic", type=TOPIC)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@server_options
+def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
+    """Show all that is known of TOPIC, and how far its consumers are.
+
+    A consumer's lag is in bytes. The server knows consumers by number; the names of
+    groups that are active are shown beside it.
+    """
+    with connected(config) as client:
+        found = summarise(client, client.topic(topic))
+        groups = {consumer_id(group.name): group.name for group in read_groups(client)}
+    if as_json:
+        print(format_json(_to_document(found, groups)))
+    else:
+        _print(found, groups)
+
+
+def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
+    document = {**topic.to_document(), "stages": topic.stages, "consumers": None}
+    if topic.consumers is not None:
+        document["consumers"] = [
+            {
+                "consumer_id": standing.consumer_id,
+                "group": groups.get(standing.consumer_id),
+                "committed_offset": standing.committed,
+                "lag_bytes": standing.lag,
+            }
+            for standing in topic.consumers
+        ]
+    return document
+
+
+def _print(topic: Summary, groups: Mapping[int, str]) -> None:
+    created = UNKNOWN
+    if topic.created_at_s:
+        created = format_time(topic.created_at_s * 1_000_000_000)
+    fields = {
+        "name": show_name(topic.name),
+        "id": str(topic.id),
+        "created": created,
+        "records": show(topic.records),
+        "bytes": show_bytes(topic.size),
+        "log start": show(topic.log_start),
+        "log end": show(topic.log_end),
+        "retention": show_retention(topic.retention),
+        "stages": show(topic.stages),
+        "consumers": show(None if topic.consumers is None else len(topic.consumers)),
+    }
+    for name, value in fields.items():
+        print(f"{name:10} {value}".rstrip())
+    if topic.consumers:
+        print()
+        rows = (_row(standing, groups) for standing in topic.consumers)
+        print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
+
+
+def _row(standing: ConsumerLag, groups: Mapping[int, str]) -> tuple[str, ...]:
+    return (
+        str(standing.consumer_id),
+        show(standing.committed),
+        show(standing.lag),
+        show_name(groups.get(standing.consumer_id, UNKNOWN)),
+    )
+
+
+@command.command("auth")
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The data directory of a broker that is not running.",
+)
+@click.option(
+    "--mtls/--no-mtls", "mtls", default=None, help="Ask clients for a certificate."
+)
+@click.option(
+    "--client-ca",
+    type=click.Path(path_type=Path),
+    help="PEM file of who has to have signed it.",
+)
+@click.option(
+    "--allow", "names", multiple=True, metavar="CN", help="Let this name in; repeat it."
+)
+@click.option(
+    "--allow-topic",
+    "topics",
+    multiple=True,
+    type=click.IntRange(min=0),
+    metavar="ID",
+    help="Tie those names to this topic; repeat it.",
+)
+@click.option("--clear", is_flag=True, help="Remove the rule: everybody is let in.")
+def auth(
+    data_dir: Path,
+    topic: int | str,
+    mtls: bool | None,
+    client_ca: Path | None,
+    names: Sequence[str],
+    topics: Sequence[int],
+    clear: bool,
+) -> None:
+    """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
+
+    What is not given stays as it is; a list that is given replaces the one that was.
+    The broker needs TLS with a client CA for such rules.
+    """
+    changes = mtls is not None or client_ca is not None or bool(names) or bool(topics)
+    if clear and changes:
+        raise click.UsageError("--clear goes with no other change")
+    check_is_store(data_dir)
+    with Store(data_dir, framing=scan) as store:
+        found = _find(store, topic)
+        rule = parse_rule(found.metadata.auth)
+        if clear:
+            rule = None
+        elif changes:
+            rule = _change(rule, mtls, client_ca, names=names, topics=topics)
+        if clear or changes:
+            set_rule(store, found.metadata.id, rule)
+    _print_rule(found, rule)
+
+
+def _find(store: Store, topic: int | str) -> Topic:
+    if isinstance(topic, int):
+        return store.topic(topic)
+    found = store.find_topic(topic)
+    if found is None:
+        raise UnknownTopic(topic)
+    return found
+
+
+def _change(
+    rule: TopicRule | None,
+    mtls: bool | None,
+    client_ca: Path | None,
+    *,
+    names: Iterable[str],
+    topics: Iterable[int],
+) -> TopicRule:
+    if rule is None and mtls is None:
+        # A list of names that protects nothing would be a trap.
+        raise click.UsageError("the topic has no rule yet: say --mtls or --no-mtls too")
+    rule = rule or TopicRule(mtls_enabled=False)
+    if mtls is not None:
+        rule = replace(rule, mtls_enabled=mtls)
+    if client_ca is not None:
+        # A broker does not start with a file that it can't read, or can't find from
+        # another working directory.
+        fingerprints(str(client_ca))
+        rule = replace(rule, client_ca_path=str(client_ca.absolute()))
+    if names := frozenset(names):
+        rule = replace(rule, allowed_cns=names)
+    if topics := frozenset(topics):
+        rule = replace(rule, allowed_topics=topics)
+    checked = parse_rule(encode_rule(rule))
+    assert checked is not None, "a rule always says whether it is on"
+    return checked
+
+
+def _print_rule(topic: Topic, rule: TopicRule | None) -> None:
+    name, number = topic.metadata.name, topic.metadata.id
+    if name:
+        print(f"topic {show_name(name)}, id {number}")
+    else:
+        print(f"the default topic (id {number})")
+    if rule is None:
+        print("no rule: everybody who may connect may use it")
+        return
+    print(f"certificate     {'required' if rule.mtls_enabled else 'not required'}")
+    print(f"client CA       {rule.client_ca_path or 'that of the server'}")
+    print(f"allowed names   {', '.join(sorted(rule.allowed_cns)) or 'any'}")
+    ids = ", ".join(map(str, sorted(rule.allowed_topics)))
+    print(f"allowed topics  {ids or 'any'}")

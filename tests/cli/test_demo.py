@@ -168,4 +168,4 @@ def test_a_stream_that_crashes(
     assert steps == ["stream", "live", "live", "crash", "restart", "live", "compare"]
     assert "5,000 records in, 5,000 out: each once" in lines[-1]
     last = lines[-2].split()
-    assert last[:2] == ["5,000", "5,000"] and last[3:5] == ["0.0", "kB"]
+    assert last[:2] == ["5,000", "5,000"]
