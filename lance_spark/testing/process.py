@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import LanceError
@@ -166,12 +165,7 @@ class BrokerProcess:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         code = self.stop()
         if code and error is None:
             raise LanceError(f"the broker's process ended with {code}: {self.said}")

@@ -13,8 +13,13 @@ from lance_spark.client import Capability, Producer, RecordReader
 from lance_spark.columnar.decode import decode, make_schema
 from lance_spark.errors import TopicNotFound
 from lance_spark.net.deadline import Deadline
-from lance_spark.testing.comparison import Comparison, compare
-from lance_spark.testing.rows import list_fields, to_table, to_tuples
+from lance_spark.testing.rows import (
+    Comparison,
+    compare,
+    list_fields,
+    to_table,
+    to_tuples,
+)
 
 if TYPE_CHECKING:
     from lance_spark.testing.scratch import ScratchBroker
