@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -112,6 +113,16 @@ class Service(Gate):
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
         self._version_base = time.time_ns() >> 20 << 20
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory, for the operator's console."""
+        return self.store.path
+
+    @property
+    def consumer_count(self) -> int:
+        """How many offsets are committed, over all topics."""
+        return self.store.consumer_count
 
     # Topics.
 

@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli.display import count, format_bytes, format_rate, show_progress
-from lance_spark.cli.options import BATCH_SIZE, SIZE, connected, server_options
+from lance_spark.cli.options import (
+    SIZE,
+    batch_option,
+    compression_option,
+    connected,
+    server_options,
+)
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
@@ -35,20 +41,8 @@ _WRITE_BYTES = 4 * 1024 * 1024
 @click.option(
     "--size", type=SIZE, default="100", show_default=True, help="Bytes of each."
 )
-@click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    show_default=True,
-    help="Size of a batch.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4"]),
-    default="none",
-    show_default=True,
-    help="Of batches on their way.",
-)
+@batch_option
+@compression_option
 @server_options
 @click.pass_context
 def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None:

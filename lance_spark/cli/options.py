@@ -118,6 +118,21 @@ ADDRESSES = OptionType(
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+batch_option = click.option(
+    "--batch-bytes",
+    type=BATCH_SIZE,
+    default="1m",
+    show_default=True,
+    help="Size of a batch.",
+)
+compression_option = click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4"]),
+    default="none",
+    show_default=True,
+    help="Of batches on their way; a plain server has none.",
+)
+
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
 
 _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")

@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from lance_spark.cli.display import count, format_bytes, show_progress
 from lance_spark.cli.options import (
-    BATCH_SIZE,
     RECORD_TYPE,
     SEPARATOR,
     TOPIC,
+    batch_option,
+    compression_option,
     connected,
     server_options,
 )
@@ -49,23 +50,11 @@ from lance_spark.quantity import RECORD_TYPES
 @click.option("--timestamp", "stamped", is_flag=True, help="Give records the time.")
 @click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
 @click.option("--whole-file", is_flag=True, help="Send all of it as one record.")
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4"]),
-    default="none",
-    show_default=True,
-    help="Of batches on their way; a plain server has none.",
-)
+@compression_option
 @click.option(
     "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
 )
-@click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    show_default=True,
-    help="Size of a batch.",
-)
+@batch_option
 @click.option("--create", "create_topic", is_flag=True, help="Create a missing topic.")
 @server_options
 def command(
@@ -90,11 +79,7 @@ def command(
             create_topic=how["create_topic"],
             record_type=how["record_type"] or RECORD_TYPES["raw"],
         )
-        _send(
-            producer,
-            _Input(stream, how),
-            SteadyRate(how["rate"]) if how["rate"] else None,
-        )
+        _send(producer, stream, how)
     print(_tell(producer), file=sys.stderr)
 
 
@@ -109,35 +94,21 @@ def _open(file: Path | None) -> Iterator[BinaryIO]:
         yield stream
 
 
-class _Input:
-    """The records to send, in columns."""
-
-    def __init__(self, stream: BinaryIO, how: dict[str, Any]) -> None:
-        self._how = how
-        self._stream = stream
-        self._lines = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
-        self._size = _find_size(stream)
-
-    @property
-    def first_line(self) -> int:
-        """Number of the first line of the columns that were given last."""
-        return self._lines.lines + 1
-
-    @property
-    def done(self) -> float | None:
-        """How much of the input was read, where that is known."""
-        return self._lines.size / self._size if self._size else None
-
-    def columns(self) -> Iterator[pa.RecordBatch]:
-        how = self._how
-        whole = how["whole_file"]
-        for lines in [read_whole(self._stream)] if whole else self._lines.blocks():
-            yield make_columns(
-                lines,
-                separator=how["separator"],
-                stamped=how["stamped"],
-                first_line=self.first_line,
-            )
+def _read(
+    stream: BinaryIO, how: dict[str, Any]
+) -> Iterator[tuple[pa.RecordBatch, int, float | None]]:
+    """Give records in columns, the number of the first line, and how much was read."""
+    reader = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
+    size = _find_size(stream)
+    for lines in [read_whole(stream)] if how["whole_file"] else reader.blocks():
+        first = reader.lines + 1
+        columns = make_columns(
+            lines,
+            separator=how["separator"],
+            stamped=how["stamped"],
+            first_line=first,
+        )
+        yield columns, first, reader.size / size if size else None
 
 
 def _find_size(stream: BinaryIO) -> int:
@@ -149,13 +120,16 @@ def _find_size(stream: BinaryIO) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _send(producer: Producer, lines: _Input, rate: SteadyRate | None) -> None:
+def _send(producer: Producer, stream: BinaryIO, how: dict[str, Any]) -> None:
     """Send everything and wait for the acknowledgements."""
+    rate = SteadyRate(how["rate"]) if how["rate"] else None
     try:
         with show_progress("producing") as update:
-            for columns in lines.columns():
-                _write(producer, columns, lines.first_line, rate)
-                update(producer.acked_records, producer.acked_bytes, lines.done)
+            for columns, line, done in _read(stream, how):
+                for portion in [columns] if rate is None else rate.portions(columns):
+                    _write(producer, portion, line)
+                    line += portion.num_rows
+                update(producer.acked_records, producer.acked_bytes, done)
             producer.close()
     except KeyboardInterrupt:
         producer.close(abandon=True)
@@ -166,19 +140,11 @@ def _send(producer: Producer, lines: _Input, rate: SteadyRate | None) -> None:
         raise
 
 
-def _write(
-    producer: Producer,
-    columns: pa.RecordBatch,
-    first_line: int,
-    rate: SteadyRate | None,
-) -> None:
-    line = first_line
-    for portion in [columns] if rate is None else rate.portions(columns):
-        try:
-            producer.write(portion)
-        except RowError as error:
-            raise LanceError(f"line {line + error.row}: {error.reason}") from error
-        line += portion.num_rows
+def _write(producer: Producer, rows: pa.RecordBatch, line: int) -> None:
+    try:
+        producer.write(rows)
+    except RowError as error:
+        raise LanceError(f"line {line + error.row}: {error.reason}") from error
 
 
 def _tell(producer: Producer) -> str:

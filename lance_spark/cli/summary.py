@@ -54,11 +54,11 @@ class Summary:
             return None
         return self.log_end - self.log_start
 
-    def stand(self, consumer_id: int) -> ConsumerLag:
+    def find_lag(self, consumer_id: int) -> ConsumerLag:
         """Tell how far a consumer has come, also one that committed nothing."""
-        for standing in self.consumers or ():
-            if standing.consumer_id == consumer_id:
-                return standing
+        for found in self.consumers or ():
+            if found.consumer_id == consumer_id:
+                return found
         return ConsumerLag(consumer_id, None, self.size)
 
     def to_document(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _read_consumers(
         if number is None:
             continue
         committed = _take(entry, "committed_offset")
-        # What retention has dropped can't be read any more, so nobody lags behind it.
+        # No consumer lags behind what retention has dropped.
         known = [at for at in (committed, start) if at is not None]
         lag = max(0, end - max(known)) if known else None
         found.append(ConsumerLag(number, committed, lag))

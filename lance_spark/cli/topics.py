@@ -219,12 +219,12 @@ def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
     if topic.consumers is not None:
         document["consumers"] = [
             {
-                "consumer_id": standing.consumer_id,
-                "group": groups.get(standing.consumer_id),
-                "committed_offset": standing.committed,
-                "lag_bytes": standing.lag,
+                "consumer_id": lag.consumer_id,
+                "group": groups.get(lag.consumer_id),
+                "committed_offset": lag.committed,
+                "lag_bytes": lag.lag,
             }
-            for standing in topic.consumers
+            for lag in topic.consumers
         ]
     return document
 
@@ -249,16 +249,16 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
         print(f"{name:10} {value}".rstrip())
     if topic.consumers:
         print()
-        rows = (_row(standing, groups) for standing in topic.consumers)
+        rows = (_row(lag, groups) for lag in topic.consumers)
         print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
 
 
-def _row(standing: ConsumerLag, groups: Mapping[int, str]) -> tuple[str, ...]:
+def _row(lag: ConsumerLag, groups: Mapping[int, str]) -> tuple[str, ...]:
     return (
-        str(standing.consumer_id),
-        show(standing.committed),
-        show(standing.lag),
-        show_name(groups.get(standing.consumer_id, UNKNOWN)),
+        str(lag.consumer_id),
+        show(lag.committed),
+        show(lag.lag),
+        show_name(groups.get(lag.consumer_id, UNKNOWN)),
     )
 
 

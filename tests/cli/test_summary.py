@@ -55,8 +55,8 @@ def test_consumers() -> None:
         ConsumerLag(4, 500, 0),
     )
     assert (found.size, found.records) == (50, 9)
-    assert found.stand(1) == ConsumerLag(1, 60, 40)
-    assert found.stand(9) == ConsumerLag(9, None, 50)
+    assert found.find_lag(1) == ConsumerLag(1, 60, 40)
+    assert found.find_lag(9) == ConsumerLag(9, None, 50)
 
 
 def test_plain_server() -> None:
@@ -66,7 +66,7 @@ def test_plain_server() -> None:
     found = summarise(_client(), TopicInfo(1, "t", details=details))
     assert (found.log_start, found.log_end, found.size) == (None, 77, None)
     assert found.consumers == (ConsumerLag(1, None, None), ConsumerLag(2, 7, 70))
-    assert found.stand(3) == ConsumerLag(3, None, None)
+    assert found.find_lag(3) == ConsumerLag(3, None, None)
     assert found.to_document()["max_bytes"] is None
     strange = TopicInfo(1, "t", details={"consumers": 5, "log_end": "x"})
     assert summarise(_client(), strange).consumers is None

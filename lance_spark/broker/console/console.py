@@ -49,7 +49,7 @@ class Console:
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:
         # To measure very many each second would cost more than they tell.
-        many = self._service.store.consumer_count > OFFSETS_MAX
+        many = self._service.consumer_count > OFFSETS_MAX
         return {} if many else self._service.lags()
 
     @property

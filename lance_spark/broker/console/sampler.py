@@ -169,7 +169,7 @@ class Sampler:
                 row, {key: (lag,) for key, lag in lags.items()}, keep=lags.keys()
             )
             self._ticks += 1
-            self._pulse = self._feel(last, now, elapsed_s)
+            self._pulse = self._measure(last, now, elapsed_s)
             self._last, self._last_s = now, now_s
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:
@@ -182,7 +182,7 @@ class Sampler:
             return {}
         return lags if len(lags) <= OFFSETS_MAX else {}
 
-    def _feel(
+    def _measure(
         self, last: MetricsSnapshot, now: MetricsSnapshot, elapsed_s: float
     ) -> Pulse:
         requests = _count_requests(now) - _count_requests(last)

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lance_spark.broker.access import Principal
-from lance_spark.broker.console.answer import encode_json
+from lance_spark.broker.console.guard import encode_json
 from lance_spark.broker.console.overview import Overview
 from lance_spark.broker.console.sampler import INTERVAL_S
 from lance_spark.errors import ConnectionLimit, LanceError
