@@ -55,6 +55,7 @@ _BATCH_RECORDS = 10_000
 _COLUMNS = ("key", "value", "timestamp_ns")
 _DIGITS = 12
 _STREAM_RECORDS = 160_000
+_HEADS = ("produced", "written", "records/s", "lag", "batch")
 _STREAM_RECORDS_PER_S = 20_000
 # The streaming query is crashed when it has written so much of all records.
 _CRASH_AT = 0.4
@@ -329,27 +330,19 @@ class Feed:
     def __init__(self, client: LanceClient, records: int) -> None:
         self.produced = 0
         self.records = records
+        self.go = threading.Event()
+        self._is_over = threading.Event()
         self._client = client
-        self._may_go, self._is_over = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(1)
+        self.work = self._pool.submit(self._run)
 
     def __enter__(self) -> Feed:
-        self._work = self._pool.submit(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._may_go.set()
+        self.go.set()
         self._pool.shutdown()
-
-    def go(self) -> None:
-        """Produce the rest."""
-        self._may_go.set()
-
-    def check(self) -> None:
-        """Raise what the thread has met."""
-        if self._work.done():
-            self._work.result()
 
     def _run(self) -> None:
         step, due_s = 1000, 0.0
@@ -362,55 +355,53 @@ class Feed:
                 producer.flush()
                 self.produced = numbers.stop
                 if not start:
-                    self._may_go.wait(_DEADLINE_S)
+                    self.go.wait(_DEADLINE_S)
                     due_s = time.monotonic()
                 due_s += step / _STREAM_RECORDS_PER_S
                 if self._is_over.wait(max(0.0, due_s - time.monotonic())):
                     return
 
 
-class Live:
-    """Prints how far a query is: in place on a terminal, else now and then a line."""
+def follow(
+    client: LanceClient, feed: Feed, query: StreamingQuery, *, until: int
+) -> None:
+    """Print how far a query is until the target has so many records.
 
-    def __init__(self, client: LanceClient, feed: Feed) -> None:
-        self._client = client
-        self._feed = feed
-        self._deadline_s = time.monotonic() + _DEADLINE_S
+    A terminal has one line that changes, anything else a line now and then.
 
-    def follow(self, query: StreamingQuery, *, until: int) -> None:
-        """Print until the target has so many records, and the query has noticed.
-
-        Raises:
-            LanceError: that takes too long.
-            StreamingQueryException: the query fails.
-        """
-        heads = ("produced", "written", "records/s", "lag", "batch")
-        tell("live", "".join(f"{head:>12}" for head in heads))
-        printed_s, looks = 0.0, deque([(time.monotonic(), count(self._client, TARGET))])
-        while True:
-            now_s, written = time.monotonic(), count(self._client, TARGET)
-            looks.append((now_s, written))
-            while now_s - looks[0][0] > 2.0:
-                looks.popleft()
-            speed = (written - looks[0][1]) / max(now_s - looks[0][0], 0.1)
-            behind, batch = read_progress(query)
-            is_done = written >= until and not (until == self._feed.records and behind)
-            cells = (f"{self._feed.produced:,}", f"{written:,}", f"{speed:,.0f}")
-            lag = "-" if behind is None else f"{behind / 1000:,.1f} kB"
-            line = "".join(f"{cell:>12}" for cell in (*cells, lag, batch))
-            if sys.stdout.isatty():
-                print(f"\r{'':11}{line}", end="\n" if is_done else "", flush=True)
-            elif is_done or now_s - printed_s > 1.5:
-                printed_s = now_s
-                tell("", line)
-            self._feed.check()
-            if is_done:
-                return
-            if not query.isActive:
-                query.awaitTermination()  # Raises what the query has failed with.
-            if now_s > self._deadline_s:
-                raise LanceError(f"{written:,} of {until:,} records, then nothing more")
-            time.sleep(0.1)
+    Raises:
+        LanceError: that takes too long.
+        StreamingQueryException: the query fails.
+    """
+    tell("live", "".join(f"{head:>12}" for head in _HEADS))
+    began_s, printed_s = time.monotonic(), 0.0
+    looks = deque([(began_s, count(client, TARGET))])
+    while True:
+        now_s, written = time.monotonic(), count(client, TARGET)
+        looks.append((now_s, written))
+        while now_s - looks[0][0] > 2.0:
+            looks.popleft()
+        speed = (written - looks[0][1]) / max(now_s - looks[0][0], 0.1)
+        behind, batch = read_progress(query)
+        # Spark tells of a batch a moment after it was written.
+        is_done = written >= until and not (until == feed.records and behind)
+        lag = "-" if behind is None else f"{behind / 1000:,.1f} kB"
+        cells = (f"{feed.produced:,}", f"{written:,}", f"{speed:,.0f}", lag, batch)
+        line = "".join(f"{cell:>12}" for cell in cells)
+        if sys.stdout.isatty():
+            print(f"\r{'':11}{line}", end="\n" if is_done else "", flush=True)
+        elif is_done or now_s - printed_s > 1.5:
+            printed_s = now_s
+            tell("", line)
+        if is_done:
+            return
+        if feed.work.done():
+            feed.work.result()  # Raises what the thread has failed with.
+        if not query.isActive:
+            query.awaitTermination()  # Raises what the query has failed with.
+        if now_s - began_s > _DEADLINE_S:
+            raise LanceError(f"{written:,} of {until:,} records, then nothing more")
+        time.sleep(0.1)
 
 
 def read_progress(query: StreamingQuery) -> tuple[int | None, str]:
@@ -451,17 +442,17 @@ def run_stream(
         pace = f"{records:,} records at {_STREAM_RECORDS_PER_S:,} a second"
         tell("stream", f"{SOURCE!r} -> Spark -> {TARGET!r}, {pace}")
         client.ensure_topic(SOURCE)  # The query wants it to be there.
-        live, query = Live(client, feed), start()
+        query = start()
         # The first records start Spark's Python processes, which takes seconds.
-        live.follow(query, until=1)
-        feed.go()
-        live.follow(query, until=int(records * _CRASH_AT))
+        follow(client, feed, query, until=1)
+        feed.go.set()
+        follow(client, feed, query, until=int(records * _CRASH_AT))
         batch = forget_last_batch(query, checkpoint)
         lost = f"what Spark knows of batch {batch} is lost"
         tell("crash", f"the query is stopped, and {lost}: did it get written?")
         query = start()
         tell("restart", f"from its checkpoint, so that batch {batch} is run again")
-        live.follow(query, until=records)
+        follow(client, feed, query, until=records)
         query.stop()
         out = check_squares(client, records)
     tell("compare", f"{records:,} records in, {out:,} out: each once, and in order")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from lance_spark.cli.display import format_bytes
+from lance_spark.cli.display import format_bytes, format_time, show_name
 from lance_spark.client import LanceClient
 from lance_spark.model import Retention
 from lance_spark.quantity import format_duration, format_size
@@ -18,8 +18,7 @@ from lance_spark.wire.lwp import TopicInfo
 UNKNOWN = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerLag:
+class ConsumerLag(NamedTuple):
     """How far a consumer has come in a topic.
 
     Args:
@@ -60,6 +59,22 @@ class Summary:
             if found.consumer_id == consumer_id:
                 return found
         return ConsumerLag(consumer_id, None, self.size)
+
+    def show(self) -> dict[str, str]:
+        """Give what tables print, by title."""
+        created_ns = self.created_at_s * 1_000_000_000
+        return {
+            "name": show_name(self.name),
+            "id": str(self.id),
+            "created": format_time(created_ns) if created_ns else UNKNOWN,
+            "records": show(self.records),
+            "bytes": show_bytes(self.size),
+            "log start": show(self.log_start),
+            "log end": show(self.log_end),
+            "retention": show_retention(self.retention),
+            "stages": show(self.stages),
+            "consumers": show(None if self.consumers is None else len(self.consumers)),
+        }
 
     def to_document(self) -> dict[str, Any]:
         """Give what `--json` prints in a list of topics."""

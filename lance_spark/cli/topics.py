@@ -7,7 +7,7 @@ so they are changed in its data directory, while it is not running.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from lance_spark.broker.policy import set_rule
 from lance_spark.cli.display import (
     count,
     format_json,
-    format_time,
     print_table,
     show_name,
 )
@@ -34,7 +33,6 @@ from lance_spark.cli.options import (
 )
 from lance_spark.cli.summary import (
     UNKNOWN,
-    ConsumerLag,
     Summary,
     read_groups,
     show,
@@ -87,22 +85,11 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
         for topic in topics:
             print(format_json(topic.to_document()))
     elif topics:
-        print_table(_TITLES, _rows(topics), right=_RIGHT)
+        shown = [topic.show() for topic in topics]
+        rows = [[fields[title] for title in _TITLES] for fields in shown]
+        print_table(_TITLES, rows, right=_RIGHT)
     else:
         print("no topics", file=sys.stderr)
-
-
-def _rows(topics: Iterable[Summary]) -> Iterable[tuple[str, ...]]:
-    for topic in topics:
-        yield (
-            str(topic.id),
-            show_name(topic.name),
-            show(topic.records),
-            show_bytes(topic.size),
-            show(topic.log_start),
-            show(topic.log_end),
-            show_retention(topic.retention),
-        )
 
 
 @command.command("create")
@@ -207,7 +194,7 @@ def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
     """
     with connected(config) as client:
         found = summarise(client, client.topic(topic))
-        groups = {consumer_id(group.name): group.name for group in read_groups(client)}
+        groups = {consumer_id(g.name): g.name for g in read_groups(client)}
     if as_json:
         print(format_json(_to_document(found, groups)))
     else:
@@ -230,36 +217,15 @@ def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _print(topic: Summary, groups: Mapping[int, str]) -> None:
-    created = UNKNOWN
-    if topic.created_at_s:
-        created = format_time(topic.created_at_s * 1_000_000_000)
-    fields = {
-        "name": show_name(topic.name),
-        "id": str(topic.id),
-        "created": created,
-        "records": show(topic.records),
-        "bytes": show_bytes(topic.size),
-        "log start": show(topic.log_start),
-        "log end": show(topic.log_end),
-        "retention": show_retention(topic.retention),
-        "stages": show(topic.stages),
-        "consumers": show(None if topic.consumers is None else len(topic.consumers)),
-    }
-    for name, value in fields.items():
+    for name, value in topic.show().items():
         print(f"{name:10} {value}".rstrip())
     if topic.consumers:
         print()
-        rows = (_row(lag, groups) for lag in topic.consumers)
+        rows = (
+            (str(number), show(committed), show(lag), groups.get(number, UNKNOWN))
+            for number, committed, lag in topic.consumers
+        )
         print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
-
-
-def _row(lag: ConsumerLag, groups: Mapping[int, str]) -> tuple[str, ...]:
-    return (
-        str(lag.consumer_id),
-        show(lag.committed),
-        show(lag.lag),
-        show_name(groups.get(lag.consumer_id, UNKNOWN)),
-    )
 
 
 @command.command("auth")
@@ -271,51 +237,48 @@ def _row(lag: ConsumerLag, groups: Mapping[int, str]) -> tuple[str, ...]:
     help="The data directory of a broker that is not running.",
 )
 @click.option(
-    "--mtls/--no-mtls", "mtls", default=None, help="Ask clients for a certificate."
+    "--mtls/--no-mtls",
+    "mtls_enabled",
+    default=None,
+    help="Ask clients for a certificate.",
 )
 @click.option(
     "--client-ca",
+    "client_ca_path",
     type=click.Path(path_type=Path),
     help="PEM file of who has to have signed it.",
 )
 @click.option(
-    "--allow", "names", multiple=True, metavar="CN", help="Let this name in; repeat it."
+    "--allow",
+    "allowed_cns",
+    multiple=True,
+    metavar="CN",
+    help="Let this name in; repeat it.",
 )
 @click.option(
     "--allow-topic",
-    "topics",
+    "allowed_topics",
     multiple=True,
     type=click.IntRange(min=0),
     metavar="ID",
     help="Tie those names to this topic; repeat it.",
 )
 @click.option("--clear", is_flag=True, help="Remove the rule: everybody is let in.")
-def auth(
-    data_dir: Path,
-    topic: int | str,
-    mtls: bool | None,
-    client_ca: Path | None,
-    names: Sequence[str],
-    topics: Sequence[int],
-    clear: bool,
-) -> None:
+def auth(data_dir: Path, topic: int | str, clear: bool, **changes: Any) -> None:
     """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
 
     What is not given stays as it is; a list that is given replaces the one that was.
     The broker needs TLS with a client CA for such rules.
     """
-    changes = mtls is not None or client_ca is not None or bool(names) or bool(topics)
+    changes = {k: value for k, value in changes.items() if value not in (None, ())}
     if clear and changes:
         raise click.UsageError("--clear goes with no other change")
     check_is_store(data_dir)
     with Store(data_dir, framing=scan) as store:
         found = _find(store, topic)
         rule = parse_rule(found.metadata.auth)
-        if clear:
-            rule = None
-        elif changes:
-            rule = _change(rule, mtls, client_ca, names=names, topics=topics)
         if clear or changes:
+            rule = None if clear else _change(rule, changes)
             set_rule(store, found.metadata.id, rule)
     _print_rule(found, rule)
 
@@ -329,30 +292,18 @@ def _find(store: Store, topic: int | str) -> Topic:
     return found
 
 
-def _change(
-    rule: TopicRule | None,
-    mtls: bool | None,
-    client_ca: Path | None,
-    *,
-    names: Iterable[str],
-    topics: Iterable[int],
-) -> TopicRule:
-    if rule is None and mtls is None:
+def _change(rule: TopicRule | None, changes: Mapping[str, Any]) -> TopicRule:
+    if rule is None and "mtls_enabled" not in changes:
         # A list of names that protects nothing would be a trap.
         raise click.UsageError("the topic has no rule yet: say --mtls or --no-mtls too")
     rule = rule or TopicRule(mtls_enabled=False)
-    if mtls is not None:
-        rule = replace(rule, mtls_enabled=mtls)
-    if client_ca is not None:
+    if (path := changes.get("client_ca_path")) is not None:
         # A broker does not start with a file that it can't read, or can't find from
         # another working directory.
-        fingerprints(str(client_ca))
-        rule = replace(rule, client_ca_path=str(client_ca.absolute()))
-    if names := frozenset(names):
-        rule = replace(rule, allowed_cns=names)
-    if topics := frozenset(topics):
-        rule = replace(rule, allowed_topics=topics)
-    checked = parse_rule(encode_rule(rule))
+        fingerprints(str(path))
+        changes = {**changes, "client_ca_path": str(path.absolute())}
+    lists = {k: frozenset(v) for k, v in changes.items() if isinstance(v, tuple)}
+    checked = parse_rule(encode_rule(replace(rule, **{**changes, **lists})))
     assert checked is not None, "a rule always says whether it is on"
     return checked
 

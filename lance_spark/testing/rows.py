@@ -1,4 +1,4 @@
-"""Rows as tests write them, turned into the columns of a write.
+"""Rows as tests write them, turned into the columns of a write, and compared.
 
 A row is text, bytes, None for a Null record, or a mapping; rows may come as Arrow
 columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broker.
@@ -7,11 +7,10 @@ columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broke
 from __future__ import annotations
 
 import operator
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,7 @@ _SAID = (*FIELDS, "timestamp_ns")
 _IGNORED = ("topic", "offset", "next_offset")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NS_PER_US = 1000
+_NS_PER_S = 1_000_000_000
 
 Row = tuple[Any, ...]
 
@@ -195,52 +195,56 @@ def _to_ns(number: int, given: Any) -> int | None:
     return (when - _EPOCH) // timedelta(microseconds=1) * _NS_PER_US
 
 
-_Item = TypeVar("_Item")
-
 # How many rows of a kind are shown, and how much of each.
 _ROWS_SHOWN = 10
 _TEXT_SHOWN = 80
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_NS_PER_S = 1_000_000_000
 
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs; rows are shown in the order in which they come.
+    """What a topic should hold against what it does, each row as often as it comes.
 
     Args:
-        fields: what was compared.
-        expected: how many rows there should be.
-        found: how many there are.
+        expected: what there should be.
+        found: what there is.
+        fields: what the parts of a row are.
+        ordered: whether they have to come in the same order.
+
+    Attributes:
         missing: rows that are not there, or not often enough, with how often.
-        surplus: rows that nobody expects, with the places where they are.
-        doubled: rows that are there too often, with how often they should be and the
-            places where they are.
+        surplus: rows that are there too often, with the places where they are.
         misplaced: places that have another row than they should, with what they have
             and should have; only looked for where all rows are there.
     """
 
-    fields: tuple[str, ...]
-    expected: int
-    found: int
-    missing: tuple[tuple[Row, int], ...]
-    surplus: tuple[tuple[Row, tuple[int, ...]], ...]
-    doubled: tuple[tuple[Row, int, tuple[int, ...]], ...]
-    misplaced: tuple[tuple[int, Row, Row], ...]
+    def __init__(
+        self,
+        expected: Sequence[Row],
+        found: Sequence[Row],
+        *,
+        fields: tuple[str, ...],
+        ordered: bool,
+    ) -> None:
+        self._fields = fields
+        self._sizes = len(expected), len(found)
+        self._wanted = wanted = Counter(expected)
+        places: dict[Row, list[int]] = {row: [] for row in wanted}
+        for number, row in enumerate(found):
+            places.setdefault(row, []).append(number)
+        lacking = {row: count - len(places[row]) for row, count in wanted.items()}
+        self.missing = {row: count for row, count in lacking.items() if count > 0}
+        self.surplus = {r: at for r, at in places.items() if len(at) > wanted[r]}
+        self.misplaced: list[tuple[int, Row, Row]] = []
+        if ordered and not (self.missing or self.surplus):
+            pairs = enumerate(zip(found, expected, strict=True))
+            self.misplaced = [(n, is_, due) for n, (is_, due) in pairs if is_ != due]
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs."""
-        return not (self.missing or self.has_surplus or self.misplaced)
-
-    @property
-    def has_surplus(self) -> bool:
-        """Whether there is something that more rows would not mend."""
-        return bool(self.surplus or self.doubled)
+        return not (self.missing or self.surplus or self.misplaced)
 
     def describe(self, topic: str, offsets: Sequence[int]) -> str:
-        """Say what differs.
+        """Write what differs, row by row in the order in which they come.
 
         Args:
             topic: the name of the topic.
@@ -253,83 +257,40 @@ class Comparison:
             return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
         def show(row: Row) -> str:
-            return show_row(self.fields, row)
+            return show_row(self._fields, row)
 
-        lines = [
-            f"topic {topic!r} does not hold what it should: "
-            f"{self.expected} {'record' if self.expected == 1 else 'records'} "
-            f"expected, {self.found} found"
-        ]
-        lines += _list(
-            "missing",
-            self.missing,
-            lambda item: show(item[0]) + (f", {item[1]} times" if item[1] > 1 else ""),
-        )
-        lines += _list(
-            "too much",
-            self.surplus,
-            lambda item: f"{show(item[0])} at {where(item[1])}",
-        )
-        lines += _list(
-            "doubled",
-            self.doubled,
-            lambda item: (
-                f"{show(item[0])}: {len(item[2])} times in place of {item[1]}, at "
-                f"{where(item[2])}"
-            ),
-        )
-        lines += _list(
-            "out of order",
-            self.misplaced,
-            lambda item: (
-                f"{where([item[0]])} is {show(item[1])}, expected {show(item[2])}"
-            ),
-        )
+        expected, found = self._sizes
+        noun = "record" if expected == 1 else "records"
+        head = f"topic {topic!r} does not hold what it should: "
+        lists = {
+            "missing": [
+                show(row) + (f", {times} times" if times > 1 else "")
+                for row, times in self.missing.items()
+            ],
+            "too much": [
+                f"{show(row)} at {where(at)}"
+                for row, at in self.surplus.items()
+                if not self._wanted[row]
+            ],
+            "doubled": [
+                f"{show(row)}: {len(at)} times in place of {self._wanted[row]}, at "
+                f"{where(at)}"
+                for row, at in self.surplus.items()
+                if self._wanted[row]
+            ],
+            "out of order": [
+                f"{where([at])} is {show(row)}, expected {show(due)}"
+                for at, row, due in self.misplaced
+            ],
+        }
+        lines = [f"{head}{expected} {noun} expected, {found} found"]
+        for title, texts in lists.items():
+            if texts:
+                lines.append(f"  {title} ({len(texts)}):")
+                lines += [f"    {text}" for text in texts[:_ROWS_SHOWN]]
+            if len(texts) > _ROWS_SHOWN:
+                lines.append(f"    … and {len(texts) - _ROWS_SHOWN} more")
         return "\n".join(lines)
-
-
-def compare(
-    expected: Sequence[Row],
-    found: Sequence[Row],
-    *,
-    fields: tuple[str, ...],
-    ordered: bool,
-) -> Comparison:
-    """Compare rows, each as often as it comes.
-
-    Args:
-        expected: what there should be.
-        found: what there is.
-        fields: what the parts of a row are.
-        ordered: whether they have to come in the same order.
-    """
-    wanted = Counter(expected)
-    places: dict[Row, list[int]] = defaultdict(list)
-    for number, row in enumerate(found):
-        places[row].append(number)
-    missing, surplus, doubled = [], [], []
-    for row, count in wanted.items():
-        there = len(places.get(row, ()))
-        if there < count:
-            missing.append((row, count - there))
-        elif there > count:
-            doubled.append((row, count, tuple(places[row])))
-    for row, numbers in places.items():
-        if row not in wanted:
-            surplus.append((row, tuple(numbers)))
-    misplaced = []
-    if ordered and not (missing or surplus or doubled):
-        pairs = enumerate(zip(found, expected, strict=True))
-        misplaced = [(n, is_, should) for n, (is_, should) in pairs if is_ != should]
-    return Comparison(
-        fields,
-        len(expected),
-        len(found),
-        tuple(missing),
-        tuple(surplus),
-        tuple(doubled),
-        tuple(misplaced),
-    )
 
 
 def show_row(fields: Sequence[str], row: Row) -> str:
@@ -337,17 +298,6 @@ def show_row(fields: Sequence[str], row: Row) -> str:
     return ", ".join(
         f"{name} {_show(name, part)}" for name, part in zip(fields, row, strict=True)
     )
-
-
-def _list(
-    title: str, items: Sequence[_Item], show: Callable[[_Item], str]
-) -> list[str]:
-    if not items:
-        return []
-    lines = [f"  {title} ({len(items)}):"]
-    lines += [f"    {show(item)}" for item in items[:_ROWS_SHOWN]]
-    rest = len(items) - _ROWS_SHOWN
-    return [*lines, f"    … and {rest} more"] if rest > 0 else lines
 
 
 def _show(name: str, part: object) -> str:

@@ -15,7 +15,6 @@ from lance_spark.errors import TopicNotFound
 from lance_spark.net.deadline import Deadline
 from lance_spark.testing.rows import (
     Comparison,
-    compare,
     list_fields,
     to_table,
     to_tuples,
@@ -166,20 +165,17 @@ class ScratchTopic:
         while True:
             found, end = self._read()
             held = to_tuples(found, fields)
-            result = compare(expected, held, fields=fields, ordered=ordered)
+            result = Comparison(expected, held, fields=fields, ordered=ordered)
             if result.is_equal:
                 return
-            if not self._may_mend(result) or deadline.expired:
+            # More rows mend nothing where there are too many.
+            if not result.missing or result.surplus or deadline.expired:
                 break
             self._await_more(end, deadline)
         text = result.describe(self.name, found["offset"].to_pylist())
         if end is None:
             text += "\n  there is no such topic"
         raise AssertionError(text)
-
-    @staticmethod
-    def _may_mend(result: Comparison) -> bool:
-        return bool(result.missing) and not result.has_surplus
 
     def _await_more(self, end: int | None, deadline: Deadline) -> None:
         """Wait until there are records behind an offset, or for a moment."""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from lance_spark.errors import OptionError
 from lance_spark.testing.rows import (
     Comparison,
-    compare,
     list_fields,
     show_row,
     to_table,
@@ -153,7 +152,7 @@ def values(*texts: str) -> list[tuple[bytes]]:
 def compare_values(
     expected: Sequence[str], found: Sequence[str], *, ordered: bool = False
 ) -> Comparison:
-    return compare(
+    return Comparison(
         values(*expected), values(*found), fields=("value",), ordered=ordered
     )
 
