@@ -238,7 +238,7 @@ def _kill_and_restart(broker: BrokerProcess, producer: Producer) -> None:
 
 
 def _stage(client: LanceClient) -> list[StageContent]:
-    """Write to two topics what nobody can see before it is committed."""
+    """Write to two topics what no reader can see before it is committed."""
     stages = []
     for name in STAGED:
         with StageWriter(client, name, *_JOB) as writer:

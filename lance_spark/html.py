@@ -13,10 +13,10 @@ from html import escape
 from lance_spark.model import Retention
 from lance_spark.quantity import format_duration, format_size
 
-# What a cell may be; None is a number that nobody knows.
+# What a cell may be; None is a number that is not known.
 Cell = str | int | float | None
 
-# A table for people. Who wants a thousand rows has a DataFrame for them.
+# A table for people; a DataFrame is for a thousand rows.
 ROWS_MAX = 20
 
 # How such a number is shown.

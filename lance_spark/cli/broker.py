@@ -1,4 +1,4 @@
-"""`lance-spark broker`: serve a data directory until somebody says stop."""
+"""`lance-spark broker`: serve a data directory until a signal comes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ _M_MMAP_THRESHOLD = -3
 @click.option(
     "--checksum",
     type=click.Choice(["crc32c", "crc32", "auto"]),
-    help="Of frames; auto follows each client.  [default: crc32c, or crc32 if plain]",
+    help="Checksum of frames; auto follows each client.  "
+    "[default: crc32c, or crc32 if plain]",
 )
 @click.option(
     "--fsync",
@@ -77,9 +78,9 @@ _M_MMAP_THRESHOLD = -3
     "--ui-admin",
     is_flag=True,
     default=None,
-    help="Let the console change things; else it only shows them.",
+    help="Let the console change things, not only show them.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what happens.")
+@click.option("--verbose", "-v", is_flag=True, help="Log to stderr what happens.")
 def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
 
@@ -139,7 +140,7 @@ class _Stop:
     def wait(self) -> None:
         """Wait until a signal has come, which may have been before."""
         while os.read(self._descriptor, 1)[0] not in _SIGNALS:
-            pass  # Of somebody else's.
+            pass  # A signal that another part of the program handles.
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take note of a signal."""

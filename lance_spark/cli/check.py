@@ -93,7 +93,7 @@ def _answer(
     "created",
     "ID=SECONDS",
     _parse_number,
-    "When the topic was made; streams know it by that.",
+    "When the topic was created, by which queries know it.",
 )
 @click.option(
     "--drop-stage",
@@ -101,7 +101,7 @@ def _answer(
     multiple=True,
     type=click.IntRange(min=FIRST_STAGE_ID),
     metavar="ID",
-    help="Remove a stage of which nothing says what it is for.",
+    help="Remove a stage whose job no file tells.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Repair without asking.")
 def command(

@@ -39,7 +39,7 @@ class SourceOffset:
 
     Args:
         document: what the file says, None if the source had nothing yet.
-        offset: what it means, None if the source is not one of ours.
+        offset: what it means, None if it is a source of another format.
     """
 
     document: Any

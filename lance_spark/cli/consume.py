@@ -199,7 +199,9 @@ FORMATS = {
     "[default: where the group is, else beginning]",
 )
 @click.option("--to", "end", type=END, help="end, or an offset.  [default: end]")
-@click.option("--max", "most", type=click.IntRange(min=0), help="Stop after so many.")
+@click.option(
+    "--max", "most", type=click.IntRange(min=0), help="Stop after this many records."
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end.")
 @click.option(
     "--output",

@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if there is no such one."""
+        """Import a command; None if the table does not have it."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"lance_spark.cli.{cmd_name}")

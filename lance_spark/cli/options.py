@@ -130,7 +130,7 @@ compression_option = click.option(
     type=click.Choice(["none", "lz4"]),
     default="none",
     show_default=True,
-    help="Of batches on their way; a plain server has none.",
+    help="Compression of batches on the wire; not for plain servers.",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
@@ -152,16 +152,18 @@ _SERVER_OPTIONS = (
         type=click.Choice(["crc32c", "crc32", "auto"]),
         default=_DEFAULTS.checksum,
         show_default=True,
-        help="Of frames; servers in the field want crc32.",
+        help="Checksum of frames; other LANCE servers use crc32.",
     ),
     click.option(
         "--tls", is_flag=True, help="Encrypt; implied by the other --tls options."
     ),
     click.option(
-        "--tls-ca", metavar="FILE", help="Who signs server certificates, as PEM."
+        "--tls-ca", metavar="FILE", help="PEM file of the CA that signs the server."
     ),
-    click.option("--tls-cert", metavar="FILE", help="Our own certificate, as PEM."),
-    click.option("--tls-key", metavar="FILE", help="Its key, as PEM."),
+    click.option(
+        "--tls-cert", metavar="FILE", help="PEM file with the client's certificate."
+    ),
+    click.option("--tls-key", metavar="FILE", help="PEM file with its key."),
     click.option(
         "--tls-server-name",
         metavar="NAME",
@@ -172,7 +174,7 @@ _SERVER_OPTIONS = (
         "auth_token",
         envvar="LANCE_TOKEN",
         show_envvar=True,
-        help="Others can see it here; the environment is safer.",
+        help="Token of this client; safer in the environment, where it is not listed.",
     ),
     click.option(
         "--timeout",

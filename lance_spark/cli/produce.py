@@ -47,15 +47,22 @@ from lance_spark.quantity import RECORD_TYPES
     type=RECORD_TYPE,
     help=f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
 )
-@click.option("--timestamp", "stamped", is_flag=True, help="Give records the time.")
+@click.option(
+    "--timestamp", "stamped", is_flag=True, help="Give each record the current time."
+)
 @click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
-@click.option("--whole-file", is_flag=True, help="Send all of it as one record.")
+@click.option("--whole-file", is_flag=True, help="Send the whole input as one record.")
 @compression_option
 @click.option(
     "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
 )
 @batch_option
-@click.option("--create", "create_topic", is_flag=True, help="Create a missing topic.")
+@click.option(
+    "--create",
+    "create_topic",
+    is_flag=True,
+    help="Create the topic if it does not exist.",
+)
 @server_options
 def command(
     config: ClientConfig, topic: int | str, file: Path | None, **how: Any
@@ -263,7 +270,7 @@ def make_columns(
     return pa.record_batch(columns)
 
 
-# Records go in portions of about this time, which is as even as anybody can see.
+# Records go in portions of about this time, which looks even to a person.
 _PORTION_S = 0.1
 
 

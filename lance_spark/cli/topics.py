@@ -246,7 +246,7 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
     "--client-ca",
     "client_ca_path",
     type=click.Path(path_type=Path),
-    help="PEM file of who has to have signed it.",
+    help="PEM file of the CA that must have signed it.",
 )
 @click.option(
     "--allow",
@@ -263,7 +263,7 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
     metavar="ID",
     help="Tie those names to this topic; repeat it.",
 )
-@click.option("--clear", is_flag=True, help="Remove the rule: everybody is let in.")
+@click.option("--clear", is_flag=True, help="Remove the rule: every client is let in.")
 def auth(data_dir: Path, topic: int | str, clear: bool, **changes: Any) -> None:
     """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
 
@@ -315,7 +315,7 @@ def _print_rule(topic: Topic, rule: TopicRule | None) -> None:
     else:
         print(f"the default topic (id {number})")
     if rule is None:
-        print("no rule: everybody who may connect may use it")
+        print("no rule: every client that may connect may use it")
         return
     print(f"certificate     {'required' if rule.mtls_enabled else 'not required'}")
     print(f"client CA       {rule.client_ca_path or 'that of the server'}")

@@ -70,7 +70,7 @@ class Fate:
         down: from the broker to the client.
         reset: it ends with a reset and not with a proper end.
         is_doubled: what the client says is said a second time, over a connection of
-            its own, whose answers nobody sees.
+            its own, whose answers are dropped.
     """
 
     up: Flow = Flow()
@@ -237,7 +237,7 @@ class NetworkFaults:
 
 _READ_BYTES = 256 * 1024
 _CONNECT_S = 10.0
-# A connection that is silent for so long is nobody's: brokers end theirs much sooner.
+# Brokers end silent connections much sooner, so one that lasts this long is left over.
 _SILENCE_S = 3600.0
 _STOP_S = 30.0
 
@@ -385,7 +385,7 @@ class _Link:
             self._streams.append(stream)
             is_ended = self._is_ended
         if is_ended:
-            # Dropped while it was being made: nobody else has ended this side.
+            # Dropped while it was being made: no other thread has ended this side.
             stream.abort()
         return stream
 

@@ -319,7 +319,7 @@ def test_no_such_topic(ask: Run) -> None:
     assert "'nowhere'" in done.err and done.err.count("\n") == 1
 
 
-NO_RULE = "topic events, id 1\nno rule: everybody who may connect may use it\n"
+NO_RULE = "topic events, id 1\nno rule: every client that may connect may use it\n"
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from lance_spark.broker.console.guard import (
     make_refusal,
     refuse,
 )
-from lance_spark.broker.console.overview import ConsumerList, Overview, describe_stages
+from lance_spark.broker.console.overview import Overview, describe_stages
 from lance_spark.broker.console.records import parse_query, read_page, read_value
 from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.broker.console.stream import Streams
@@ -167,7 +167,6 @@ class Requests:
         self._sampler = sampler
         self._overview = overview
         self._streams = streams
-        self._consumers = ConsumerList(service, overview, sampler)
         self._visitors = Visitors(service.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)
         self._large = threading.BoundedSemaphore(_LARGE_MAX)
@@ -214,7 +213,7 @@ class Requests:
         )
 
     def _find_client(self, request: Request) -> Principal:
-        """Say who asks, as the gate wants to know it."""
+        """Give the visitor as the principal that the gate judges."""
         certificate = getattr(request.state, "certificate", None)
         signed_in = self._visitors.is_signed_in(_read_session(request))
         if certificate is None:
@@ -230,7 +229,7 @@ class Requests:
     async def events(self, request: Request) -> Response:
         """Describe the broker again and again."""
         client = self._find_client(request)
-        # The same visitor each time, or nobody after signing out.
+        # The same visitor each time, or None after signing out.
         return await self._streams.open(
             lambda: client if self._find_client(request) == client else None
         )
@@ -248,7 +247,7 @@ class Requests:
 
     def consumers(self, request: Request) -> Response:
         """Describe consumers and groups."""
-        return JsonAnswer(self._consumers.describe(self._find_client(request)))
+        return JsonAnswer(self._overview.describe_consumers(self._find_client(request)))
 
     def stages(self, request: Request) -> Response:
         """Describe open stages."""
@@ -289,7 +288,7 @@ class Requests:
     def _reading(self) -> Iterator[None]:
         ends_s = time.monotonic() + _READ_WAIT_S
         while not self._reads.acquire(timeout=min(_READ_WAIT_S, _READ_TICK_S)):
-            # Who waits must not hold up the broker's end.
+            # A request that waits must not hold up the end of the broker.
             if self._streams.is_ending:
                 raise ClusterNotReady("The broker is stopping")
             if time.monotonic() >= ends_s:
@@ -444,7 +443,7 @@ class Visitors:
         self._suspects: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def sign_in(self, token: str, *, peer: str) -> str:
-        """Begin a session; give its id, which nobody can guess.
+        """Begin a session; give its id, which can't be guessed.
 
         Args:
             token: what the visitor has presented.
@@ -462,7 +461,7 @@ class Visitors:
         except UnicodeEncodeError:
             raise AuthenticationFailed("Authentication failed") from None
         with self._lock:
-            # Who knows a token is no suspect.
+            # A visitor with a valid token does not guess.
             self._suspects.pop(peer, None)
             session = secrets.token_urlsafe(32)
             self._sessions[session] = self._clock() + SESSION_S

@@ -175,7 +175,7 @@ _REMEDIES = {
 
 
 class JsonAnswer(Response):
-    """JSON that nobody keeps."""
+    """JSON that no cache keeps."""
 
     media_type = "application/json"
 

@@ -43,7 +43,7 @@ class Signs:
     Args:
         disk_free_bytes: of the disk with the data.
         disk_total_bytes: of the same.
-        rules_closed: topics whose rule nobody can fulfil, as TLS is off.
+        rules_closed: topics whose rule no client can fulfil, as TLS is off.
         findings: what the store has found since it was opened.
         pulse: requests and errors.
         idle_stages_s: for each stage, how long its job has been idle.
@@ -80,7 +80,7 @@ def _find_notes(signs: Signs) -> Iterator[tuple[str, str]]:
         yield (
             "warning",
             f"{_count(signs.rules_closed, 'topic has', 'topics have')} an access rule "
-            "and TLS is off: nobody may use them. Turn TLS on, or remove the rules.",
+            "and TLS is off: no client may use them. Turn TLS on, or remove the rules.",
         )
     damage = {f.where for f in signs.findings if f.severity is Severity.DAMAGE}
     if damage:
@@ -114,7 +114,7 @@ def _find_notes(signs: Signs) -> Iterator[tuple[str, str]]:
         yield (
             "warning",
             f"Retention has passed {_count(len(signs.passed), 'consumer', 'consumers')}"
-            f", who will miss records: {named}.",
+            f", which will miss records: {named}.",
         )
 
 
@@ -337,47 +337,10 @@ class Overview:
             if state.committed is not None and state.committed < topic.log.start.offset
         ]
 
-
-def _describe_retention(retention: Retention) -> dict[str, int | None]:
-    return {
-        "max_age_s": retention.max_age_s or None,
-        "max_bytes": retention.max_bytes or None,
-    }
-
-
-def _describe_rule(rule: TopicRule | None) -> dict[str, Any] | None:
-    if rule is None:
-        return None
-    return {
-        "mtls": rule.mtls_enabled,
-        "allowed_cns": sorted(rule.allowed_cns),
-        "allowed_topics": sorted(rule.allowed_topics),
-    }
-
-
-# More fit neither a page nor an answer.
-CONSUMERS_MAX = 500
-_HISTORY_POINTS = 120
-
-
-def find_consumer_id(group: str) -> int:
-    """Give the number that a group commits under, by the rule of `client.identity`."""
-    digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "little") or 1
-
-
-class ConsumerList:
-    """Describes consumers and groups to a visitor, as far as the visitor may know."""
-
-    def __init__(self, service: Service, overview: Overview, sampler: Sampler) -> None:
-        self._service = service
-        self._overview = overview
-        self._sampler = sampler
-
-    def describe(self, client: Principal) -> dict[str, Any]:
-        """Describe all of them, for one visitor."""
+    def describe_consumers(self, client: Principal) -> dict[str, Any]:
+        """Describe the consumers and groups that a visitor may know of."""
         topics = {t.metadata.id: t for t in self._service.topics(client)}
-        topics.update({t.metadata.id: t for t in self._overview.topics(client)})
+        topics.update({t.metadata.id: t for t in self.topics(client)})
         groups = self._service.describe_groups(client)
         names = {find_consumer_id(group.group): group.group for group in groups}
         states = [
@@ -458,3 +421,31 @@ class ConsumerList:
             "bytes_behind": bytes_behind,
             "records_behind": records_behind,
         }
+
+
+def _describe_retention(retention: Retention) -> dict[str, int | None]:
+    return {
+        "max_age_s": retention.max_age_s or None,
+        "max_bytes": retention.max_bytes or None,
+    }
+
+
+def _describe_rule(rule: TopicRule | None) -> dict[str, Any] | None:
+    if rule is None:
+        return None
+    return {
+        "mtls": rule.mtls_enabled,
+        "allowed_cns": sorted(rule.allowed_cns),
+        "allowed_topics": sorted(rule.allowed_topics),
+    }
+
+
+# More fit neither a page nor an answer.
+CONSUMERS_MAX = 500
+_HISTORY_POINTS = 120
+
+
+def find_consumer_id(group: str) -> int:
+    """Give the number that a group commits under, by the rule of `client.identity`."""
+    digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "little") or 1

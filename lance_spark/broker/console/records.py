@@ -181,7 +181,7 @@ def _read_text(prefix: bytes, size: int) -> str | None:
 
 
 def _is_json(view: memoryview) -> bool:
-    # A bare number or word is JSON as well, and nobody means it.
+    # A bare number or word is JSON as well, but is not meant as such.
     if len(view) > _JSON_BYTES_MAX or bytes(view[:256]).lstrip()[:1] not in (
         b"{",
         b"[",

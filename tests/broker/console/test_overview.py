@@ -141,7 +141,7 @@ def test_well(signs: dict[str, Any]) -> None:
         ({"pulse": Pulse(faults_last_min=2)}, "error", "2 requests failed"),
         ({"pulse": Pulse(errors_last_min=61)}, "warning", "61 requests were refused"),
         ({"idle_stages_s": [DAY_S + 1.0] * 2}, "warning", "2 stages have been idle"),
-        ({"passed": [(7, "events")]}, "warning", "passed 1 consumer, who will miss"),
+        ({"passed": [(7, "events")]}, "warning", "passed 1 consumer, which will miss"),
         (
             {"passed": [(n, "t") for n in range(7)]},
             "warning",
