@@ -31,18 +31,13 @@ def test_an_unknown_revision_is_refused() -> None:
 @pytest.mark.slow
 def test_it_measures_the_last_commit_and_the_checkout() -> None:
     command = [sys.executable, "-m", "benchmarks.compare", "HEAD", "--rounds", "1"]
-    command += ["--turns", "1", "--min", "0", "--parts", "columnar"]
+    # No revision is a thousand times as fast as another.
+    command += ["--turns", "1", "--min", "1000", "--parts", "columnar"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     head, *lines = [line for line in done.stdout.splitlines() if "other" not in line]
     assert head.split() == ["figure", "new/s", "new/base", "by", "processor", "time"]
     assert [line.split(",")[0] for line in lines] == ["encode", "decode"] * 3
-    # A revision is compared, but none that can be reached passes a bound like this one.
-    command[command.index("0")] = "1000"
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 1
-    assert done.stdout.count("TOO LOW") == 6
+    assert all(line.endswith("TOO LOW") for line in lines)

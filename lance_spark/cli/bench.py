@@ -35,12 +35,9 @@ _WRITE_BYTES = 4 * 1024 * 1024
     "--records",
     type=click.IntRange(min=1),
     default=1_000_000,
-    show_default=True,
     help="How many records.",
 )
-@click.option(
-    "--size", type=SIZE, default="100", show_default=True, help="Bytes of each."
-)
+@click.option("--size", type=SIZE, default="100", help="Bytes of each.")
 @batch_option
 @compression_option
 @server_options

@@ -208,7 +208,6 @@ FORMATS = {
     "-o",
     type=click.Choice(list(FORMATS)),
     default="raw",
-    show_default=True,
     help="How to print a record.",
 )
 @click.option(

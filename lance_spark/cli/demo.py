@@ -19,7 +19,6 @@ from lance_spark.errors import LanceError
     "--records",
     type=click.IntRange(min=100),
     default=1_000_000,
-    show_default=True,
     help="How many records to send.",
 )
 @click.option(

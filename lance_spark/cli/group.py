@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
 @click.group(
     "lance-spark",
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="lance-spark %(version)s")
 def group() -> None:

@@ -55,7 +55,6 @@ _HEAD_BYTES = 4096
     "--limit",
     type=click.IntRange(min=0),
     default=50,
-    show_default=True,
     help="How many records, rows, entries or frames to show.",
 )
 @click.option(

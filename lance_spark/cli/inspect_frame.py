@@ -28,16 +28,8 @@ from lance_spark.wire.lwp import (
 )
 
 _TITLES = (
-    "byte",
-    "type",
-    "flags",
-    "batch",
-    "topic",
-    "records",
-    "payload",
-    "crc",
-    "time",
-    "content",
+    *("byte", "type", "flags", "batch", "topic"),
+    *("records", "payload", "crc", "time", "content"),
 )
 _RIGHT = ("byte", "batch", "topic", "records", "payload")
 

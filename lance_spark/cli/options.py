@@ -122,14 +122,12 @@ batch_option = click.option(
     "--batch-bytes",
     type=BATCH_SIZE,
     default="1m",
-    show_default=True,
     help="Size of a batch.",
 )
 compression_option = click.option(
     "--compression",
     type=click.Choice(["none", "lz4"]),
     default="none",
-    show_default=True,
     help="Compression of batches on the wire; not for plain servers.",
 )
 
@@ -144,14 +142,12 @@ _SERVER_OPTIONS = (
         "-s",
         type=ADDRESSES,
         default=_DEFAULTS.servers,
-        show_default=True,
         help="Addresses, tried in order.",
     ),
     click.option(
         "--checksum",
         type=click.Choice(["crc32c", "crc32", "auto"]),
         default=_DEFAULTS.checksum,
-        show_default=True,
         help="Checksum of frames; other LANCE servers use crc32.",
     ),
     click.option(
@@ -181,7 +177,6 @@ _SERVER_OPTIONS = (
         "timeout_s",
         type=_TIMEOUT,
         default="30s",
-        show_default=True,
         help="How long to wait for a server that does not answer.",
     ),
 )
