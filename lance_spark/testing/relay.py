@@ -198,7 +198,7 @@ class NetworkFaults:
 
         return end
 
-    def wait(self, least_s: float = 0.0) -> None:
+    def pause(self, least_s: float = 0.0) -> None:
         """Wait as long as a piece has to.
 
         Args:
@@ -427,7 +427,7 @@ class _Link:
     def _send(self, targets: Sequence[Stream], data: bytes, flow: Flow) -> None:
         step = flow.piece_bytes or len(data) or 1
         for start in range(0, len(data), step):
-            self._relay.network.wait(flow.delay_s)
+            self._relay.network.pause(flow.delay_s)
             for target in targets:
                 piece = data[start : start + step]
                 target.send([piece], Deadline.after(_SILENCE_S))

@@ -264,7 +264,7 @@ PATIENCE_S = 30.0
 
 def test_no_faults() -> None:
     network = NetworkFaults()
-    network.wait()
+    network.pause()
     assert network.take(Side.CLIENT, b"abc") == (b"abc", False)
 
 
@@ -273,7 +273,7 @@ def test_delays_add_up() -> None:
     network.add_delay(0.02)
     network.add_delay(0.01)
     began_s = time.monotonic()
-    network.wait(0.01)
+    network.pause(0.01)
     assert time.monotonic() - began_s >= 0.04
 
 
@@ -302,7 +302,7 @@ def test_other_delays_stay() -> None:
 
 
 def start(network: NetworkFaults) -> threading.Thread:
-    thread = threading.Thread(target=network.wait)
+    thread = threading.Thread(target=network.pause)
     thread.start()
     return thread
 
