@@ -16,14 +16,20 @@ SOAK_SECONDS ?= 3600
 CAMPAIGN_SECONDS ?= 1800
 CAMPAIGN ?=
 LONG_ROWS ?= 20000000
+# What `make compare` compares with, the least ratio that passes, how many rounds, and
+# what is measured: COMPARE="broker columnar spark".
+BASE ?= main
+COMPARE_MIN ?= 0.97
+COMPARE_ROUNDS ?= 9
+COMPARE ?= broker columnar
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check docs notebooks screenshots bench fuzz crash soak campaign long coverage format dist clean
+.PHONY: help env demo test check docs notebooks screenshots bench compare fuzz crash soak campaign long coverage format dist clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
+$(READY): pyproject.toml setup.py $(wildcard lance_spark/*/*.c) scripts/preflight
 	@scripts/preflight "$(PYTHON)"
 	@echo "Creating $(VENV) (about a minute, once) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
@@ -62,6 +68,9 @@ screenshots: $(READY) ## Take the pictures of the console anew.
 
 bench: $(READY) ## Measure, as ratios; rewrites tables and pictures of docs/performance.md.
 	@$(BIN)/python -m benchmarks
+
+compare: $(READY) ## Measure this checkout and revision BASE (main) in turns; print ratios.
+	@$(BIN)/python -m benchmarks.compare $(BASE) --parts $(COMPARE) --rounds $(COMPARE_ROUNDS) --min $(COMPARE_MIN)
 
 fuzz: $(READY) ## Fuzz the codec for FUZZ_SECONDS (300).
 	@LANCE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz

@@ -13,10 +13,10 @@ from html import escape
 from lance_spark.model import Retention
 from lance_spark.quantity import format_duration, format_size
 
-# What a cell may be; None is a number that nobody knows.
+# What a cell may be; None is a number that is not known.
 Cell = str | int | float | None
 
-# A table for people. Who wants a thousand rows has a DataFrame for them.
+# A table for people; a DataFrame is for a thousand rows.
 ROWS_MAX = 20
 
 # How such a number is shown.
@@ -40,29 +40,22 @@ def render_table(
         rows_max: how many rows are shown; of the others only their number is.
     """
     shown = rows[:rows_max]
-    numeric = [_is_numeric([row[n] for row in shown]) for n in range(len(columns))]
-    lines = [_caption(caption), "<table>", "<thead>", "<tr>"]
-    titles = zip(columns, numeric, strict=True)
-    lines += [_cell("th", title, right) for title, right in titles]
-    lines += ["</tr>", "</thead>", "<tbody>"]
-    for row in shown:
-        pairs = zip(row, numeric, strict=True)
-        cells = "".join(_cell("td", cell, right) for cell, right in pairs)
-        lines.append(f"<tr>{cells}</tr>")
+    cells = [[row[n] for row in shown] for n in range(len(columns))]
+    right = [bool(c) and not any(isinstance(x, str) for x in c) for c in cells]
+    lines = ["<table>", "<thead>", _row("th", columns, right), "</thead>", "<tbody>"]
+    lines += [_row("td", row, right) for row in shown]
     lines += ["</tbody>", "</table>"]
     if len(rows) > len(shown):
         lines.append(f"<div>… and {len(rows) - len(shown):,} more</div>")
-    return "\n".join(filter(None, lines))
+    return "\n".join([*_caption(caption), *lines])
 
 
 def render_facts(facts: Mapping[str, Cell], *, caption: str = "") -> str:
     """Write a table of names and what they are, one to a row."""
-    lines = [_caption(caption), "<table>", "<tbody>"]
+    lines = [*_caption(caption), "<table>", "<tbody>"]
     for name, cell in facts.items():
-        title = f'<th style="text-align: left">{escape(name)}</th>'
-        lines.append(f"<tr>{title}{_cell('td', cell, right=False)}</tr>")
-    lines += ["</tbody>", "</table>"]
-    return "\n".join(filter(None, lines))
+        lines.append(f"<tr>{_cell('th', name, False)}{_cell('td', cell, False)}</tr>")
+    return "\n".join([*lines, "</tbody>", "</table>"])
 
 
 def show_cell(cell: Cell) -> str:
@@ -115,14 +108,15 @@ def show_bars(values: Sequence[float]) -> str:
     return "".join(_BARS[round(max(0, value) / most * top)] for value in values)
 
 
-def _caption(text: str) -> str:
-    return f"<div><strong>{escape(text)}</strong></div>" if text else ""
+def _caption(text: str) -> list[str]:
+    return [f"<div><strong>{escape(text)}</strong></div>"] if text else []
+
+
+def _row(tag: str, cells: Sequence[Cell], right: Sequence[bool]) -> str:
+    pairs = zip(cells, right, strict=True)
+    return f"<tr>{''.join(_cell(tag, cell, is_right) for cell, is_right in pairs)}</tr>"
 
 
 def _cell(tag: str, cell: Cell, right: bool) -> str:
     side = "right" if right else "left"
     return f'<{tag} style="text-align: {side}">{escape(show_cell(cell))}</{tag}>'
-
-
-def _is_numeric(cells: Sequence[Cell]) -> bool:
-    return bool(cells) and all(not isinstance(cell, str) for cell in cells)

@@ -81,12 +81,11 @@ def test_processes_can_be_interrupted_where_sigint_is_ignored(processes: str) ->
         *("-n", processes),
         "tests/cli/test_broker.py::test_interrupt_is_a_normal_end",
         "tests/cli/test_broker.py::test_second_signal_does_not_wait",
-        "tests/cli/test_demo_broker.py::test_signals_wait",
         "tests/cli/test_produce.py::test_interrupt_of_a_process",
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 HANGING = """

@@ -84,7 +84,7 @@ def test_all_modules_without_extras() -> None:
 def test_all_modules_without_the_console() -> None:
     failures = _fail_without("starlette", "uvicorn")
     assert set(failures.values()) == {"starlette", "uvicorn"}
-    parts = ("answer", "app", "guard", "request", "stream")
+    parts = ("app", "guard", "stream")
     console = [f"lance_spark.broker.console.{part}" for part in parts]
     assert sorted(failures) == [*console, "lance_spark.net.web"]
 

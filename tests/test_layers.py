@@ -37,8 +37,10 @@ ALLOWED: dict[str, set[str]] = {
     "client": {*_BASE, "html", "__init__"},
     "broker": {*_BASE, "html", "__init__"},
     "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
-    "cli": {*_BASE, "quantity", "offset", "client", "broker", "__init__"},
-    # Sees both sides, as tests do; nobody sees it.
+    "cli": {*_BASE, "quantity", "offset", "client", "broker", "demo", "__init__"},
+    # A program like those of users, which the command line starts.
+    "demo": {*_VALUES, "client", "columnar", "store", "spark", "testing"},
+    # Sees both sides, as tests do; only the demo sees it.
     "testing": {*_BASE, "quantity", "client", "broker", "spark"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
     "__main__": {"cli"},
@@ -50,8 +52,9 @@ SEPARATE = ("wire",)
 
 # Foreign packages that only some layers may know.
 RESERVED: dict[str, set[str]] = {
-    "pyspark": {"spark", "pyspark_lance"},
+    "pyspark": {"spark", "demo", "pyspark_lance"},
     "click": {"cli"},
+    "rich": {"cli"},
     "pytest": {"testing"},
     "socket": {"net"},
     "ssl": {"net"},

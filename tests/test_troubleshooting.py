@@ -36,8 +36,8 @@ _SAYS = re.compile(r"_?(?:explain|describe)(?:_\w+)?")
 INTERNAL = {
     "wire/": "bytes that are not the protocol; one paragraph is for all of them",
     "net/memory.py": "streams of tests, without a network",
-    "cli/demo": "the demo's own promises; one sentence is for all of them",
-    "spark/demo": "the same",
+    "demo.py": "the demo's own promises; one sentence is for all of them",
+    "cli/demo.py": "the same",
     "broker/lwp/plain.py": "what another server says, word for word",
 }
 # Names of places that stand before a message.

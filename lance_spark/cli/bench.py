@@ -14,10 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import BATCH_SIZE, SIZE
-from lance_spark.cli.text import count, format_bytes, format_rate
+from lance_spark.cli.display import count, format_bytes, format_rate, show_progress
+from lance_spark.cli.options import (
+    SIZE,
+    batch_option,
+    compression_option,
+    connected,
+    server_options,
+)
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
@@ -31,26 +35,11 @@ _WRITE_BYTES = 4 * 1024 * 1024
     "--records",
     type=click.IntRange(min=1),
     default=1_000_000,
-    show_default=True,
     help="How many records.",
 )
-@click.option(
-    "--size", type=SIZE, default="100", show_default=True, help="Bytes of each."
-)
-@click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    show_default=True,
-    help="Size of a batch.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4"]),
-    default="none",
-    show_default=True,
-    help="Of batches on their way.",
-)
+@click.option("--size", type=SIZE, default="100", help="Bytes of each.")
+@batch_option
+@compression_option
 @server_options
 @click.pass_context
 def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None:
@@ -103,33 +92,35 @@ def _produce(client: LanceClient, topic: str, how: dict[str, Any]) -> None:
     records = how["records"]
     step = min(records, max(1, _WRITE_BYTES // max(how["size"], 1)))
     rows = make_rows(step, how["size"])
-    progress = Progress("producing")
     began_s = time.perf_counter()
-    with Producer(
-        client, topic, batch_bytes=how["batch_bytes"], compression=how["compression"]
-    ) as producer:
+    with (
+        show_progress("producing") as update,
+        Producer(
+            *(client, topic),
+            batch_bytes=how["batch_bytes"],
+            compression=how["compression"],
+        ) as producer,
+    ):
         for start in range(0, records, step):
             producer.write(rows.slice(0, min(step, records - start)))
             done = producer.acked_records
-            progress.update(done, producer.acked_bytes, done / records)
+            update(done, producer.acked_bytes, done / records)
         producer.flush()
         seconds = time.perf_counter() - began_s
-    progress.clear()
     rate = format_rate(records, producer.acked_bytes, seconds)
     print(f"  produce  {rate}", flush=True)
 
 
 def _consume(client: LanceClient, topic: str, records: int) -> None:
-    progress = Progress("consuming")
     read = size = 0
     began_s = time.perf_counter()
     reader = RecordReader(client, topic, 0)
-    while (chunk := reader.next_chunk()) is not None:
-        read, size = read + chunk.records, size + len(chunk.data)
-        progress.update(read, size, read / records)
+    with show_progress("consuming") as update:
+        while (chunk := reader.next_chunk()) is not None:
+            read, size = read + chunk.records, size + len(chunk.data)
+            update(read, size, read / records)
     seconds = time.perf_counter() - began_s
     reader.close()
-    progress.clear()
     if read != records:
         raise LanceError(f"{records} records were acknowledged and {read} read back")
     print(f"  consume  {format_rate(read, size, seconds)}", flush=True)

@@ -1,4 +1,4 @@
-"""`lance-spark broker`: serve a data directory until somebody says stop."""
+"""`lance-spark broker`: serve a data directory until a signal comes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import click
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.config import DEFAULT_PORT, read_settings
-from lance_spark.cli.directory import check_can_be_store
-from lance_spark.cli.log import shown_log
-from lance_spark.cli.quantity import ADDRESS, SIZE
+from lance_spark.cli.options import ADDRESS, SIZE, check_can_be_store, shown_log
 from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
@@ -59,7 +57,8 @@ _M_MMAP_THRESHOLD = -3
 @click.option(
     "--checksum",
     type=click.Choice(["crc32c", "crc32", "auto"]),
-    help="Of frames; auto follows each client.  [default: crc32c, or crc32 if plain]",
+    help="Checksum of frames; auto follows each client.  "
+    "[default: crc32c, or crc32 if plain]",
 )
 @click.option(
     "--fsync",
@@ -78,9 +77,9 @@ _M_MMAP_THRESHOLD = -3
     "--ui-admin",
     is_flag=True,
     default=None,
-    help="Let the console change things; else it only shows them.",
+    help="Let the console change things, not only show them.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what happens.")
+@click.option("--verbose", "-v", is_flag=True, help="Log to stderr what happens.")
 def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
 
@@ -140,7 +139,7 @@ class _Stop:
     def wait(self) -> None:
         """Wait until a signal has come, which may have been before."""
         while os.read(self._descriptor, 1)[0] not in _SIGNALS:
-            pass  # Of somebody else's.
+            pass  # A signal that another part of the program handles.
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take note of a signal."""

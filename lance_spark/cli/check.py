@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 import click
 
 from lance_spark.broker.access import encode_rule, parse_rule
-from lance_spark.cli.directory import check_is_store
+from lance_spark.cli.display import count, format_bytes, show_progress
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.quantity import Parsed
-from lance_spark.cli.text import count, format_bytes
+from lance_spark.cli.options import OptionType, check_is_store
 from lance_spark.columnar.layout import validate
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.quantity import parse_duration, parse_size
-from lance_spark.store import DEFAULT_TOPIC, Finding, Severity, check_store
-from lance_spark.store.check import Progress
+from lance_spark.store import DEFAULT_TOPIC, Severity, check_store
 from lance_spark.store.identity import FIRST_STAGE_ID
 from lance_spark.store.repair import Answers, repairing
 
@@ -67,7 +64,7 @@ def _answer(
             raise OptionError(f"{said!r} is not {metavar}")
         return int(topic), parse(value)
 
-    kind = Parsed(metavar, split)
+    kind = OptionType(metavar, split)
     return click.option(
         option, name, multiple=True, type=kind, metavar=metavar, help=text
     )
@@ -96,7 +93,7 @@ def _answer(
     "created",
     "ID=SECONDS",
     _parse_number,
-    "When the topic was made; streams know it by that.",
+    "When the topic was created, by which queries know it.",
 )
 @click.option(
     "--drop-stage",
@@ -104,7 +101,7 @@ def _answer(
     multiple=True,
     type=click.IntRange(min=FIRST_STAGE_ID),
     metavar="ID",
-    help="Remove a stage of which nothing says what it is for.",
+    help="Remove a stage whose job no file tells.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Repair without asking.")
 def command(
@@ -126,14 +123,21 @@ def command(
         return _repair(data_dir, answers, yes=yes)
     if yes or any(said.values()):
         raise click.UsageError("this option goes with --repair only")
-    tally = Tally()
-    with _progress(data_dir, tally, hidden=quiet) as progress:
-        findings = check_store(data_dir, framing=validate, progress=progress)
+    total = sum(file.stat().st_size for file in data_dir.glob("*/*/*.lnc")) or 1
+    verified = 0
+    with show_progress("checking", hidden=quiet) as update:
+
+        def add(size: int) -> None:
+            nonlocal verified
+            verified += size
+            update(0, verified, verified / total)
+
+        findings = check_store(data_dir, framing=validate, progress=add)
     for finding in findings:
-        print(_encode(finding) if as_json else finding)
+        print(json.dumps(asdict(finding)) if as_json else finding)
     damage = sum(f.severity is Severity.DAMAGE for f in findings)
     if not quiet:
-        summary = _summarise(data_dir, tally.bytes, len(findings) - damage, damage)
+        summary = _summarise(data_dir, verified, len(findings) - damage, damage)
         # Standard output is the findings' where a program reads it.
         print(summary, file=sys.stderr if as_json else sys.stdout)
     return FAILED if damage else 0
@@ -158,36 +162,6 @@ def _repair(data_dir: Path, answers: Answers, *, yes: bool) -> int:
     if len(ready) < len(steps):
         print(f"not repaired: {count(len(steps) - len(ready), 'file')}, see above")
     return FAILED if len(ready) < len(steps) else 0
-
-
-class Tally:
-    """Counts the bytes that were verified."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def add(self, verified: int) -> None:
-        """Take note of bytes that were verified."""
-        self.bytes += verified
-
-
-@contextmanager
-def _progress(path: Path, tally: Tally, *, hidden: bool) -> Iterator[Progress]:
-    if hidden or not sys.stderr.isatty():
-        yield tally.add
-        return
-    total = sum(file.stat().st_size for file in path.glob("*/*/*.lnc"))
-    with click.progressbar(length=total, label="checking", file=sys.stderr) as bar:
-
-        def add(verified: int) -> None:
-            tally.add(verified)
-            bar.update(verified)
-
-        yield add
-
-
-def _encode(finding: Finding) -> str:
-    return json.dumps(asdict(finding))
 
 
 def _summarise(path: Path, verified: int, notes: int, damage: int) -> str:

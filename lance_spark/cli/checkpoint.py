@@ -39,7 +39,7 @@ class SourceOffset:
 
     Args:
         document: what the file says, None if the source had nothing yet.
-        offset: what it means, None if the source is not one of ours.
+        offset: what it means, None if it is a source of another format.
     """
 
     document: Any
@@ -47,7 +47,7 @@ class SourceOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PlannedBatch:
     """A batch of a query, with the sources in their order.
 
     Args:
@@ -95,7 +95,7 @@ class Checkpoint:
             raise CheckpointError(str(file), "there is no id of a query in it", _OLDER)
         return query_id
 
-    def read_batch(self, number: int | None = None) -> Batch:
+    def read_batch(self, number: int | None = None) -> PlannedBatch:
         """Return a batch, the newest if no other is asked for.
 
         Raises:
@@ -119,7 +119,7 @@ class Checkpoint:
             is_committed = commit.exists()
         sources = (_read_source(line, file, n) for n, line in enumerate(lines[1:]))
         planned_ms = about.get("batchTimestampMs")
-        return Batch(
+        return PlannedBatch(
             number=number,
             planned_ms=planned_ms if type(planned_ms) is int else None,
             is_newest=number == self.batches[-1],

@@ -2,33 +2,191 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.output import OUTPUTS, Output
-from lance_spark.cli.place import END, START, find_end, find_start
-from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import SEPARATOR, TOPIC
+from lance_spark.cli.display import format_json, show_progress
+from lance_spark.cli.options import (
+    SEPARATOR,
+    TOPIC,
+    OptionType,
+    connected,
+    server_options,
+)
 from lance_spark.client import (
     Chunk,
     ClientConfig,
     LanceClient,
     RecordReader,
+    SeekKind,
     SeekPosition,
     consumer_id,
 )
 from lance_spark.columnar.decode import decode
+from lance_spark.errors import OptionError
+from lance_spark.model import Buffer
+from lance_spark.quantity import parse_time
+from lance_spark.wire.lwp import Capability
 
 # How long the server holds a fetch at the end of the log.
 _FOLLOW_S = 1.0
 # How often progress is committed.
 _COMMIT_S = 1.0
+
+
+# Where to start and to end, as typed and as offsets.
+
+
+def parse_start(text: str) -> SeekPosition:
+    """Read `beginning`, `end`, an offset, or a time.
+
+    Raises:
+        OptionError: it is none of them.
+    """
+    if text == "beginning":
+        return SeekPosition.BEGINNING
+    if text == "end":
+        return SeekPosition.END
+    if text.isascii() and text.isdecimal():
+        return SeekPosition.offset(int(text))
+    try:
+        return SeekPosition.time_ns(parse_time(text))
+    except OptionError as error:
+        raise OptionError(f"{error}; or beginning, end, or an offset") from None
+
+
+def parse_end(text: str) -> SeekPosition:
+    """Read `end` or an offset.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text == "end":
+        return SeekPosition.END
+    if text.isascii() and text.isdecimal():
+        return SeekPosition.offset(int(text))
+    raise OptionError(f"{text!r} is no end: give end, or an offset")
+
+
+START = OptionType("place", parse_start)
+END = OptionType("place", parse_end)
+
+
+def find_start(
+    client: LanceClient, topic: int | str, position: SeekPosition
+) -> tuple[int, str | None]:
+    """Find the record to start with.
+
+    Returns:
+        Its offset, and a note if that is not what was asked for.
+
+    Raises:
+        Unsupported: a time, and the server can't find it.
+    """
+    if position.kind is SeekKind.BEGINNING:
+        return client.bounds(topic).start or 0, None
+    if position.kind is SeekKind.END:
+        return client.bounds(topic).end, None
+    if position.kind is SeekKind.TIME:
+        return client.locate_time(topic, position.value).offset, None
+    asked = position.value
+    if not client.supports(Capability.LOCATE):
+        return asked, None
+    found = client.locate_offset(topic, asked).offset
+    if found == asked:
+        return found, None
+    bounds = client.bounds(topic)
+    if bounds.start is not None and asked < bounds.start:
+        return found, f"offset {asked} is not there any more, starting at {found}"
+    if asked > bounds.end:
+        return found, f"offset {asked} is not there yet, starting at {found}"
+    return found, f"offset {asked} is inside a record, starting at {found}"
+
+
+def find_end(client: LanceClient, topic: int | str, position: SeekPosition) -> int:
+    """Find the offset to stop at."""
+    if position.kind is SeekKind.OFFSET:
+        return position.value
+    return client.bounds(topic).end
+
+
+# How records are printed: one line each, in bytes.
+
+
+def encode_raw(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
+    """Write values as they are, without a Python object for any; Null is empty."""
+    parts = [pc.fill_null(rows.column("value"), b""), pa.scalar(b"\n", pa.binary())]
+    if separator is not None:
+        between = pa.scalar(separator, pa.binary())
+        parts = [pc.fill_null(rows.column("key"), b""), between, *parts]
+    lines = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    _, offsets, data = lines.buffers()
+    end = int(np.frombuffer(offsets, np.int32)[len(lines)])
+    # The array was made just now, so its bytes start where its buffer does.
+    return data.slice(0, end)
+
+
+def encode_hex(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
+    """Write values as hexadecimal digits."""
+    lines = []
+    for key, value in zip(*(rows.column(n).to_pylist() for n in _PAIR), strict=True):
+        line = (value or b"").hex().encode() + b"\n"
+        if separator is not None:
+            line = (key or b"").hex().encode() + separator + line
+        lines.append(line)
+    return b"".join(lines)
+
+
+def encode_json(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
+    """Write one object per record; bytes that are no text are in base64."""
+    lines = []
+    for row in rows.to_pylist():
+        document = {
+            "topic": topic,
+            "offset": row["offset"],
+            "type": row["type"],
+            **_to_field("key", row["key"]),
+            **_to_field("value", row["value"]),
+            "timestamp_ns": row["timestamp_ns"],
+        }
+        lines.append(f"{format_json(document)}\n")
+    return "".join(lines).encode()
+
+
+def _to_field(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+class RecordFormat(NamedTuple):
+    """A way to print records: the columns that it needs, and what writes them."""
+
+    columns: Sequence[str]
+    encode: Callable[[pa.RecordBatch, str, bytes | None], Buffer]
+
+
+_PAIR = ("key", "value")
+FORMATS = {
+    "raw": RecordFormat(_PAIR, encode_raw),
+    "json": RecordFormat(("offset", "type", *_PAIR, "timestamp_ns"), encode_json),
+    "hex": RecordFormat(_PAIR, encode_hex),
+}
+
+
+# The command.
 
 
 @click.command("consume")
@@ -41,14 +199,15 @@ _COMMIT_S = 1.0
     "[default: where the group is, else beginning]",
 )
 @click.option("--to", "end", type=END, help="end, or an offset.  [default: end]")
-@click.option("--max", "most", type=click.IntRange(min=0), help="Stop after so many.")
+@click.option(
+    "--max", "most", type=click.IntRange(min=0), help="Stop after this many records."
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end.")
 @click.option(
     "--output",
     "-o",
-    type=click.Choice(list(OUTPUTS)),
+    type=click.Choice(list(FORMATS)),
     default="raw",
-    show_default=True,
     help="How to print a record.",
 )
 @click.option(
@@ -88,14 +247,27 @@ def _consume(
     client: LanceClient, topic: int | str, how: dict[str, Any], commits: _Commits | None
 ) -> None:
     name = topic if isinstance(topic, str) else client.topic(topic).name
-    output = OUTPUTS[how["output"]](name, how["separator"])
+    format = FORMATS[how["output"]]
+
+    def print_chunk(chunk: Chunk) -> None:
+        decoded = decode(
+            chunk.data,
+            base_offset=chunk.start,
+            columns=format.columns,
+            stamp_type=pa.uint64(),
+        )
+        lines = format.encode(decoded.batch, name, how["separator"])
+        sys.stdout.buffer.write(lines)
+        # What is committed must have been seen.
+        sys.stdout.buffer.flush()
+
     start = _choose_start(client, topic, how["start"], commits)
     end = None
     if how["end"] is not None or not how["follow"]:
         end = find_end(client, topic, how["end"] or SeekPosition.END)
     reader = RecordReader(client, topic, start, end=end)
     try:
-        _print(reader, output, how["most"], commits, follow=how["follow"])
+        _print(reader, print_chunk, how["most"], commits, follow=how["follow"])
     except (KeyboardInterrupt, BrokenPipeError):
         # What was printed before counts. After trouble with the server a commit would
         # only meet the same.
@@ -127,45 +299,30 @@ def _choose_start(
 
 def _print(
     reader: RecordReader,
-    output: Output,
+    print_chunk: Callable[[Chunk], None],
     most: int | None,
     commits: _Commits | None,
     *,
     follow: bool,
 ) -> None:
-    # On a terminal the records themselves show how far it is.
-    progress = Progress("consuming", hidden=sys.stdout.isatty())
     records = size = 0
-    try:
+    # On a terminal the records themselves show how far it is.
+    with show_progress("consuming", hidden=sys.stdout.isatty()) as update:
         while most is None or records < most:
             chunk = reader.next_chunk(_FOLLOW_S if follow else 0.0)
             if chunk is None:
                 if not follow or reader.is_finished:
-                    break
+                    return
                 if commits is not None:
                     commits.finish_if_due()
                 continue
             if most is not None:
                 chunk, _ = chunk.split(most - records)
-            _print_chunk(chunk, output)
+            print_chunk(chunk)
             records, size = records + chunk.records, size + len(chunk.data)
-            progress.update(records, size)
+            update(records, size, None)
             if commits is not None:
                 commits.note(chunk.end)
-    finally:
-        progress.clear()
-
-
-def _print_chunk(chunk: Chunk, output: Output) -> None:
-    decoded = decode(
-        chunk.data,
-        base_offset=chunk.start,
-        columns=output.COLUMNS,
-        stamp_type=pa.uint64(),
-    )
-    sys.stdout.buffer.write(output.encode(decoded.batch))
-    # What is committed must have been seen.
-    sys.stdout.buffer.flush()
 
 
 class _Commits:

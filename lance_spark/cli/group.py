@@ -1,42 +1,29 @@
 """The table of commands, and the click group that loads one when it is called.
 
-A new command is a module with a click command called `command`, and a line in
-`COMMANDS`. `--help` is written from the table, so that it imports none of them.
+A new command is a module of its name with a click command called `command`, and a line
+in `COMMANDS`. `--help` is written from the table, so that it imports none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import NamedTuple
 
 import click
 
 from lance_spark import __version__
 
-
-class Entry(NamedTuple):
-    """Where a command is, and one line of help."""
-
-    module: str
-    help: str
-
-
-def _entry(name: str, help: str) -> Entry:
-    return Entry(f"lance_spark.cli.{name}", help)
-
-
-COMMANDS: Mapping[str, Entry] = {
-    "broker": _entry("broker", "Run a broker on a data directory."),
-    "topics": _entry("topics", "List, create, describe, change and delete topics."),
-    "produce": _entry("produce", "Send lines of a file or of stdin to a topic."),
-    "consume": _entry("consume", "Print the records of a topic, or follow it."),
-    "groups": _entry("groups", "Show consumer groups and how far they are behind."),
-    "offsets": _entry("offsets", "Show how far a Spark query has read."),
-    "inspect": _entry("inspect", "Show what is inside a file of a store or a capture."),
-    "check": _entry("check", "Verify a data directory and report damage."),
-    "bench": _entry("bench", "Measure a server, or an embedded broker."),
-    "demo": _entry("demo", "Kill a broker under load and show that nothing is lost."),
+COMMANDS: Mapping[str, str] = {
+    "broker": "Run a broker on a data directory.",
+    "topics": "List, create, describe, change and delete topics.",
+    "produce": "Send lines of a file or of stdin to a topic.",
+    "consume": "Print the records of a topic, or follow it.",
+    "groups": "Show consumer groups and how far they are behind.",
+    "offsets": "Show how far a Spark query has read.",
+    "inspect": "Show what is inside a file of a store or a capture.",
+    "check": "Verify a data directory and report damage.",
+    "bench": "Measure a server, or an embedded broker.",
+    "demo": "Kill a broker under load and show that nothing is lost.",
 }
 
 
@@ -48,11 +35,11 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if there is no such one."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
+        """Import a command; None if the table does not have it."""
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(entry.module).command
+        module = import_module(f"lance_spark.cli.{cmd_name}")
+        command: click.Command = module.command
         return command
 
     def format_commands(
@@ -60,13 +47,13 @@ class LazyGroup(click.Group):
     ) -> None:
         """Write the list of commands from the table."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(
     "lance-spark",
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="lance-spark %(version)s")
 def group() -> None:

@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 
-from lance_spark.cli.connect import connected, server_options
+from lance_spark.cli.display import format_json, print_table, show_name
+from lance_spark.cli.options import connected, server_options
 from lance_spark.cli.summary import (
     UNKNOWN,
-    Group,
-    Standing,
+    ActiveGroup,
     Summary,
     read_groups,
     show,
     summarise,
 )
-from lance_spark.cli.text import format_json, print_table, show_name
 from lance_spark.client import ClientConfig, LanceClient, consumer_id
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.wire.lwp import Capability
@@ -43,35 +42,36 @@ def command(config: ClientConfig, as_json: bool) -> None:
         groups = read_groups(client)
         names = {t for g in groups for topics in g.members.values() for t in topics}
         topics = {name: _find(client, name) for name in sorted(names)}
+    documents = [_describe(group, topics) for group in groups]
     if as_json:
-        for group in groups:
-            print(format_json(_to_document(group, topics)))
-    elif groups:
-        print_table(_TITLES, _rows(groups, topics), right=_RIGHT)
+        for document in documents:
+            print(format_json(document))
+    elif documents:
+        print_table(_TITLES, _rows(documents), right=_RIGHT)
     else:
         print("no groups", file=sys.stderr)
 
 
 def _find(client: LanceClient, topic: str) -> Summary | None:
-    """Ask for a topic that may be gone again, or not be ours to see."""
+    """Ask for a topic that may be gone again, or that this client may not see."""
     try:
         return summarise(client, client.topic(topic))
     except (TopicNotFound, TopicDeleted, AccessDenied):
         return None
 
 
-def _stand(group: Group, topic: Summary | None) -> Standing:
+def _describe(
+    group: ActiveGroup, topics: Mapping[str, Summary | None]
+) -> dict[str, Any]:
     number = consumer_id(group.name)
-    return Standing(number, None, None) if topic is None else topic.stand(number)
 
-
-def _to_document(group: Group, topics: Mapping[str, Summary | None]) -> dict[str, Any]:
-    def place(name: str) -> dict[str, Any]:
-        standing = _stand(group, topics[name])
+    def describe_topic(name: str) -> dict[str, Any]:
+        topic = topics[name]
+        found = None if topic is None else topic.find_lag(number)
         return {
             "topic": name,
-            "committed_offset": standing.committed,
-            "lag_bytes": standing.lag,
+            "committed_offset": found and found.committed,
+            "lag_bytes": found and found.lag,
         }
 
     return {
@@ -79,26 +79,22 @@ def _to_document(group: Group, topics: Mapping[str, Summary | None]) -> dict[str
         "generation": group.generation,
         "strategy": group.strategy,
         "members": [
-            {"member": member, "topics": [place(name) for name in names]}
+            {"member": member, "topics": [describe_topic(name) for name in names]}
             for member, names in group.members.items()
         ],
     }
 
 
-def _rows(
-    groups: Iterable[Group], topics: Mapping[str, Summary | None]
-) -> Iterator[tuple[str, ...]]:
+def _rows(groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for group in groups:
-        head = (show_name(group.name), show(group.generation), group.strategy)
-        for member, names in group.members.items():
-            if not names:  # It waits for topics, or there are too few.
-                yield (*head, show_name(member), UNKNOWN, UNKNOWN, UNKNOWN)
-            for name in names:
-                standing = _stand(group, topics[name])
+        head = (show_name(group["group"]), show(group["generation"]), group["strategy"])
+        for member in group["members"]:
+            # A member without topics waits for them, or there are too few.
+            for topic in member["topics"] or [{}]:
                 yield (
                     *head,
-                    show_name(member),
-                    show(standing.committed),
-                    show(standing.lag),
-                    show_name(name),
+                    show_name(member["member"]),
+                    show(topic.get("committed_offset")),
+                    show(topic.get("lag_bytes")),
+                    show_name(topic["topic"]) if topic else UNKNOWN,
                 )

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import click
 
-from lance_spark.cli.show.document import (
+from lance_spark.cli.display import Preview
+from lance_spark.cli.inspect_frame import show_frames
+from lance_spark.cli.inspect_store import (
+    InspectedFile,
+    Selection,
+    is_record,
+    open_file,
     show_consumers,
     show_document,
+    show_index,
     show_journal,
+    show_segment,
 )
-from lance_spark.cli.show.frame import show_frames
-from lance_spark.cli.show.index import show_index
-from lance_spark.cli.show.segment import is_record, show_segment
-from lance_spark.cli.show.source import Selection, Source, open_source
-from lance_spark.cli.text import Preview
 from lance_spark.store import consumers, format, journal
 
-Show = Callable[[Source, Selection], None]
+Show = Callable[[InspectedFile, Selection], None]
 
 
 # What a file starts with. No record can start like this, as what stands in the place of
@@ -52,7 +55,6 @@ _HEAD_BYTES = 4096
     "--limit",
     type=click.IntRange(min=0),
     default=50,
-    show_default=True,
     help="How many records, rows, entries or frames to show.",
 )
 @click.option(
@@ -68,29 +70,29 @@ def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None
     is shown as far as it can be read; the exit code is 1 then.
     """
     selection = Selection(skip, limit, Preview(full=full, as_hex=as_hex))
-    with open_source(file) as source:
-        recognise(source)(source, selection)
+    with open_file(file) as opened:
+        recognise(opened)(opened, selection)
 
 
-def recognise(source: Source) -> Show:
+def recognise(file: InspectedFile) -> Show:
     """Find what can show a file.
 
     Raises:
         LanceError: nothing can.
     """
-    head = source.read(0, _HEAD_BYTES)
+    head = file.read(0, _HEAD_BYTES)
     for start, show in STARTS.items():
         if head.startswith(start):
             return show
     for end, show in ENDS.items():
-        if source.path.name.endswith(end):
+        if file.path.name.endswith(end):
             return show
     if not head:
-        raise source.error("the file is empty")
+        raise file.error("the file is empty")
     if head.startswith(b"LANC"):
         return show_frames  # Of another version, or cut off.
     if is_record(head):
         return show_segment
-    raise source.error(
+    raise file.error(
         "not a segment, index, journal, metadata or capture of LWP frames (byte 0)"
     )

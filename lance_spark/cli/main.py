@@ -2,20 +2,23 @@
 
     0    done
     1    it could not be done, or what was checked is damaged; one line says why
-    2    wrong usage, or click is not installed
+    2    wrong usage, or click or rich is not installed
     130  interrupted by Ctrl-C
-    141  whoever read the output has gone
+    141  the program that read the output has ended
 
-Nothing here needs click before it was looked for.
+Nothing here needs click before it was looked for. The standard streams are made fit for
+use at the start, and let go of at the end: a shell can close them (`>&-`), Python then
+has None in their place, and `print` to such a standard error writes to standard output.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
-from lance_spark.cli.stream import drop_output, prepare_streams, settle_output
 from lance_spark.errors import LanceError
 
 FAILED = 1
@@ -58,10 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         import click  # noqa: F401
+        import rich  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name != "click":
+        if error.name not in ("click", "rich"):
             raise
-        hint = "the command line needs click: pip install 'lance-spark[cli]'"
+        hint = f"the command line needs {error.name}: pip install 'lance-spark[cli]'"
         return _fail(hint, USAGE)
     from lance_spark.cli.group import run_group
 
@@ -74,3 +78,64 @@ def _fail(text: str, code: int) -> int:
     """Say in one line what is wrong."""
     print("lance-spark:", " ".join(text.split()), file=sys.stderr)
     return code
+
+
+_STANDARD_ERROR = 2
+
+
+def prepare_streams() -> None:
+    """Make standard output write all it is given, and standard error be there.
+
+    Raises:
+        LanceError: there is no standard output.
+    """
+    _hold_descriptors()
+    if sys.stderr is None:
+        sys.stderr = _open_text(os.open(os.devnull, os.O_WRONLY), "utf-8")
+    if sys.stdout is None:
+        raise LanceError("standard output is closed: say >/dev/null if you want none")
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    # Typed as buffered, which it is not with `python -u` or PYTHONUNBUFFERED.
+    binary: object = sys.stdout.buffer
+    if isinstance(binary, io.RawIOBase):
+        # A raw file may write less than it is given, and Python's text does not look.
+        sys.stdout.flush()
+        sys.stdout = _open_text(binary.fileno(), sys.stdout.encoding)
+    # Data that a terminal's encoding can't show is no reason to fail.
+    sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def settle_output() -> None:
+    """Write what is still buffered, or drop it if that fails.
+
+    Python would try it again when it exits, complain, and change the exit code.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Let what is still buffered go nowhere when Python exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _hold_descriptors() -> None:
+    """Fill the places of closed streams.
+
+    The next file or connection would get one of them, and what a library says to
+    standard error would end up in it.
+    """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        pass
+    os.close(nowhere)
+
+
+def _open_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
+    """Open a stream that is flushed at each end of a line, and never closed."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, line_buffering=True)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lance_spark.cli.checkpoint import Batch, Checkpoint, SourceOffset
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
-from lance_spark.cli.text import (
+from lance_spark.cli.checkpoint import Checkpoint, PlannedBatch, SourceOffset
+from lance_spark.cli.display import (
     count,
     format_json,
     format_time,
     print_table,
     show_name,
 )
+from lance_spark.cli.options import connected, server_options
+from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
@@ -91,7 +90,7 @@ Topics = Mapping[str, Summary]
 
 
 def _ask(client: LanceClient, names: set[str]) -> Topics:
-    """Ask for the topics that are there; others may be gone, or not ours to see."""
+    """Ask for topics; leave out those that are gone or that the client may not see."""
     found = {}
     for info in client.topics():
         if info.name in names:
@@ -102,39 +101,30 @@ def _ask(client: LanceClient, names: set[str]) -> Topics:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """What the server says of a place: `state` is a word, `text` is for people."""
-
-    state: str
-    text: str
-    topic: Summary | None = None
-    behind: int | None = None
-
-
-def _stand(place: TopicPlace, topic: Summary | None) -> _Standing:
+def _judge(place: TopicPlace, topic: Summary | None) -> tuple[str, str, int | None]:
+    """Compare a place with what the server says: a word, a text for people, the lag."""
     if topic is None:
-        return _Standing("gone", "the topic is gone")
+        return "gone", "the topic is gone", None
     if not place.same_topic(topic.id, topic.created_at_s):
         now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
         earlier = place.find(topic.id, topic.created_at_s)
         if earlier is not None:
             now = f"{now}, which was read up to {earlier.offset} before"
-        return _Standing("recreated", f"another topic of that name: {now}", topic)
+        return "recreated", f"another topic of that name: {now}", None
     start, end = topic.log_start or 0, topic.log_end or 0
-    # What retention has dropped can't be read any more, so nobody lags behind it.
-    behind = max(0, end - max(place.offset, start))
+    # No query lags behind what retention has dropped.
+    lag = max(0, end - max(place.offset, start))
     if place.offset < start:
         dropped = count(start - place.offset, "byte")
-        return _Standing("dropped", f"{dropped} dropped before read", topic, behind)
+        return "dropped", f"{dropped} dropped before read", lag
     if place.offset > end:
         missing = count(place.offset - end, "byte")
-        return _Standing("cut", f"{missing} gone from the log's end", topic, behind)
-    return _Standing("same", "the same topic", topic, behind)
+        return "cut", f"{missing} gone from the log's end", lag
+    return "same", "the same topic", lag
 
 
 def _to_document(
-    query_id: str | None, batch: Batch, topics: Topics | None
+    query_id: str | None, batch: PlannedBatch, topics: Topics | None
 ) -> dict[str, Any]:
     return {
         "query_id": query_id,
@@ -165,18 +155,18 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
     }
     if topics is None:
         return document
-    standing = _stand(place, topics.get(name))
-    now = standing.topic
+    topic = topics.get(name)
+    state, _, lag = _judge(place, topic)
     return {
         **document,
-        "log_start": None if now is None else now.log_start,
-        "log_end": None if now is None else now.log_end,
-        "lag_bytes": standing.behind,
-        "state": standing.state,
+        "log_start": topic and topic.log_start,
+        "log_end": topic and topic.log_end,
+        "lag_bytes": lag,
+        "state": state,
     }
 
 
-def _print(query_id: str | None, batch: Batch, topics: Topics | None) -> None:
+def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> None:
     planned = UNKNOWN
     if batch.planned_ms is not None:
         planned = _show_time(batch.planned_ms, _NS_PER_MS)
@@ -190,9 +180,8 @@ def _print(query_id: str | None, batch: Batch, topics: Topics | None) -> None:
     for number, source in enumerate(batch.sources):
         print()
         if source.offset is not None:
-            print(
-                f"source {number}: lance, {count(len(source.offset.topics), 'topic')}"
-            )
+            topics_in = count(len(source.offset.topics), "topic")
+            print(f"source {number}: lance, {topics_in}")
             _print_topics(source.offset, topics)
         elif source.document is None:
             print(f"source {number}: no offset yet")
@@ -226,14 +215,10 @@ def _rows(
         if has_marks:
             row.append(_show_mark(place.mark))
         if topics is not None:
-            standing = _stand(place, topics.get(name))
-            now = standing.topic
-            row += [
-                show(None if now is None else now.log_start),
-                show(None if now is None else now.log_end),
-                show(standing.behind),
-                standing.text,
-            ]
+            topic = topics.get(name)
+            _, text, lag = _judge(place, topic)
+            ends = (topic.log_start, topic.log_end) if topic else (None, None)
+            row += [*map(show, ends), show(lag), text]
         yield tuple(row)
 
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lance_spark.cli.connect import connected, server_options
-from lance_spark.cli.line import LineReader, make_columns, read_whole
-from lance_spark.cli.pace import Pace
-from lance_spark.cli.progress import Progress
-from lance_spark.cli.quantity import BATCH_SIZE, RECORD_TYPE, SEPARATOR, TOPIC
-from lance_spark.cli.text import count, format_bytes
+from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.options import (
+    RECORD_TYPE,
+    SEPARATOR,
+    TOPIC,
+    batch_option,
+    compression_option,
+    connected,
+    server_options,
+)
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
+from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.quantity import RECORD_TYPES
 
 
@@ -39,27 +47,22 @@ from lance_spark.quantity import RECORD_TYPES
     type=RECORD_TYPE,
     help=f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
 )
-@click.option("--timestamp", "stamped", is_flag=True, help="Give records the time.")
-@click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
-@click.option("--whole-file", is_flag=True, help="Send all of it as one record.")
 @click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4"]),
-    default="none",
-    show_default=True,
-    help="Of batches on their way; a plain server has none.",
+    "--timestamp", "stamped", is_flag=True, help="Give each record the current time."
 )
+@click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
+@click.option("--whole-file", is_flag=True, help="Send the whole input as one record.")
+@compression_option
 @click.option(
     "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
 )
+@batch_option
 @click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    show_default=True,
-    help="Size of a batch.",
+    "--create",
+    "create_topic",
+    is_flag=True,
+    help="Create the topic if it does not exist.",
 )
-@click.option("--create", "create_topic", is_flag=True, help="Create a missing topic.")
 @server_options
 def command(
     config: ClientConfig, topic: int | str, file: Path | None, **how: Any
@@ -83,7 +86,7 @@ def command(
             create_topic=how["create_topic"],
             record_type=how["record_type"] or RECORD_TYPES["raw"],
         )
-        _send(producer, _Input(stream, how), Pace(how["rate"]) if how["rate"] else None)
+        _send(producer, stream, how)
     print(_tell(producer), file=sys.stderr)
 
 
@@ -98,35 +101,21 @@ def _open(file: Path | None) -> Iterator[BinaryIO]:
         yield stream
 
 
-class _Input:
-    """The records to send, in columns."""
-
-    def __init__(self, stream: BinaryIO, how: dict[str, Any]) -> None:
-        self._how = how
-        self._stream = stream
-        self._lines = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
-        self._size = _find_size(stream)
-
-    @property
-    def first_line(self) -> int:
-        """Number of the first line of the columns that were given last."""
-        return self._lines.lines + 1
-
-    @property
-    def done(self) -> float | None:
-        """How much of the input was read, where that is known."""
-        return self._lines.size / self._size if self._size else None
-
-    def columns(self) -> Iterator[pa.RecordBatch]:
-        how = self._how
-        whole = how["whole_file"]
-        for lines in [read_whole(self._stream)] if whole else self._lines.blocks():
-            yield make_columns(
-                lines,
-                separator=how["separator"],
-                stamped=how["stamped"],
-                first_line=self.first_line,
-            )
+def _read(
+    stream: BinaryIO, how: dict[str, Any]
+) -> Iterator[tuple[pa.RecordBatch, int, float | None]]:
+    """Give records in columns, the number of the first line, and how much was read."""
+    reader = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
+    size = _find_size(stream)
+    for lines in [read_whole(stream)] if how["whole_file"] else reader.blocks():
+        first = reader.lines + 1
+        columns = make_columns(
+            lines,
+            separator=how["separator"],
+            stamped=how["stamped"],
+            first_line=first,
+        )
+        yield columns, first, reader.size / size if size else None
 
 
 def _find_size(stream: BinaryIO) -> int:
@@ -138,38 +127,181 @@ def _find_size(stream: BinaryIO) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _send(producer: Producer, source: _Input, pace: Pace | None) -> None:
+def _send(producer: Producer, stream: BinaryIO, how: dict[str, Any]) -> None:
     """Send everything and wait for the acknowledgements."""
-    progress = Progress("producing")
+    rate = SteadyRate(how["rate"]) if how["rate"] else None
     try:
-        for columns in source.columns():
-            _write(producer, columns, source.first_line, pace)
-            progress.update(producer.acked_records, producer.acked_bytes, source.done)
-        producer.close()
+        with show_progress("producing") as update:
+            for columns, line, done in _read(stream, how):
+                for portion in [columns] if rate is None else rate.portions(columns):
+                    _write(producer, portion, line)
+                    line += portion.num_rows
+                update(producer.acked_records, producer.acked_bytes, done)
+            producer.close()
     except KeyboardInterrupt:
         producer.close(abandon=True)
-        progress.clear()
         raise KeyboardInterrupt(_tell(producer)) from None
     except BaseException:
         producer.close(abandon=True)
-        progress.clear()
         print(_tell(producer), file=sys.stderr)
         raise
-    progress.clear()
 
 
-def _write(
-    producer: Producer, columns: pa.RecordBatch, first_line: int, pace: Pace | None
-) -> None:
-    line = first_line
-    for portion in [columns] if pace is None else pace.portions(columns):
-        try:
-            producer.write(portion)
-        except RowError as error:
-            raise LanceError(f"line {line + error.row}: {error.reason}") from error
-        line += portion.num_rows
+def _write(producer: Producer, rows: pa.RecordBatch, line: int) -> None:
+    try:
+        producer.write(rows)
+    except RowError as error:
+        raise LanceError(f"line {line + error.row}: {error.reason}") from error
 
 
 def _tell(producer: Producer) -> str:
     records = count(producer.acked_records, "record")
     return f"{records}, {format_bytes(producer.acked_bytes)} acknowledged"
+
+
+BLOCK_BYTES = 1024 * 1024
+# A line with its key is a record or too large to be one.
+LINE_BYTES_MAX = RECORD_VALUE_BYTES_MAX + 64 * 1024
+
+
+class LineReader:
+    """Reads lines and counts them; `lines` is how many were given out.
+
+    Args:
+        stream: has `read1`, which returns what is there.
+        delimiter: the byte that ends a line.
+    """
+
+    def __init__(self, stream: BinaryIO, delimiter: bytes = b"\n") -> None:
+        self._stream = stream
+        self._delimiter = delimiter
+        self.lines = 0
+        self.size = 0
+
+    def blocks(self) -> Iterator[pa.Array]:
+        """Give the lines without what ends them, as binary arrays.
+
+        Raises:
+            LanceError: a line is longer than any record.
+        """
+        tail = b""
+        while block := self._read():
+            self.size += len(block)
+            cut = block.rfind(self._delimiter)
+            if cut < 0:
+                tail += block
+                self._check_length(tail)
+                continue
+            whole, tail = tail + block[:cut], block[cut + 1 :]
+            yield from self._give(whole)
+        if tail:
+            yield from self._give(tail)  # The last line need not be ended.
+
+    def _read(self) -> bytes:
+        # `read1` of a pipe returns what is there; `BinaryIO` does not know of it.
+        read: Callable[[int], bytes] = getattr(self._stream, "read1")  # noqa: B009
+        return read(BLOCK_BYTES)
+
+    def _give(self, data: bytes) -> Iterator[pa.Array]:
+        lines = split(data, self._delimiter)
+        yield lines
+        self.lines += len(lines)
+
+    def _check_length(self, tail: bytes) -> None:
+        if len(tail) > LINE_BYTES_MAX:
+            raise LanceError(
+                f"line {self.lines + 1} is longer than {RECORD_VALUE_BYTES_MAX} bytes, "
+                "the most that a record can have"
+            )
+
+
+def read_whole(stream: BinaryIO) -> pa.Array:
+    """Read everything as one value.
+
+    Raises:
+        LanceError: it is more than a record can have.
+    """
+    data = stream.read(RECORD_VALUE_BYTES_MAX + 1)
+    if len(data) > RECORD_VALUE_BYTES_MAX:
+        raise LanceError(
+            f"the input is longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that "
+            "a record can have"
+        )
+    return pa.array([data], pa.binary())
+
+
+def split(data: bytes, delimiter: bytes) -> pa.Array:
+    """Split bytes at each delimiter."""
+    return pc.split_pattern(pa.array([data], pa.binary()), pattern=delimiter).values
+
+
+def make_columns(
+    lines: pa.Array,
+    *,
+    separator: bytes | None,
+    stamped: bool,
+    first_line: int,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> pa.RecordBatch:
+    """Make the columns of a write from lines.
+
+    Args:
+        lines: binary.
+        separator: what is between key and value; None if lines have no key.
+        stamped: give each record the time.
+        first_line: number of the first line, for errors.
+        clock_ns: the time.
+
+    Raises:
+        LanceError: a line lacks the separator.
+    """
+    columns = {"value": lines}
+    if separator is not None:
+        parts = pc.split_pattern(lines, pattern=separator, max_splits=1)
+        is_single = pc.list_value_length(parts).to_numpy() < 2
+        if is_single.any():
+            line = first_line + int(is_single.argmax())
+            raise LanceError(f"line {line} has no {separator!r} between key and value")
+        halves = parts.flatten()
+        evens = np.arange(0, len(halves), 2)
+        columns = {"key": halves.take(evens), "value": halves.take(evens + 1)}
+    if stamped:
+        columns["timestamp_ns"] = pa.array(np.full(len(lines), clock_ns()))
+    return pa.record_batch(columns)
+
+
+# Records go in portions of about this time, which looks even to a person.
+_PORTION_S = 0.1
+
+
+class SteadyRate:
+    """Lets records pass at a rate, and does not catch up after a pause.
+
+    Args:
+        rate: records per second.
+        clock: a monotonic clock.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._portion = max(1, int(rate * _PORTION_S))
+        self._due_s = clock()
+
+    def portions(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Give the rows in portions, each when it is due."""
+        for start in range(0, rows.num_rows, self._portion):
+            portion = rows.slice(start, self._portion)
+            now_s = self._clock()
+            if self._due_s > now_s:
+                self._sleep(self._due_s - now_s)
+            self._due_s = max(self._due_s, now_s) + portion.num_rows / self._rate
+            yield portion

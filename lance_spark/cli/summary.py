@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from lance_spark.cli.text import format_bytes
+from lance_spark.cli.display import format_bytes, format_time, show_name
 from lance_spark.client import LanceClient
 from lance_spark.model import Retention
 from lance_spark.quantity import format_duration, format_size
@@ -18,8 +18,7 @@ from lance_spark.wire.lwp import TopicInfo
 UNKNOWN = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class ConsumerLag(NamedTuple):
     """How far a consumer has come in a topic.
 
     Args:
@@ -45,7 +44,7 @@ class Summary:
     log_end: int | None
     retention: Retention | None
     stages: int | None
-    consumers: tuple[Standing, ...] | None
+    consumers: tuple[ConsumerLag, ...] | None
 
     @property
     def size(self) -> int | None:
@@ -54,12 +53,28 @@ class Summary:
             return None
         return self.log_end - self.log_start
 
-    def stand(self, consumer_id: int) -> Standing:
+    def find_lag(self, consumer_id: int) -> ConsumerLag:
         """Tell how far a consumer has come, also one that committed nothing."""
-        for standing in self.consumers or ():
-            if standing.consumer_id == consumer_id:
-                return standing
-        return Standing(consumer_id, None, self.size)
+        for found in self.consumers or ():
+            if found.consumer_id == consumer_id:
+                return found
+        return ConsumerLag(consumer_id, None, self.size)
+
+    def show(self) -> dict[str, str]:
+        """Give what tables print, by title."""
+        created_ns = self.created_at_s * 1_000_000_000
+        return {
+            "name": show_name(self.name),
+            "id": str(self.id),
+            "created": format_time(created_ns) if created_ns else UNKNOWN,
+            "records": show(self.records),
+            "bytes": show_bytes(self.size),
+            "log start": show(self.log_start),
+            "log end": show(self.log_end),
+            "retention": show_retention(self.retention),
+            "stages": show(self.stages),
+            "consumers": show(None if self.consumers is None else len(self.consumers)),
+        }
 
     def to_document(self) -> dict[str, Any]:
         """Give what `--json` prints in a list of topics."""
@@ -103,7 +118,7 @@ def _take(details: Mapping[str, Any], name: str) -> int | None:
 
 def _read_consumers(
     details: Mapping[str, Any], start: int | None, end: int
-) -> tuple[Standing, ...] | None:
+) -> tuple[ConsumerLag, ...] | None:
     consumers = details.get("consumers")
     if not isinstance(consumers, list):
         return None
@@ -113,15 +128,15 @@ def _read_consumers(
         if number is None:
             continue
         committed = _take(entry, "committed_offset")
-        # What retention has dropped can't be read any more, so nobody lags behind it.
+        # No consumer lags behind what retention has dropped.
         known = [at for at in (committed, start) if at is not None]
         lag = max(0, end - max(known)) if known else None
-        found.append(Standing(number, committed, lag))
+        found.append(ConsumerLag(number, committed, lag))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ActiveGroup:
     """A consumer group that is active, and what each member reads."""
 
     name: str
@@ -130,14 +145,14 @@ class Group:
     members: Mapping[str, tuple[str, ...]]
 
 
-def read_groups(client: LanceClient) -> list[Group]:
+def read_groups(client: LanceClient) -> list[ActiveGroup]:
     """Ask which groups are active; what can't be understood is left out."""
     groups = client.status().details.get("groups")
     if not isinstance(groups, list):
         return []
     named = [g for g in groups if isinstance(g, dict) and g.get("group")]
     return [
-        Group(
+        ActiveGroup(
             name=str(group["group"]),
             generation=_take(group, "generation"),
             strategy=str(group.get("strategy", UNKNOWN)),

@@ -1,31 +1,51 @@
-"""`lance-spark topics`: what there is, and what is kept of it.
+"""`lance-spark topics`: what there is, what is kept of it, and who may use it.
 
-`describe` is in `topics_describe`, the access rules are in `topics_auth`.
+All of it asks a server, apart from `auth`. A broker reads access rules when it starts,
+so they are changed in its data directory, while it is not running.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lance_spark.cli.connect import connected, server_options
+from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
+from lance_spark.cli.display import (
+    count,
+    format_json,
+    print_table,
+    show_name,
+)
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.quantity import DURATION, SIZE, TOPIC
+from lance_spark.cli.options import (
+    DURATION,
+    SIZE,
+    TOPIC,
+    check_is_store,
+    connected,
+    server_options,
+)
 from lance_spark.cli.summary import (
+    UNKNOWN,
     Summary,
+    read_groups,
     show,
     show_bytes,
     show_retention,
     summarise,
 )
-from lance_spark.cli.text import count, format_json, print_table, show_name
-from lance_spark.cli.topics_auth import auth
-from lance_spark.cli.topics_describe import describe
-from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.client import ClientConfig, LanceClient, consumer_id
+from lance_spark.columnar.scan import scan
+from lance_spark.errors import UnknownTopic
 from lance_spark.model import Retention
+from lance_spark.net.certificate import fingerprints
+from lance_spark.store import Store
+from lance_spark.store.topic import Topic
 
 _TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
 _RIGHT = ("id", "records", "bytes", "log start", "log end")
@@ -64,22 +84,11 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
         for topic in topics:
             print(format_json(topic.to_document()))
     elif topics:
-        print_table(_TITLES, _rows(topics), right=_RIGHT)
+        shown = [topic.show() for topic in topics]
+        rows = [[fields[title] for title in _TITLES] for fields in shown]
+        print_table(_TITLES, rows, right=_RIGHT)
     else:
         print("no topics", file=sys.stderr)
-
-
-def _rows(topics: Iterable[Summary]) -> Iterable[tuple[str, ...]]:
-    for topic in topics:
-        yield (
-            str(topic.id),
-            show_name(topic.name),
-            show(topic.records),
-            show_bytes(topic.size),
-            show(topic.log_start),
-            show(topic.log_end),
-            show_retention(topic.retention),
-        )
 
 
 @command.command("create")
@@ -168,5 +177,147 @@ def _whole_seconds(seconds: float) -> int:
     return int(seconds)
 
 
-command.add_command(describe)
-command.add_command(auth)
+_CONSUMER_TITLES = ("consumer", "committed", "lag", "group")
+_CONSUMER_RIGHT = ("consumer", "committed", "lag")
+
+
+@command.command("describe")
+@click.argument("topic", type=TOPIC)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@server_options
+def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
+    """Show all that is known of TOPIC, and how far its consumers are.
+
+    A consumer's lag is in bytes. The server knows consumers by number; the names of
+    groups that are active are shown beside it.
+    """
+    with connected(config) as client:
+        found = summarise(client, client.topic(topic))
+        groups = {consumer_id(g.name): g.name for g in read_groups(client)}
+    if as_json:
+        print(format_json(_to_document(found, groups)))
+    else:
+        _print(found, groups)
+
+
+def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
+    document = {**topic.to_document(), "stages": topic.stages, "consumers": None}
+    if topic.consumers is not None:
+        document["consumers"] = [
+            {
+                "consumer_id": lag.consumer_id,
+                "group": groups.get(lag.consumer_id),
+                "committed_offset": lag.committed,
+                "lag_bytes": lag.lag,
+            }
+            for lag in topic.consumers
+        ]
+    return document
+
+
+def _print(topic: Summary, groups: Mapping[int, str]) -> None:
+    for name, value in topic.show().items():
+        print(f"{name:10} {value}".rstrip())
+    if topic.consumers:
+        print()
+        rows = (
+            (str(number), show(committed), show(lag), groups.get(number, UNKNOWN))
+            for number, committed, lag in topic.consumers
+        )
+        print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
+
+
+@command.command("auth")
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The data directory of a broker that is not running.",
+)
+@click.option(
+    "--mtls/--no-mtls",
+    "mtls_enabled",
+    default=None,
+    help="Ask clients for a certificate.",
+)
+@click.option(
+    "--client-ca",
+    "client_ca_path",
+    type=click.Path(path_type=Path),
+    help="PEM file of the CA that must have signed it.",
+)
+@click.option(
+    "--allow",
+    "allowed_cns",
+    multiple=True,
+    metavar="CN",
+    help="Let this name in; repeat it.",
+)
+@click.option(
+    "--allow-topic",
+    "allowed_topics",
+    multiple=True,
+    type=click.IntRange(min=0),
+    metavar="ID",
+    help="Tie those names to this topic; repeat it.",
+)
+@click.option("--clear", is_flag=True, help="Remove the rule: every client is let in.")
+def auth(data_dir: Path, topic: int | str, clear: bool, **changes: Any) -> None:
+    """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
+
+    What is not given stays as it is; a list that is given replaces the one that was.
+    The broker needs TLS with a client CA for such rules.
+    """
+    changes = {k: value for k, value in changes.items() if value not in (None, ())}
+    if clear and changes:
+        raise click.UsageError("--clear goes with no other change")
+    check_is_store(data_dir)
+    with Store(data_dir, framing=scan) as store:
+        found = _find(store, topic)
+        rule = parse_rule(found.metadata.auth)
+        if clear or changes:
+            rule = None if clear else _change(rule, changes)
+            set_rule(store, found.metadata.id, rule)
+    _print_rule(found, rule)
+
+
+def _find(store: Store, topic: int | str) -> Topic:
+    if isinstance(topic, int):
+        return store.topic(topic)
+    found = store.find_topic(topic)
+    if found is None:
+        raise UnknownTopic(topic)
+    return found
+
+
+def _change(rule: TopicRule | None, changes: Mapping[str, Any]) -> TopicRule:
+    if rule is None and "mtls_enabled" not in changes:
+        # A list of names that protects nothing would be a trap.
+        raise click.UsageError("the topic has no rule yet: say --mtls or --no-mtls too")
+    rule = rule or TopicRule(mtls_enabled=False)
+    if (path := changes.get("client_ca_path")) is not None:
+        # A broker does not start with a file that it can't read, or can't find from
+        # another working directory.
+        fingerprints(str(path))
+        changes = {**changes, "client_ca_path": str(path.absolute())}
+    lists = {k: frozenset(v) for k, v in changes.items() if isinstance(v, tuple)}
+    checked = parse_rule(encode_rule(replace(rule, **{**changes, **lists})))
+    assert checked is not None, "a rule always says whether it is on"
+    return checked
+
+
+def _print_rule(topic: Topic, rule: TopicRule | None) -> None:
+    name, number = topic.metadata.name, topic.metadata.id
+    if name:
+        print(f"topic {show_name(name)}, id {number}")
+    else:
+        print(f"the default topic (id {number})")
+    if rule is None:
+        print("no rule: every client that may connect may use it")
+        return
+    print(f"certificate     {'required' if rule.mtls_enabled else 'not required'}")
+    print(f"client CA       {rule.client_ca_path or 'that of the server'}")
+    print(f"allowed names   {', '.join(sorted(rule.allowed_cns)) or 'any'}")
+    ids = ", ".join(map(str, sorted(rule.allowed_topics)))
+    print(f"allowed topics  {ids or 'any'}")

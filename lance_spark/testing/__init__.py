@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lance_spark.testing.faults import Fault, Faults
-    from lance_spark.testing.flow import CLEAR, Fate, Flow
     from lance_spark.testing.process import BrokerProcess
-    from lance_spark.testing.relay import Relay
+    from lance_spark.testing.relay import CLEAR, Fate, Flow, Relay
     from lance_spark.testing.scratch import (
         ScratchBroker,
         run_broker,
@@ -36,26 +35,19 @@ __all__ = [
     "run_broker_process",
 ]
 
-# Where each name is.
+# Where names are; all others are in `scratch`.
 _HOMES = {
-    "CLEAR": "flow",
+    **dict.fromkeys(("CLEAR", "Fate", "Flow", "Relay"), "relay"),
+    **dict.fromkeys(("Fault", "Faults"), "faults"),
     "BrokerProcess": "process",
-    "Fate": "flow",
-    "Fault": "faults",
-    "Faults": "faults",
-    "Flow": "flow",
-    "Relay": "relay",
-    "ScratchBroker": "scratch",
     "ScratchTopic": "topic",
-    "run_broker": "scratch",
-    "run_broker_process": "scratch",
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "scratch")
     return getattr(import_module(f"{__name__}.{home}"), name)
 
 

@@ -6,15 +6,19 @@ Each call begins one and gives a `Fault`, which ends it: by `end`, at the end of
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Callable
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lance_spark.errors import OptionError
-from lance_spark.testing.weather import Side
+from lance_spark.model import Buffer
+from lance_spark.store.files import File, OsFiles
+from lance_spark.testing.relay import Side
 
 if TYPE_CHECKING:
-    from lance_spark.testing.disk import ScratchDisk
     from lance_spark.testing.process import BrokerProcess
     from lance_spark.testing.relay import Relay
 
@@ -43,12 +47,7 @@ class Fault:
     def __enter__(self) -> Fault:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
@@ -85,11 +84,10 @@ class Faults:
         Raises:
             OptionError: the time is below 0, or there is no relay.
         """
-        weather = self._find_relay("delay").weather
+        network = self._find_relay("delay").network
         if not seconds >= 0:  # Nor anything that is no number.
             raise OptionError(f"a delay of {seconds} s: give 0 or more")
-        weather.add_delay(seconds)
-        return self._begin(lambda: weather.drop_delay(seconds))
+        return self._begin(network.add_delay(seconds))
 
     def cut_after(self, size: int, *, times: int = 1, towards: str = "client") -> Fault:
         """End connections in the middle of what they carry.
@@ -106,15 +104,14 @@ class Faults:
         Raises:
             OptionError: an argument can't be used, or there is no relay.
         """
-        weather = self._find_relay("cut_after").weather
+        network = self._find_relay("cut_after").network
         sides = [side.value for side in Side]
         if size < 0 or times < 1 or towards not in sides:
             raise OptionError(
                 f"cut_after({size}, times={times}, towards={towards!r}): give a size "
                 f"of 0 or more, 1 time or more, and {' or '.join(sides)}"
             )
-        cut = weather.add_cut(Side(towards), size, times)
-        return self._begin(lambda: weather.drop_cut(cut))
+        return self._begin(network.add_cut(Side(towards), size, times))
 
     # The disk.
 
@@ -186,3 +183,77 @@ class Faults:
         fault = Fault(undo)
         self._begun.append(fault)
         return fault
+
+
+class ScratchDisk(OsFiles):
+    """The operating system's files, which take nothing more while the disk is full.
+
+    As on most file systems, what is there already can be written over, cut, renamed
+    and removed even then.
+    """
+
+    def __init__(self) -> None:
+        self._is_full = threading.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether writes fail."""
+        return self._is_full.is_set()
+
+    def fill(self) -> None:
+        """Refuse what needs room, from now on."""
+        self._is_full.set()
+
+    def free(self) -> None:
+        """Take everything again."""
+        self._is_full.clear()
+
+    def check_room(self, name: Path) -> None:
+        """Refuse as the system does.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if self.is_full:
+            code = errno.ENOSPC
+            raise OSError(code, os.strerror(code), str(name))
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> File:
+        """Open a file whose writes need room."""
+        if create:
+            self.check_room(path)
+        file = super().open(path, create=create, write=write)
+        return ScratchFile(self, path, file) if write else file
+
+    def mkdir(self, path: Path) -> None:
+        """Make a directory, which needs room if it is not there."""
+        if not self.exists(path):
+            self.check_room(path)
+        super().mkdir(path)
+
+
+class ScratchFile:
+    """A file of a `ScratchDisk`, open for writing."""
+
+    def __init__(self, disk: ScratchDisk, path: Path, file: File) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self.pread = file.pread
+        self.pread_into = file.pread_into
+        self.sync = file.sync
+        self.size = file.size
+        self.fileno = file.fileno
+        self.close = file.close
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data`, unless the file would have to grow on a full disk."""
+        if position + memoryview(data).nbytes > self._file.size():
+            self._disk.check_room(self._path)
+        self._file.pwrite(data, position)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file, or extend it where there is room."""
+        if size > self._file.size():
+            self._disk.check_room(self._path)
+        self._file.truncate(size)

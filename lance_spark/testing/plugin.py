@@ -1,7 +1,7 @@
 """The fixtures, as a plugin of pytest.
 
-It is loaded in every run of pytest where the package is installed, whoever's tests
-these are: whatever a fixture needs is imported when it is asked for, and not before.
+Every run of pytest loads it where the package is installed, also for tests that have
+nothing to do with it: what a fixture needs is imported when it is asked for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import LanceError
@@ -22,14 +21,27 @@ if TYPE_CHECKING:
 # A busy machine takes its time to start a process.
 _START_S = 60.0
 _STOP_S = 30.0
+# What the child runs. Its standard input is a pipe that only its parent writes to: the
+# pipe ends when the parent does, also one that is killed, and so does the child.
+_PROGRAM = """
+import os, sys, threading
+from lance_spark.cli.main import main
+
+def end_with_parent():
+    os.read(0, 1)
+    os.kill(os.getpid(), 9)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.exit(main(sys.argv[1:]))
+"""
 _READY = re.compile(r"^lance-spark broker listening on (\S+), data in ")
 
 
 class BrokerProcess:
     """`lance-spark broker` as a child; its address stays the same over restarts.
 
-    Files named after the data directory, for its settings and for what it says, are
-    put beside that.
+    It ends with the process that started it, also if that is killed. Files with its
+    settings and with its standard error are put beside the data directory.
 
     Args:
         data_dir: the data directory.
@@ -80,21 +92,27 @@ class BrokerProcess:
         """
         if self._child is not None:
             raise LanceError(f"the broker's process is running already: {self.pid}")
+        self._config.parent.mkdir(parents=True, exist_ok=True)
         write_settings(self._config, self._settings)
-        command = [sys.executable, "-m", "lance_spark", "broker"]
+        command = [sys.executable, "-c", _PROGRAM, "broker"]
         command += ["--config", str(self._config), "--data-dir", str(self.data_dir)]
         command += ["--listen", self._listen]
         with self._log.open("ab") as log:
             child = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the tests, who end it then.
+                start_new_session=True,  # Ctrl-C is for the parent, which ends it then.
             )
         self._child = child
-        self._listen = self._await_ready(child)
+        try:
+            self._listen = self._await_ready(child)
+        except BaseException:
+            # Ctrl-C, too: a `with` that was not entered does not end it.
+            self.kill()
+            raise
         return self
 
     def _await_ready(self, child: subprocess.Popen[str]) -> str:
@@ -108,7 +126,9 @@ class BrokerProcess:
             watchdog.cancel()
             watchdog.join(_STOP_S)
         if found is None:
-            self.kill()
+            # All that it said is in the file when it has ended.
+            child.kill()
+            child.wait(_STOP_S)
             raise LanceError(f"the broker's process did not start: {self.said}")
         return found.group(1)
 
@@ -138,18 +158,14 @@ class BrokerProcess:
                 f"the broker's process does not stop in {_STOP_S:.0f} s: {self.said}"
             ) from None
         finally:
-            assert child.stdout is not None
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.close()
             child.stdout.close()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         code = self.stop()
         if code and error is None:
             raise LanceError(f"the broker's process ended with {code}: {self.said}")

@@ -1,4 +1,4 @@
-"""Rows as tests write them, turned into the columns of a write.
+"""Rows as tests write them, turned into the columns of a write, and compared.
 
 A row is text, bytes, None for a Null record, or a mapping; rows may come as Arrow
 columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broker.
@@ -7,7 +7,8 @@ columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broke
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -31,6 +32,7 @@ _SAID = (*FIELDS, "timestamp_ns")
 _IGNORED = ("topic", "offset", "next_offset")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NS_PER_US = 1000
+_NS_PER_S = 1_000_000_000
 
 Row = tuple[Any, ...]
 
@@ -191,3 +193,132 @@ def _to_ns(number: int, given: Any) -> int | None:
     # Without a zone it is UTC, as in the columns of a write.
     when = given if given.tzinfo is not None else given.replace(tzinfo=timezone.utc)
     return (when - _EPOCH) // timedelta(microseconds=1) * _NS_PER_US
+
+
+# How many rows of a kind are shown, and how much of each.
+_ROWS_SHOWN = 10
+_TEXT_SHOWN = 80
+
+
+class Comparison:
+    """What a topic should hold against what it does, each row as often as it comes.
+
+    Args:
+        expected: what there should be.
+        found: what there is.
+        fields: what the parts of a row are.
+        ordered: whether they have to come in the same order.
+
+    Attributes:
+        missing: rows that are not there, or not often enough, with how often.
+        surplus: rows that are there too often, with the places where they are.
+        misplaced: places that have another row than they should, with what they have
+            and should have; only looked for where all rows are there.
+    """
+
+    def __init__(
+        self,
+        expected: Sequence[Row],
+        found: Sequence[Row],
+        *,
+        fields: tuple[str, ...],
+        ordered: bool,
+    ) -> None:
+        self._fields = fields
+        self._sizes = len(expected), len(found)
+        self._wanted = wanted = Counter(expected)
+        places: dict[Row, list[int]] = {row: [] for row in wanted}
+        for number, row in enumerate(found):
+            places.setdefault(row, []).append(number)
+        lacking = {row: count - len(places[row]) for row, count in wanted.items()}
+        self.missing = {row: count for row, count in lacking.items() if count > 0}
+        self.surplus = {r: at for r, at in places.items() if len(at) > wanted[r]}
+        self.misplaced: list[tuple[int, Row, Row]] = []
+        if ordered and not (self.missing or self.surplus):
+            pairs = enumerate(zip(found, expected, strict=True))
+            self.misplaced = [(n, is_, due) for n, (is_, due) in pairs if is_ != due]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.missing or self.surplus or self.misplaced)
+
+    def describe(self, topic: str, offsets: Sequence[int]) -> str:
+        """Write what differs, row by row in the order in which they come.
+
+        Args:
+            topic: the name of the topic.
+            offsets: where each of the rows that were found is.
+        """
+
+        def where(places: Sequence[int]) -> str:
+            shown = [f"record {n} (offset {offsets[n]})" for n in places[:_ROWS_SHOWN]]
+            rest = len(places) - len(shown)
+            return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+        def show(row: Row) -> str:
+            return show_row(self._fields, row)
+
+        expected, found = self._sizes
+        noun = "record" if expected == 1 else "records"
+        head = f"topic {topic!r} does not hold what it should: "
+        lists = {
+            "missing": [
+                show(row) + (f", {times} times" if times > 1 else "")
+                for row, times in self.missing.items()
+            ],
+            "too much": [
+                f"{show(row)} at {where(at)}"
+                for row, at in self.surplus.items()
+                if not self._wanted[row]
+            ],
+            "doubled": [
+                f"{show(row)}: {len(at)} times in place of {self._wanted[row]}, at "
+                f"{where(at)}"
+                for row, at in self.surplus.items()
+                if self._wanted[row]
+            ],
+            "out of order": [
+                f"{where([at])} is {show(row)}, expected {show(due)}"
+                for at, row, due in self.misplaced
+            ],
+        }
+        lines = [f"{head}{expected} {noun} expected, {found} found"]
+        for title, texts in lists.items():
+            if texts:
+                lines.append(f"  {title} ({len(texts)}):")
+                lines += [f"    {text}" for text in texts[:_ROWS_SHOWN]]
+            if len(texts) > _ROWS_SHOWN:
+                lines.append(f"    … and {len(texts) - _ROWS_SHOWN} more")
+        return "\n".join(lines)
+
+
+def show_row(fields: Sequence[str], row: Row) -> str:
+    """Write a row for people."""
+    return ", ".join(
+        f"{name} {_show(name, part)}" for name, part in zip(fields, row, strict=True)
+    )
+
+
+def _show(name: str, part: object) -> str:
+    if isinstance(part, bytes):
+        return _show_bytes(part)
+    if name == "timestamp" and isinstance(part, int):
+        seconds, rest_ns = divmod(part, _NS_PER_S)
+        when = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{when}.{rest_ns:09d}".rstrip("0").rstrip(".") + "Z"
+    return str(part)
+
+
+def _show_bytes(data: bytes) -> str:
+    # A little more than is shown, so that nothing large is decoded for it.
+    head = data[: 4 * _TEXT_SHOWN]
+    try:
+        text = repr(head.decode())
+    except UnicodeDecodeError as error:
+        # A character that the cut has divided is not the data's fault.
+        is_cut = len(head) < len(data) and error.start > len(head) - 4
+        text = repr(head[: error.start].decode()) if is_cut else repr(head)
+    if len(text) > _TEXT_SHOWN or len(head) < len(data):
+        return f"{text[:_TEXT_SHOWN]}… ({len(data)} bytes)"
+    return text

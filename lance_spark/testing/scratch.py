@@ -14,8 +14,7 @@ from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.access import read_tokens
 from lance_spark.client import LanceClient
 from lance_spark.errors import OptionError
-from lance_spark.testing.disk import ScratchDisk
-from lance_spark.testing.faults import Faults
+from lance_spark.testing.faults import Faults, ScratchDisk
 from lance_spark.testing.process import BrokerProcess
 from lance_spark.testing.relay import Relay
 from lance_spark.testing.topic import ScratchTopic

@@ -13,8 +13,12 @@ from lance_spark.client import Capability, Producer, RecordReader
 from lance_spark.columnar.decode import decode, make_schema
 from lance_spark.errors import TopicNotFound
 from lance_spark.net.deadline import Deadline
-from lance_spark.testing.comparison import Comparison, compare
-from lance_spark.testing.rows import list_fields, to_table, to_tuples
+from lance_spark.testing.rows import (
+    Comparison,
+    list_fields,
+    to_table,
+    to_tuples,
+)
 
 if TYPE_CHECKING:
     from lance_spark.testing.scratch import ScratchBroker
@@ -161,20 +165,17 @@ class ScratchTopic:
         while True:
             found, end = self._read()
             held = to_tuples(found, fields)
-            result = compare(expected, held, fields=fields, ordered=ordered)
+            result = Comparison(expected, held, fields=fields, ordered=ordered)
             if result.is_equal:
                 return
-            if not self._may_mend(result) or deadline.expired:
+            # More rows mend nothing where there are too many.
+            if not result.missing or result.surplus or deadline.expired:
                 break
             self._await_more(end, deadline)
         text = result.describe(self.name, found["offset"].to_pylist())
         if end is None:
             text += "\n  there is no such topic"
         raise AssertionError(text)
-
-    @staticmethod
-    def _may_mend(result: Comparison) -> bool:
-        return bool(result.missing) and not result.has_surplus
 
     def _await_more(self, end: int | None, deadline: Deadline) -> None:
         """Wait until there are records behind an offset, or for a moment."""

@@ -9,7 +9,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
 from lance_spark.errors import LanceError, Undelivered
-from lance_spark.testing.disk import ScratchDisk
+from lance_spark.testing.faults import ScratchDisk
 
 
 def send(client: LanceClient, topic: str, *values: bytes) -> None:

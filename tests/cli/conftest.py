@@ -155,5 +155,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make standard error look like a terminal."""
+    """Make standard output and standard error look like a terminal."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)

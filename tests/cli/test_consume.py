@@ -10,13 +10,29 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli import consume
+from lance_spark.cli.consume import (
+    FORMATS,
+    find_end,
+    find_start,
+    parse_end,
+    parse_start,
+)
 from lance_spark.cli.main import main
-from lance_spark.client import LanceClient, Producer, RecordReader, consumer_id
-from lance_spark.errors import ConnectionLost
+from lance_spark.client import (
+    LanceClient,
+    Producer,
+    RecordReader,
+    SeekPosition,
+    consumer_id,
+)
+from lance_spark.columnar.decode import decode
+from lance_spark.columnar.encode import encode
+from lance_spark.errors import ConnectionLost, OptionError, Unsupported
 from tests.child import Child
 from tests.cli.conftest import ROWS, Run
 
@@ -227,8 +243,8 @@ def test_progress_while_the_output_goes_elsewhere(
     # Both are the same class here; only standard error is to be a terminal.
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: self is not sys.stdout)
     done = ask("consume", topic)
-    assert done.err.startswith("\r\x1b[Kconsuming  1 records, 6 bytes")
-    assert done.err.endswith("\r\x1b[K")
+    assert "consuming" in done.err and "1 record, 6 bytes" in done.err
+    assert done.err.endswith("\x1b[2K")
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
     assert ask("consume", topic).err == ""
 
@@ -358,3 +374,149 @@ def test_reader_goes_away(
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(30) == 141
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("beginning", SeekPosition.BEGINNING),
+        ("end", SeekPosition.END),
+        ("0", SeekPosition.offset(0)),
+        ("4096", SeekPosition.offset(4096)),
+        ("1970-01-01T00:00:01Z", SeekPosition.time_ns(1_000_000_000)),
+    ],
+)
+def test_start(text: str, position: SeekPosition) -> None:
+    assert parse_start(text) == position
+
+
+@pytest.mark.parametrize("text", ["", "start", "-1", "\u0661", str(2**64)])
+def test_no_start(text: str) -> None:
+    with pytest.raises(OptionError):
+        parse_start(text)
+    with pytest.raises(OptionError):
+        parse_end(text)
+
+
+def test_end() -> None:
+    assert parse_end("end") is SeekPosition.END
+    assert parse_end("7") == SeekPosition.offset(7)
+    with pytest.raises(OptionError, match="give end, or an offset"):
+        parse_end("2024-05-01")
+
+
+@pytest.fixture
+def two(client: LanceClient, topic: str) -> str:
+    """Two records of ten bytes."""
+    with Producer(client, topic) as producer:
+        producer.send(b"12345")
+        producer.send(b"67890")
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("position", "start", "note"),
+    [
+        (SeekPosition.BEGINNING, 0, None),
+        (SeekPosition.END, 20, None),
+        (SeekPosition.offset(10), 10, None),
+        (SeekPosition.offset(20), 20, None),
+        (SeekPosition.offset(3), 10, "offset 3 is inside a record, starting at 10"),
+        (SeekPosition.offset(99), 20, "offset 99 is not there yet, starting at 20"),
+        (SeekPosition.time_ns(0), 0, None),
+        (SeekPosition.time_ns(2**63), 20, None),
+    ],
+)
+def test_find_start(
+    client: LanceClient,
+    two: str,
+    position: SeekPosition,
+    start: int,
+    note: str | None,
+) -> None:
+    assert find_start(client, two, position) == (start, note)
+
+
+def test_start_that_is_gone(client: LanceClient, two: str) -> None:
+    # An overwrite drops what was there.
+    client.open_stage(two, "overwrite", 1)
+    client.commit_stages("overwrite", 1, [], overwrite=[two])
+    assert find_start(client, two, SeekPosition.BEGINNING) == (20, None)
+    found = find_start(client, two, SeekPosition.offset(10))
+    assert found == (20, "offset 10 is not there any more, starting at 20")
+
+
+def test_find_end(client: LanceClient, two: str) -> None:
+    assert find_end(client, two, SeekPosition.END) == 20
+    assert find_end(client, two, SeekPosition.offset(10)) == 10
+
+
+def test_places_of_a_plain_server(plain_server: EmbeddedBroker) -> None:
+    with LanceClient(plain_server.address, checksum="crc32") as client:
+        client.create_topic("places")
+        assert find_start(client, "places", SeekPosition.BEGINNING) == (0, None)
+        # Nobody can tell whether a record starts there.
+        assert find_start(client, "places", SeekPosition.offset(3)) == (3, None)
+        with pytest.raises(Unsupported):
+            find_start(client, "places", SeekPosition.time_ns(0))
+        client.delete_topic("places")
+
+
+def _print(kind: str, separator: bytes | None = None, rows: pa.Table = ROWS) -> bytes:
+    (payload,) = encode(rows)
+    columns = FORMATS[kind].columns
+    decoded = decode(payload.data, base_offset=100, columns=columns)
+    return bytes(FORMATS[kind].encode(decoded.batch, "events", separator))
+
+
+def test_raw_lines() -> None:
+    assert _print("raw") == (
+        b'plain text\n{"a": 1}\nkeyed\ntimed\nboth\n\n\x00\xff\x1b[2J\n'
+    )
+
+
+def test_raw_with_keys() -> None:
+    lines = _print("raw", b"\t").split(b"\n")
+    assert lines[0] == b"\tplain text"
+    assert lines[2] == b"k1\tkeyed"
+    assert lines[5] == b"\t"
+
+
+def test_hex() -> None:
+    lines = _print("hex").split(b"\n")
+    assert lines[2] == b"keyed".hex().encode()
+    assert lines[5:] == [b"", b"00ff1b5b324a", b""]
+    assert _print("hex", b":").split(b"\n")[4] == b"6b32:626f7468"
+
+
+def test_json_lines() -> None:
+    documents = [json.loads(line) for line in _print("json").splitlines()]
+    assert documents[0] == {
+        "topic": "events",
+        "offset": 100,
+        "type": 1,
+        "key": None,
+        "value": "plain text",
+        "timestamp_ns": None,
+    }
+    assert documents[4]["key"] == "k2"
+    assert documents[4]["timestamp_ns"] == 1_700_000_000_123_456_789
+    assert documents[5]["value"] is None
+    assert documents[6]["value_base64"] == "AP8bWzJK"
+    assert "value" not in documents[6]
+
+
+def test_json_holds_nothing_that_a_terminal_obeys() -> None:
+    rows = pa.table({"value": [b"\x1b[2J\x7f\xc2\x9b\xe2\x80\xae", "é".encode()]})
+    first, second = _print("json", rows=rows).decode().splitlines()
+    assert first.isprintable()
+    assert json.loads(first)["value"] == "\x1b[2J\x7f\x9b\u202e"
+    assert '"é"' in second
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_rows(kind: str) -> None:
+    rows = pa.table({"value": pa.array([b"x"], pa.binary())})
+    assert _print(kind, rows=rows).count(b"\n") == 1
+    empty = decode(b"", columns=FORMATS[kind].columns).batch
+    assert bytes(FORMATS[kind].encode(empty, "events", None)) == b""

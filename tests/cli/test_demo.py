@@ -6,27 +6,27 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from lance_spark.cli import demo
-from lance_spark.cli.demo_follower import Follower, Seen
-from lance_spark.cli.demo_record import make_records
+from lance_spark import demo
+from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
 from lance_spark.columnar.layout import validate
 from lance_spark.errors import LanceError
 from lance_spark.store import Store
-from lance_spark.wire.lwp import CommitStatus
 from tests.child import Child
 from tests.cli.conftest import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def test_whole_demo(run: Run, tmp_path: Path) -> None:
     done = run("demo", "--no-spark", "--records", 4000, "--dir", tmp_path / "kept")
     assert (done.code, done.err) == (0, "")
-    assert len(done.lines) <= 22
     steps = [line.split()[0] for line in done.lines[1:-1] if line[2] != " "]
     assert steps == [
         *("A", "broker", "produce", "stage", "crash", "restart", "produce"),
@@ -37,12 +37,11 @@ def test_whole_demo(run: Run, tmp_path: Path) -> None:
     assert len(parts) == 2 and all(line.endswith(".") for line in parts)
     assert "killed by signal 9" in done.out
     assert "sent again: repeated, not doubled" in done.out
-    assert "the broker says: stopped" in done.out
     assert done.lines[-1].startswith("all of it as promised; look around")
     # What it leaves behind is a sound store with these records.
-    check = run("check", tmp_path / "kept")
+    check = run("check", tmp_path / "kept" / "data")
     assert check.code == 0 and "3 topics" in check.out
-    with Store(tmp_path / "kept", framing=validate) as store:
+    with Store(tmp_path / "kept" / "data", framing=validate) as store:
         ends = {
             topic.metadata.name: store.view(topic.metadata.id).locate_end().record
             for topic in store.topics()
@@ -79,71 +78,94 @@ def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
     assert not Path(f"/proc/{broker[2]}").exists()
 
 
-@pytest.fixture
-def written(client: LanceClient, topic: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """200 records of the demo in a topic that it takes for its own."""
-    monkeypatch.setattr(demo, "TOPIC", topic)
+# What is compared.
+
+
+def test_records_are_a_function_of_their_numbers() -> None:
+    rows = demo.make_records(np.arange(7, 13))
+    assert rows.slice(2, 1).equals(demo.make_records(np.array([9])))
+    assert [key is None for key in rows["key"].to_pylist()] == [True, False] * 3
+    assert rows["timestamp_ns"].null_count == 4
+
+
+@pytest.mark.parametrize(
+    ("numbers", "doubled"),
+    [
+        ([*range(10)], 0),
+        ([*range(7), *range(5, 10)], 2),
+        ([*range(10), *range(5, 10)], 5),
+    ],
+)
+def test_what_a_crash_may_leave(numbers: list[int], doubled: int) -> None:
+    assert demo.compare(np.array(numbers), 10, acknowledged=5) == doubled
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([0, 1, 2, 4, 5, 6, 7, 8, 9], "1 are lost"),
+        ([*range(8)], "2 are lost"),
+        ([*range(9), 10], "0 are lost"),
+        ([0, 2, 1, *range(3, 10)], "not in the order"),
+        ([*range(7), *range(4, 10)], "record 4 was acknowledged, and was stored twice"),
+    ],
+)
+def test_what_it_must_not_leave(numbers: list[int], text: str) -> None:
+    with pytest.raises(LanceError, match=text):
+        demo.compare(np.array(numbers), 10, acknowledged=5)
+
+
+def test_changed_records_are_noticed(client: LanceClient, topic: str) -> None:
     with Producer(client, topic) as producer:
-        producer.write(make_records(0, 200))
-    return topic
+        producer.write(demo.make_records(np.arange(5)))
+        producer.send(b"000000000005 something else")
+    with pytest.raises(LanceError, match="was changed"):
+        demo.read_numbers(client, topic)
 
 
-def _see(client: LanceClient, topic: str) -> Seen:
-    with Follower(client, topic) as follower:
-        return follower.finish(client.bounds(topic).end)
-
-
-def test_read_back_accepts_what_was_written(
-    client: LanceClient, written: str, capsys: pytest.CaptureFixture[str]
+def test_changed_squares_are_noticed(
+    client: LanceClient, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demo._read_back(client, 200, 100, _see(client, written))
-    out = capsys.readouterr().out
-    assert "200 records as Arrow" in out and "NULL 20, user 0x80 20" in out
-    assert "none is there twice" in out
+    monkeypatch.setattr(demo, "TARGET", topic)
+    with Producer(client, topic) as producer:
+        producer.send(b"0 0")
+        producer.send(b"1 2")
+    with pytest.raises(LanceError, match="were changed"):
+        demo.check_squares(client, 2)
 
 
-def test_read_back_tells_what_is_twice(
-    client: LanceClient, written: str, capsys: pytest.CaptureFixture[str]
+# The part with Spark.
+
+
+def test_batches(
+    spark: SparkSession,
+    server: EmbeddedBroker,
+    client: LanceClient,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with Producer(client, written) as producer:
-        producer.write(make_records(190, 300))
-    demo._read_back(client, 300, 190, _see(client, written))
-    assert "10 records twice: stored" in capsys.readouterr().out
+    with Producer(client, demo.TOPIC, create_topic=True) as producer:
+        producer.write(demo.make_records(np.arange(5000)))
+    try:
+        demo.run_batches(spark, server.address)
+    finally:
+        client.delete_topic(demo.TOPIC)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["read", "read", "write", "write"]
+    assert "5,000 records of 'events' in 4 tasks, " in lines[0]
+    # Every other of a hundred users, twice written and once there.
+    assert "50 users and their counts into 'users', sent again" in lines[3]
 
 
-def test_read_back_notices(client: LanceClient, written: str) -> None:
-    seen = _see(client, written)
-    with pytest.raises(LanceError, match="201 records were acknowledged, 200 are"):
-        demo._read_back(client, 201, 0, seen)
-    with pytest.raises(LanceError, match="but the consumer that followed"):
-        demo._read_back(client, 200, 0, seen._replace(crc=seen.crc ^ 1))
-    with Producer(client, written) as producer:
-        producer.write(make_records(0, 10))
-    with pytest.raises(LanceError, match="acknowledged before the crash"):
-        demo._read_back(client, 200, 195, _see(client, written))
-
-
-def test_doubled_commit_is_noticed() -> None:
-    class FakeClient:
-        """Appends again when a commit is repeated."""
-
-        record = 0
-
-        def commit_stages(self, *_: object) -> Any:
-            self.record += 1000
-            status = CommitStatus.COMMITTED
-            return SimpleNamespace(topics=(), status=status)
-
-        def locate_end(self, topic: str) -> Any:
-            return self
-
-    with pytest.raises(LanceError, match=r"left \[2000, 2000\]"):
-        demo._commit_twice(cast(LanceClient, FakeClient()), [])
-
-
-def test_damage_is_noticed(store_path: Path, segment: Path) -> None:
-    data = bytearray(segment.read_bytes())
-    data[7] ^= 1
-    segment.write_bytes(data)
-    with pytest.raises(LanceError, match="the checker found: damage"):
-        demo._check(store_path)
+def test_a_stream_that_crashes(
+    spark: SparkSession,
+    server: EmbeddedBroker,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    demo.run_stream(spark, server.address, tmp_path, records=5000)
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line.split()[0] for line in lines if line[2] != " "]
+    assert steps == ["stream", "live", "live", "crash", "restart", "live", "compare"]
+    assert "5,000 records in, 5,000 out: each once" in lines[-1]
+    last = lines[-2].split()
+    assert last[:2] == ["5,000", "5,000"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.cli.show.source import Source
+from lance_spark.cli.inspect_store import InspectedFile
 from lance_spark.columnar.layout import validate
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.store import Store, StoreConfig
@@ -169,15 +169,15 @@ def test_large_files_are_not_read_whole(
         file.write(encode_record(Record(1, b"x" * 95)) * 100_000)
         os.truncate(file.fileno(), 8 * 1024**3)
     read = 0
-    real = Source.read
+    real = InspectedFile.read
 
-    def measured(self: Source, position: int, length: int) -> bytes:
+    def measured(self: InspectedFile, position: int, length: int) -> bytes:
         nonlocal read
         data = real(self, position, length)
         read += len(data)
         return data
 
-    monkeypatch.setattr(Source, "read", measured)
+    monkeypatch.setattr(InspectedFile, "read", measured)
     done = run("inspect", path, "--skip", 99_998)
     assert len(done.lines) == 2 + 2
     assert "at byte 10000000: type 0 is reserved" in done.err

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+import pyarrow as pa
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli import produce
+from lance_spark.cli.produce import LineReader, SteadyRate, make_columns, read_whole
 from lance_spark.client import LanceClient, Producer, RecordReader
 from lance_spark.columnar.decode import decode
-from lance_spark.errors import ConnectionLost, Undelivered
+from lance_spark.errors import ConnectionLost, LanceError, Undelivered
 from lance_spark.model import RecordType
 from tests.child import Child
 from tests.cli.conftest import Run
@@ -131,7 +135,7 @@ def test_rate(
 ) -> None:
     portions: list[int] = []
 
-    class Pace:
+    class SteadyRate:
         def __init__(self, rate: float) -> None:
             assert rate == 20
 
@@ -140,7 +144,7 @@ def test_rate(
                 portions.append(row)
                 yield rows.slice(row, 1)
 
-    monkeypatch.setattr(produce, "Pace", Pace)
+    monkeypatch.setattr(produce, "SteadyRate", SteadyRate)
     type_in(b"a\nb\nc\n")
     assert ask("produce", topic, "--rate", 20).code == 0
     assert portions == [0, 1, 2]
@@ -222,8 +226,9 @@ def test_says_what_was_acknowledged_before_an_error(
 def test_progress_on_a_terminal(ask: Run, topic: str, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"x\n" * 10)
     done = ask("produce", topic, tmp_path / "in")
-    assert "producing  [########################] 100%" in done.err
-    assert done.err.endswith("\r\x1b[K10 records, 60 bytes acknowledged\n")
+    assert "producing" in done.err
+    # The line of the progress is gone by then.
+    assert done.err.endswith("\x1b[2K10 records, 60 bytes acknowledged\n")
 
 
 def test_lz4_is_refused_by_a_plain_server(
@@ -293,3 +298,156 @@ def test_interrupt_of_a_process(
         )
         assert process.wait(30) == 130
     assert _values(client, topic) == [b"first", b"second"]
+
+
+class Pipe:
+    """A pipe that gives what it has been given, piece by piece."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+
+    def read1(self, size: int) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+def _read_lines(*pieces: bytes, delimiter: bytes = b"\n") -> list[list[bytes]]:
+    reader = LineReader(cast(BinaryIO, Pipe(*pieces)), delimiter)
+    blocks = [block.to_pylist() for block in reader.blocks()]
+    assert reader.lines == sum(map(len, blocks))
+    assert reader.size == sum(map(len, pieces))
+    return blocks
+
+
+@pytest.mark.parametrize(
+    ("pieces", "blocks"),
+    [
+        ([], []),
+        ([b"\n"], [[b""]]),
+        ([b"a"], [[b"a"]]),
+        ([b"a\n"], [[b"a"]]),
+        ([b"a\nb"], [[b"a"], [b"b"]]),
+        ([b"a\nb\n"], [[b"a", b"b"]]),
+        ([b"\n\na\n"], [[b"", b"", b"a"]]),
+        ([b"a\r\n\xff\x00\n"], [[b"a\r", b"\xff\x00"]]),
+        # A line goes on in the next pieces.
+        ([b"a", b"b", b"c\nd", b"\n"], [[b"abc"], [b"d"]]),
+        ([b"a\nb", b"", b"never read"], [[b"a"], [b"b"]]),
+    ],
+)
+def test_lines(pieces: list[bytes], blocks: list[list[bytes]]) -> None:
+    ended = pieces[: pieces.index(b"")] if b"" in pieces else pieces
+    assert _read_lines(*ended) == blocks
+
+
+def test_other_delimiter() -> None:
+    assert _read_lines(b"a\nb\0c\0", delimiter=b"\0") == [[b"a\nb", b"c"]]
+
+
+def test_cut_anywhere() -> None:
+    data = b"one\ntwo\n\nthree"
+    for cut in range(1, len(data)):
+        blocks = _read_lines(data[:cut], data[cut:])
+        assert list(chain(*blocks)) == [b"one", b"two", b"", b"three"]
+
+
+def test_real_file_is_read_in_blocks() -> None:
+    lines = [b"%d" % n for n in range(400_000)]
+    stream = io.BufferedReader(cast(Any, io.BytesIO(b"\n".join(lines) + b"\n")))
+    blocks = [block.to_pylist() for block in LineReader(stream).blocks()]
+    assert len(blocks) > 1
+    assert list(chain(*blocks)) == lines
+
+
+def test_endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "LINE_BYTES_MAX", 10)
+    reader = LineReader(cast(BinaryIO, Pipe(b"ok\n12345", b"67890", b"1")))
+    with pytest.raises(LanceError, match="line 2 is longer than 16777216 bytes"):
+        list(reader.blocks())
+
+
+def test_whole() -> None:
+    assert read_whole(io.BytesIO(b"a\nb\n")).to_pylist() == [b"a\nb\n"]
+    assert read_whole(io.BytesIO(b"")).to_pylist() == [b""]
+
+
+def test_whole_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "RECORD_VALUE_BYTES_MAX", 3)
+    assert read_whole(io.BytesIO(b"abc")).to_pylist() == [b"abc"]
+    with pytest.raises(LanceError, match="longer than 3 bytes"):
+        read_whole(io.BytesIO(b"abcd"))
+
+
+def _columns(lines: list[bytes], **options: Any) -> list[dict[str, Any]]:
+    usual: dict[str, Any] = {"separator": None, "stamped": False, "first_line": 1}
+    array = pa.array(lines, pa.binary())
+    rows: list[dict[str, Any]] = make_columns(array, **{**usual, **options}).to_pylist()
+    return rows
+
+
+def test_values_alone() -> None:
+    assert _columns([b"a", b""]) == [{"value": b"a"}, {"value": b""}]
+
+
+def test_keys() -> None:
+    assert _columns([b"k=v", b"=", b"a=b=c"], separator=b"=") == [
+        {"key": b"k", "value": b"v"},
+        {"key": b"", "value": b""},
+        {"key": b"a", "value": b"b=c"},
+    ]
+    assert _columns([b"k, v"], separator=b", ") == [{"key": b"k", "value": b"v"}]
+
+
+def test_line_without_key() -> None:
+    with pytest.raises(LanceError, match="line 12 has no b':' between key and value"):
+        _columns([b"a:b", b"c:d", b"none", b""], separator=b":", first_line=10)
+
+
+def test_stamps() -> None:
+    rows = _columns([b"a", b"b"], stamped=True, clock_ns=lambda: 77)
+    assert [row["timestamp_ns"] for row in rows] == [77, 77]
+
+
+class Time:
+    """A clock that only moves while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+def _rows(count: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [b"x"] * count})
+
+
+def test_portions_come_when_they_are_due() -> None:
+    time = Time()
+    pace = SteadyRate(100, clock=time.clock, sleep=time.sleep)
+    sizes = [portion.num_rows for portion in pace.portions(_rows(25))]
+    assert sizes == [10, 10, 5]
+    assert time.slept == pytest.approx([0.1, 0.1])
+    # The next ones wait for those before them.
+    assert sum(p.num_rows for p in pace.portions(_rows(1))) == 1
+    assert time.slept[2:] == pytest.approx([0.05])
+
+
+def test_pause_is_not_caught_up() -> None:
+    time = Time()
+    pace = SteadyRate(10, clock=time.clock, sleep=time.sleep)
+    list(pace.portions(_rows(1)))
+    time.now_s += 1000
+    list(pace.portions(_rows(3)))
+    assert time.slept == pytest.approx([0.1, 0.1])
+
+
+def test_slow_rate() -> None:
+    time = Time()
+    pace = SteadyRate(0.5, clock=time.clock, sleep=time.sleep)
+    assert [p.num_rows for p in pace.portions(_rows(2))] == [1, 1]
+    assert time.slept == pytest.approx([2.0])

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from lance_spark.cli.summary import (
-    Group,
-    Standing,
+    ActiveGroup,
+    ConsumerLag,
     read_groups,
     show,
     show_bytes,
@@ -49,14 +49,14 @@ def test_consumers() -> None:
     details = {"log_start": 50, "log_end": 100, "record_count": 9, "consumers": entries}
     found = summarise(_client(), TopicInfo(1, "t", details=details))
     assert found.consumers == (
-        Standing(1, 60, 40),
-        Standing(2, None, 50),
-        Standing(3, 10, 50),
-        Standing(4, 500, 0),
+        ConsumerLag(1, 60, 40),
+        ConsumerLag(2, None, 50),
+        ConsumerLag(3, 10, 50),
+        ConsumerLag(4, 500, 0),
     )
     assert (found.size, found.records) == (50, 9)
-    assert found.stand(1) == Standing(1, 60, 40)
-    assert found.stand(9) == Standing(9, None, 50)
+    assert found.find_lag(1) == ConsumerLag(1, 60, 40)
+    assert found.find_lag(9) == ConsumerLag(9, None, 50)
 
 
 def test_plain_server() -> None:
@@ -65,8 +65,8 @@ def test_plain_server() -> None:
     }
     found = summarise(_client(), TopicInfo(1, "t", details=details))
     assert (found.log_start, found.log_end, found.size) == (None, 77, None)
-    assert found.consumers == (Standing(1, None, None), Standing(2, 7, 70))
-    assert found.stand(3) == Standing(3, None, None)
+    assert found.consumers == (ConsumerLag(1, None, None), ConsumerLag(2, 7, 70))
+    assert found.find_lag(3) == ConsumerLag(3, None, None)
     assert found.to_document()["max_bytes"] is None
     strange = TopicInfo(1, "t", details={"consumers": 5, "log_end": "x"})
     assert summarise(_client(), strange).consumers is None
@@ -85,8 +85,8 @@ def test_groups() -> None:
         7,
     ]
     assert read_groups(_client(groups=groups)) == [
-        Group("g", 3, "range", {"m": ("a", "b")}),
-        Group("h", None, "-", {}),
+        ActiveGroup("g", 3, "range", {"m": ("a", "b")}),
+        ActiveGroup("h", None, "-", {}),
     ]
     assert read_groups(_client()) == read_groups(_client(groups={})) == []
 

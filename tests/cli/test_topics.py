@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
+import trustme
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient, Producer
+from lance_spark.client import LanceClient, Producer, consumer_id
+from lance_spark.columnar.scan import scan
 from lance_spark.errors import TopicNotFound
 from lance_spark.model import Retention
+from lance_spark.store import Store
 from tests.cli.conftest import ROWS, Run
 
 
@@ -222,3 +226,193 @@ def test_group_has_help(run: Run) -> None:
     for name in ("list", "create", "delete", "describe", "retention", "auth"):
         assert f"  {name} " in done.out
         assert run("topics", name, "--help").code == 0
+
+
+def _prepare(client: LanceClient, topic: str) -> int:
+    with Producer(client, topic) as producer:
+        producer.write(ROWS)
+    client.commit_offset(topic, consumer_id("etl"), 15)
+    client.subscribe(topic, 5)
+    client.join_group("etl", [topic], member="me")
+    client.open_stage(topic, "writer", 1)
+    return producer.acked_bytes
+
+
+def _clean_up(client: LanceClient) -> None:
+    client.leave_group("etl", "me")
+    client.abort_stages("writer", 1)
+
+
+def test_everything(ask: Run, client: LanceClient, topic: str) -> None:
+    size = _prepare(client, topic)
+    done = ask("topics", "describe", topic)
+    listed = ask("topics", "describe", topic, "--json")
+    _clean_up(client)
+    assert (done.code, done.err) == (0, "")
+    lines = [" ".join(line.split()) for line in done.lines]
+    info = client.topic(topic)
+    assert lines[:2] == [f"name {topic}", f"id {info.id}"]
+    assert lines[2].startswith("created 20") and lines[2].endswith("Z")
+    assert lines[3:10] == [
+        "records 7",
+        f"bytes {size} bytes",
+        "log start 0",
+        f"log end {size}",
+        "retention no limit",
+        "stages 1",
+        "consumers 2",
+    ]
+    assert lines[10:] == [
+        "",
+        "consumer committed lag group",
+        f"5 - {size} -",
+        f"{consumer_id('etl')} 15 {size - 15} etl",
+    ]
+    document = json.loads(listed.out)
+    assert document["stages"] == 1 and document["records"] == 7
+    assert document["consumers"] == [
+        {
+            "consumer_id": 5,
+            "group": None,
+            "committed_offset": None,
+            "lag_bytes": size,
+        },
+        {
+            "consumer_id": consumer_id("etl"),
+            "group": "etl",
+            "committed_offset": 15,
+            "lag_bytes": size - 15,
+        },
+    ]
+
+
+def test_default_topic_by_number(ask: Run) -> None:
+    done = ask("topics", "describe", "id:0")
+    assert done.code == 0
+    assert "id         0" in done.lines and "consumers  0" in done.lines
+    assert done.lines[0] == "name       (default)"
+
+
+def test_a_plain_server_knows_little(run: Run, plain_server: EmbeddedBroker) -> None:
+    """What it does not say is not said to be none."""
+    to = ("-s", plain_server.address, "--checksum", "crc32")
+    with LanceClient(plain_server.address, checksum="crc32") as client:
+        topic_id = client.create_topic("described").id
+        with Producer(client, "described") as producer:
+            producer.write(ROWS.filter(ROWS["value"].is_valid()))
+        client.commit_offset("described", consumer_id("etl"), 15)
+    done = run("topics", "describe", "described", *to)
+    lines = [" ".join(line.split()) for line in done.lines]
+    assert lines[:2] == ["name described", f"id {topic_id}"]
+    unknown = ("records", "bytes", "log start", "retention", "stages", "consumers")
+    shown = [*lines[3:6], *lines[7:]]
+    assert shown == [f"{name} -" for name in unknown]
+    assert lines[6] == f"log end {producer.acked_bytes}"
+    document = json.loads(run("topics", "describe", "described", "--json", *to).out)
+    known = {name for name, value in document.items() if value is not None}
+    assert known == {"id", "name", "created_at", "log_end"}
+
+
+def test_no_such_topic(ask: Run) -> None:
+    done = ask("topics", "describe", "nowhere")
+    assert (done.code, done.out) == (1, "")
+    assert "'nowhere'" in done.err and done.err.count("\n") == 1
+
+
+NO_RULE = "topic events, id 1\nno rule: every client that may connect may use it\n"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    path = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(path))
+    return path
+
+
+def _stored(path: Path) -> object:
+    with Store(path, framing=scan) as store:
+        return store.topic(1).metadata.auth
+
+
+def test_set_show_change_clear(run: Run, store_path: Path, authority: Path) -> None:
+    command = ("topics", "auth", "--data-dir", store_path, "events")
+    assert run(*command) == (0, NO_RULE, "")
+    names = ("--allow", "b.example", "--allow", "a.example")
+    done = run(*command, "--mtls", *names, "--client-ca", authority)
+    assert (done.code, done.err) == (0, "")
+    assert done.lines == [
+        "topic events, id 1",
+        "certificate     required",
+        f"client CA       {authority}",
+        "allowed names   a.example, b.example",
+        "allowed topics  any",
+    ]
+    assert _stored(store_path) == {
+        "mtls_enabled": True,
+        "client_ca_path": str(authority),
+        "allowed_cns": ["a.example", "b.example"],
+        "allowed_topics": [],
+    }
+    assert run(*command) == done
+    # What is not given stays.
+    done = run(*command, "--allow-topic", 1, "--allow-topic", 7, "--allow", "c")
+    assert done.lines[1:] == [
+        "certificate     required",
+        f"client CA       {authority}",
+        "allowed names   c",
+        "allowed topics  1, 7",
+    ]
+    done = run(*command, "--no-mtls")
+    assert done.lines[1] == "certificate     not required"
+    assert done.lines[3] == "allowed names   c"
+    assert run(*command, "--clear") == (0, NO_RULE, "")
+    assert _stored(store_path) is None
+
+
+def test_path_of_the_authority_is_absolute(
+    run: Run, store_path: Path, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(authority.parent)
+    command = ("topics", "auth", "--data-dir", store_path, "events", "--mtls")
+    assert str(authority) in run(*command, "--client-ca", "ca.pem").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["events", "--allow", "x"], 2, "say --mtls or --no-mtls too"),
+        (["events", "--clear", "--mtls"], 2, "--clear goes with no other change"),
+        (["events", "--mtls", "--client-ca", "missing.pem"], 1, "missing.pem"),
+        (["events", "--mtls", "--allow", ""], 1, "not empty"),
+        (["events", "--mtls", "--allow-topic", "x"], 2, "--allow-topic"),
+        (["nowhere", "--mtls"], 1, "topic 'nowhere' not found"),
+        (["id:99", "--mtls"], 1, "topic 99 not found"),
+    ],
+)
+def test_mistakes_change_nothing(
+    run: Run, store_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    done = run("topics", "auth", "--data-dir", store_path, *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert text in done.err
+    assert code == 2 or done.err.count("\n") == 1
+    assert _stored(store_path) is None
+
+
+def test_default_topic(run: Run, store_path: Path) -> None:
+    done = run("topics", "auth", "--data-dir", store_path, "id:0")
+    assert done.lines[0] == "the default topic (id 0)"
+
+
+def test_broker_has_the_directory(run: Run, store_path: Path) -> None:
+    with Store(store_path, framing=scan):
+        done = run("topics", "auth", "--data-dir", store_path, "events", "--mtls")
+    assert (done.code, done.out) == (1, "")
+    assert "already in use by process" in done.err and done.err.count("\n") == 1
+
+
+def test_no_directory_is_made(run: Run, tmp_path: Path) -> None:
+    done = run("topics", "auth", "--data-dir", tmp_path / "typo", "events")
+    assert (done.code, done.out) == (1, "")
+    assert "no such directory" in done.err
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lance_spark.testing.flow import CLEAR, Fate, Flow, Gate
+from lance_spark.testing.relay import CLEAR, ByteFilter, Fate, Flow
 from lance_spark.testing.relay import Relay as Proxy
 
-__all__ = ["CLEAR", "Fate", "Flow", "Gate", "Proxy"]
+__all__ = ["CLEAR", "ByteFilter", "Fate", "Flow", "Proxy"]

@@ -29,7 +29,7 @@ from tests.integration.kit import (
     read_values,
     record,
 )
-from tests.integration.proxy import CLEAR, Fate, Flow, Gate, Proxy
+from tests.integration.proxy import CLEAR, ByteFilter, Fate, Flow, Proxy
 
 HALF = 0.5
 HEADER_BYTES = lwp.HEADER_BYTES
@@ -98,7 +98,7 @@ def frames(*sizes: int) -> bytes:
 )
 def test_gate(step: int, flow: Flow, passed: int, is_cut: bool) -> None:
     data = frames(10, 20, 30)
-    gate = Gate(flow)
+    gate = ByteFilter(flow)
     out = b""
     for start in range(0, len(data), step):
         out += gate.take(data[start : start + step])
@@ -106,7 +106,7 @@ def test_gate(step: int, flow: Flow, passed: int, is_cut: bool) -> None:
 
 
 def test_gate_cuts_at_the_first_byte() -> None:
-    gate = Gate(Flow(cut_at=0))
+    gate = ByteFilter(Flow(cut_at=0))
     assert (gate.is_cut, gate.take(b"abc")) == (True, b"")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pytest
 
 from lance_spark.broker.config import parse_settings
 from lance_spark.errors import LanceError
+from lance_spark.net.deadline import Deadline
 from lance_spark.testing import BrokerProcess
 from lance_spark.testing.process import write_settings
+from tests.child import Child
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +42,38 @@ def test_life(tmp_path: Path) -> None:
         assert process.pid != pid
     assert not process.is_running
     assert process.stop() == 0
+
+
+_STARTER = """
+import os
+import subprocess
+import sys
+from pathlib import Path
+from lance_spark.testing import BrokerProcess
+broker = BrokerProcess(Path(sys.argv[1]), fsync="none").start()
+print(broker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    parent = Child(
+        [sys.executable, "-c", _STARTER, str(tmp_path / "data")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        broker = Path(f"/proc/{int(parent.stdout.readline())}")
+        assert broker.exists()
+        parent.kill()
+        # The pipe ends when the last process that has it is gone.
+        assert parent.stdout.read() == ""
+    deadline = Deadline.after(30)
+    while broker.exists() and " Z " not in (broker / "stat").read_text():
+        assert not deadline.expired
+        os.sched_yield()
 
 
 def test_one_that_does_not_start(tmp_path: Path) -> None:

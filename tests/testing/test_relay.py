@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
 from lance_spark.testing import CLEAR, Fate, Flow, Relay
-from lance_spark.testing.weather import Side
+from lance_spark.testing.relay import ByteFilter, NetworkFaults, Side
 from tests.integration.kit import wait_for
 
 PATIENCE_S = 30.0
@@ -170,11 +171,11 @@ def test_drop_ends_what_is_there_and_nothing_else(echo: Echo) -> None:
             assert receive_exactly(stream, 1) == b"b"
 
 
-def test_weather_meets_connections_that_are_there(echo: Echo) -> None:
+def test_faults_meet_connections_that_are_there(echo: Echo) -> None:
     with Relay(echo.address) as relay, client(relay) as stream:
         send(stream, b"a")
         assert receive_exactly(stream, 1) == b"a"
-        relay.weather.add_cut(Side.CLIENT, 3, 1)
+        relay.network.add_cut(Side.CLIENT, 3, 1)
         send(stream, b"bcde")
         assert receive_exactly(stream, 3) == b"bcd"
         assert is_ended(stream)
@@ -184,7 +185,7 @@ def test_weather_meets_connections_that_are_there(echo: Echo) -> None:
 def test_delay_holds_up(echo: Echo) -> None:
     with Relay(echo.address) as relay, client(relay) as stream:
         # Longer than any test lasts: nothing of it comes.
-        relay.weather.add_delay(10 * PATIENCE_S)
+        relay.network.add_delay(10 * PATIENCE_S)
         send(stream, b"a")
         assert not stream.wait_readable(Deadline.after(0.05))
         # And closing does not wait for it.
@@ -221,3 +222,116 @@ def test_end_and_reset(echo: Echo, reset: bool) -> None:
             while receive(stream):
                 pass
             pytest.fail("a proper end")
+
+
+def pass_through(flow: Flow, *pieces: bytes) -> tuple[list[bytes], bool]:
+    gate = ByteFilter(flow)
+    return [gate.take(piece) for piece in pieces], gate.is_cut
+
+
+def test_clear() -> None:
+    assert Fate() == CLEAR
+    assert pass_through(Flow(), b"abc", b"", b"d") == ([b"abc", b"", b"d"], False)
+
+
+@pytest.mark.parametrize(
+    ("flow", "passed", "is_cut"),
+    [
+        (Flow(cut_at=0), [b"", b""], True),
+        (Flow(cut_at=2), [b"ab", b""], True),
+        (Flow(cut_at=3), [b"abc", b""], True),
+        (Flow(cut_at=4), [b"abc", b"d"], True),
+        (Flow(cut_at=7), [b"abc", b"def"], False),
+        (Flow(swallow_at=0), [b"", b""], False),
+        (Flow(swallow_at=4), [b"abc", b"d"], False),
+        (Flow(swallow_at=1, cut_at=4), [b"a", b""], True),
+    ],
+)
+def test_bytes(flow: Flow, passed: list[bytes], is_cut: bool) -> None:
+    assert pass_through(flow, b"abc", b"def") == (passed, is_cut)
+
+
+def test_frames_are_counted_only_where_that_matters() -> None:
+    assert not Flow(cut_at=1, swallow_at=2).counts_frames
+    assert Flow(cut_frame=0).counts_frames
+    assert Flow(swallow_frame=0).counts_frames
+
+
+# Longer than any test lasts.
+FOREVER_S = 3600.0
+PATIENCE_S = 30.0
+
+
+def test_no_faults() -> None:
+    network = NetworkFaults()
+    network.pause()
+    assert network.take(Side.CLIENT, b"abc") == (b"abc", False)
+
+
+def test_delays_add_up() -> None:
+    network = NetworkFaults()
+    network.add_delay(0.02)
+    network.add_delay(0.01)
+    began_s = time.monotonic()
+    network.pause(0.01)
+    assert time.monotonic() - began_s >= 0.04
+
+
+def test_who_waits_goes_on_when_the_delay_ends() -> None:
+    network = NetworkFaults()
+    end = network.add_delay(FOREVER_S)
+    waiting = start(network)
+    end()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    # Taken back, it can't be taken back again.
+    end()
+
+
+def test_other_delays_stay() -> None:
+    network = NetworkFaults()
+    network.add_delay(FOREVER_S)
+    end = network.add_delay(1.0)
+    waiting = start(network)
+    end()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    network.end()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+
+
+def start(network: NetworkFaults) -> threading.Thread:
+    thread = threading.Thread(target=network.pause)
+    thread.start()
+    return thread
+
+
+def test_cut_counts_one_side_over_all_connections() -> None:
+    network = NetworkFaults()
+    network.add_cut(Side.CLIENT, 5, 1)
+    assert network.take(Side.BROKER, b"0123456789") == (b"0123456789", False)
+    assert network.take(Side.CLIENT, b"abc") == (b"abc", False)
+    assert network.take(Side.CLIENT, b"defg") == (b"de", True)
+    assert network.take(Side.CLIENT, b"hij") == (b"hij", False)
+
+
+def test_cut_comes_again() -> None:
+    network = NetworkFaults()
+    network.add_cut(Side.BROKER, 2, 2)
+    taken = [network.take(Side.BROKER, b"abc") for _ in range(3)]
+    assert taken == [(b"ab", True), (b"ab", True), (b"abc", False)]
+
+
+def test_cut_before_the_first_byte() -> None:
+    network = NetworkFaults()
+    network.add_cut(Side.CLIENT, 0, 1)
+    assert network.take(Side.CLIENT, b"a") == (b"", True)
+
+
+def test_cut_that_is_taken_back() -> None:
+    network = NetworkFaults()
+    end = network.add_cut(Side.CLIENT, 0, 1)
+    end()
+    end()
+    assert network.take(Side.CLIENT, b"a") == (b"a", False)

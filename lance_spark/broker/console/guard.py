@@ -1,4 +1,4 @@
-"""The door of the console: what no page of ours sends does not get in.
+"""The door of the console: requests that its own page does not send are refused.
 
 Browsers send requests for any page that asks them to, with the cookies of the console.
 Three rules keep such pages out, and each is about something that they can't choose:
@@ -8,21 +8,26 @@ Three rules keep such pages out, and each is about something that they can't cho
 - Requests that change something have an `Origin`, and it is the console itself.
 - They have a header of our own, which a foreign page has to ask for first, in vain.
 
-Bodies are read here, as far as they may be long, so that requests need not wait.
+Bodies are read here, up to a limit, so that requests need not wait. The form of answers
+and of refusals is here, too.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lance_spark.broker.console.answer import JsonAnswer, refuse
+from lance_spark import errors
+from lance_spark.broker.service import to_broker_error
+from lance_spark.errors import LanceError
 
 BODY_BYTES_MAX = 64 * 1024
 # Where requests find their body.
@@ -135,3 +140,74 @@ async def _read_body(
                 scope[BODY] = bytes(body)
                 return None
     return refuse(400, "BadRequest", "The request's body did not come in time", "")
+
+
+# The first match counts.
+_STATUS: tuple[tuple[type[LanceError], int], ...] = (
+    (errors.AuthenticationRequired, 401),
+    (errors.AuthenticationFailed, 401),
+    (errors.AccessDenied, 403),
+    (errors.TopicNotFound, 404),
+    (errors.TopicDeleted, 404),
+    (errors.StageNotFound, 404),
+    (errors.PayloadTooLarge, 413),
+    (errors.RateLimited, 429),
+    (errors.Backpressure, 503),
+    (errors.ConnectionLimit, 503),
+    (errors.ClusterNotReady, 503),
+    (errors.OperationTimeout, 503),
+    (errors.StorageError, 500),
+    (errors.InternalError, 500),
+)
+_REMEDIES = {
+    "AuthenticationRequired": "Sign in with one of the broker's tokens.",
+    "AuthenticationFailed": "Check the token; the broker's settings have it.",
+    "RateLimited": "Wait a few seconds, then try again.",
+    "TopicNotFound": "Look at the list of topics; it may have been deleted.",
+    "TopicDeleted": "Look at the list of topics.",
+    "TopicAlreadyExists": "Choose another name.",
+    "StorageError": "Look at the broker's log, and run lance-spark check.",
+    "InternalError": "This is a bug: the broker's log has the details.",
+    "ClusterNotReady": "Wait until the broker is back.",
+    "ConnectionLimit": "Close other pages of the console.",
+    "Backpressure": "Try again in a moment.",
+}
+
+
+class JsonAnswer(Response):
+    """JSON that no cache keeps."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status_code: int = 200) -> None:
+        super().__init__(content, status_code, {"Cache-Control": "no-store"})
+
+    def render(self, content: Any) -> bytes:
+        """Write the content."""
+        return encode_json(content)
+
+
+def encode_json(content: Any) -> bytes:
+    """Write JSON on one line, in UTF-8."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    # Clients may give groups and members names that are no Unicode.
+    return text.encode("utf-8", "replace")
+
+
+def make_refusal(error: Exception) -> JsonAnswer:
+    """Answer with an error: what it is, where, and what to do."""
+    if isinstance(error, errors.StoreClosed):
+        error = errors.ClusterNotReady("The broker is stopping")
+    said = to_broker_error(error)
+    kind = type(said).__name__
+    if isinstance(error, errors.OptionError):
+        # Not the words of the protocol: nothing was sent over it.
+        kind = "BadRequest"
+    status = next((code for met, code in _STATUS if isinstance(said, met)), 400)
+    return refuse(status, kind, said.message)
+
+
+def refuse(status: int, kind: str, text: str, remedy: str | None = None) -> JsonAnswer:
+    """Answer with an error that is put into words already."""
+    remedy = _REMEDIES.get(kind, "") if remedy is None else remedy
+    return JsonAnswer({"error": {"kind": kind, "text": text, "remedy": remedy}}, status)

@@ -7,8 +7,12 @@ left out. A page works on one view of its log and takes no lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,12 +20,179 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lance_spark.broker.console.cell import UNREADABLE, make_cell, name_type
-from lance_spark.broker.console.query import Query
 from lance_spark.columnar.decode import Decoded, decode
-from lance_spark.errors import Corrupt, OutOfRange, StorageError
-from lance_spark.model import Location
+from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
+from lance_spark.model import Buffer, Location, RecordType
 from lance_spark.store import View
+
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 500
+# Offsets, record numbers and times are below this.
+_NUMBER_END = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which records are asked for.
+
+    Args:
+        kind: what `value` is: `start`, `end`, `offset`, `record` or `time` (in ns).
+        value: where to start.
+        limit: how many records at most.
+        key: only records with this key.
+        search: only records with this in their key or value.
+    """
+
+    kind: str = "start"
+    value: int = 0
+    limit: int = LIMIT_DEFAULT
+    key: bytes | None = None
+    search: bytes | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether records are picked."""
+        return self.key is not None or self.search is not None
+
+
+def parse_query(fields: Mapping[str, str]) -> Query:
+    """Read the parameters of a request.
+
+    Raises:
+        OptionError: one of them can't be understood.
+    """
+    kind, value = _parse_from(fields.get("from") or "start")
+    limit = _parse_number("limit", fields.get("limit") or str(LIMIT_DEFAULT))
+    if not 1 <= limit <= LIMIT_MAX:
+        raise OptionError(f"limit={limit}: must be from 1 to {LIMIT_MAX}")
+    key, search = (_encode(fields.get(name)) for name in ("key", "search"))
+    return Query(kind, value, limit, key or None, search or None)
+
+
+def _encode(text: str | None) -> bytes | None:
+    # What is no UTF-8 in a URL comes as surrogates.
+    return None if text is None else text.encode("utf-8", "surrogateescape")
+
+
+def _parse_from(text: str) -> tuple[str, int]:
+    if text in ("start", "end"):
+        return text, 0
+    kind, colon, value = text.partition(":")
+    if colon and kind in ("offset", "record"):
+        return kind, _parse_number(f"from={kind}", value)
+    if colon and kind == "time":
+        return kind, _parse_time_ns(value)
+    raise OptionError(
+        f"from={text[:80]!r}: must be start, end, offset:N, record:N or time:T"
+    )
+
+
+def _parse_number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise OptionError(f"{name}: {text[:80]!r} is not a whole number")
+    return min(int(text), _NUMBER_END - 1)
+
+
+def _parse_time_ns(text: str) -> int:
+    if text.isascii() and text.isdecimal():
+        return min(_parse_number("from=time", text) * 1_000_000, _NUMBER_END - 1)
+    try:
+        # Python 3.10 does not know the Z.
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=timezone.utc)
+        # Whole microseconds: a float of seconds is not exact.
+        since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
+        raise OptionError(
+            f"from=time: {text[:80]!r} is neither milliseconds since 1970 nor a time "
+            "such as 2026-01-31T12:00:00Z"
+        ) from None
+    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return min(max(0, micros * 1000), _NUMBER_END - 1)
+
+
+TEXT_MAX = 4096
+# A character has at most four bytes in UTF-8.
+_PREFIX_BYTES = 4 * TEXT_MAX
+# Longer ones are not looked through for whether they are JSON: they are cut anyway.
+_JSON_BYTES_MAX = 64 * 1024
+# Control characters apart from tab and line ends, and what is no character at all.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
+
+TYPE_NAMES = {
+    RecordType.RAW: "raw",
+    RecordType.JSON: "json",
+    RecordType.MESSAGE_PACK: "msgpack",
+    RecordType.PROTOBUF: "protobuf",
+    RecordType.AVRO: "avro",
+    RecordType.KEY_VALUE: "key-value",
+    RecordType.TIMESTAMPED: "timestamped",
+    RecordType.KEY_TIMESTAMPED: "key-timestamped",
+    RecordType.NULL: "null",
+}
+# Bytes of a log that are no record, which only a broker that checks nothing has.
+UNREADABLE = 0
+
+
+def name_type(number: int) -> str:
+    """Give the name of a record type."""
+    if number == UNREADABLE:
+        return "unreadable"
+    known = {int(kind): name for kind, name in TYPE_NAMES.items()}
+    return known.get(number, f"0x{number:02x}")
+
+
+def make_cell(
+    data: Buffer | None, *, may_be_text: bool = True
+) -> dict[str, Any] | None:
+    """Show bytes; None stays None.
+
+    Args:
+        data: the bytes, of any length. No more than a piece of them is copied.
+        may_be_text: false shows hex in any case.
+    """
+    if data is None:
+        return None
+    view = memoryview(data).cast("B")
+    size = len(view)
+    text = _read_text(bytes(view[:_PREFIX_BYTES]), size) if may_be_text else None
+    if text is None:
+        shown = bytes(view[: TEXT_MAX // 2])
+        return _cell("hex", shown.hex(), size, truncated=len(shown) < size)
+    kind = "json" if _is_json(view) else "text"
+    truncated = len(text) > TEXT_MAX or size > _PREFIX_BYTES
+    return _cell(kind, text[:TEXT_MAX], size, truncated=truncated)
+
+
+def _cell(kind: str, text: str, size: int, *, truncated: bool) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "size": size, "truncated": truncated}
+
+
+def _read_text(prefix: bytes, size: int) -> str | None:
+    """Decode the start of a value; None if it is not what people write."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        # The prefix may end inside a character, the value may not.
+        text = decoder.decode(prefix, final=len(prefix) == size)
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
+
+def _is_json(view: memoryview) -> bool:
+    # A bare number or word is JSON as well, but is not meant as such.
+    if len(view) > _JSON_BYTES_MAX or bytes(view[:256]).lstrip()[:1] not in (
+        b"{",
+        b"[",
+    ):
+        return False
+    try:
+        json.loads(bytes(view))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
 
 # How much a search goes through, and a page reads, before it tells where to go on.
 SCAN_BYTES_MAX = 64 * 1024 * 1024

@@ -1,7 +1,7 @@
 """Rates over time: the counters of the broker, looked at once a second.
 
 One thread for all visitors, and one table of bounded size for each topic that has had
-traffic and each consumer: a console that nobody looks at costs next to nothing, and
+traffic and each consumer: a console without visitors costs next to nothing, and
 one that many look at no more.
 """
 
@@ -155,21 +155,16 @@ class Sampler:
             self._times[row] = self._wall_ns() // 1_000_000
             self._total[row] = _rate(last.traffic, now.traffic, elapsed_s)
             self._errors[row] = _count_errors(last, now)
-            moved = {
-                topic: rates
+            rates = {
+                topic: _rate(last.topics.get(topic, Traffic()), traffic, elapsed_s)
                 for topic, traffic in now.topics.items()
-                if any(
-                    rates := _rate(
-                        last.topics.get(topic, Traffic()), traffic, elapsed_s
-                    )
-                )
             }
+            moved = {topic: rate for topic, rate in rates.items() if any(rate)}
             self._topics.put(row, moved, keep=now.topics.keys())
-            self._consumers.put(
-                row, {key: (lag,) for key, lag in lags.items()}, keep=lags.keys()
-            )
+            behind = {key: (lag,) for key, lag in lags.items()}
+            self._consumers.put(row, behind, keep=lags.keys())
             self._ticks += 1
-            self._pulse = self._feel(last, now, elapsed_s)
+            self._pulse = self._measure(last, now, elapsed_s)
             self._last, self._last_s = now, now_s
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:
@@ -182,7 +177,7 @@ class Sampler:
             return {}
         return lags if len(lags) <= OFFSETS_MAX else {}
 
-    def _feel(
+    def _measure(
         self, last: MetricsSnapshot, now: MetricsSnapshot, elapsed_s: float
     ) -> Pulse:
         requests = _count_requests(now) - _count_requests(last)
@@ -295,18 +290,11 @@ class _Tables(Generic[_Key]):
         return True
 
 
-def _rate(
-    last: Traffic, now: Traffic, elapsed_s: float
-) -> tuple[float, float, float, float]:
-    def per_s(before: int, after: int) -> float:
-        # A topic that was made anew starts at 0.
-        return max(0, after - before) / elapsed_s
-
-    return (
-        per_s(last.records_in, now.records_in),
-        per_s(last.bytes_in, now.bytes_in),
-        per_s(last.records_out, now.records_out),
-        per_s(last.bytes_out, now.bytes_out),
+def _rate(last: Traffic, now: Traffic, elapsed_s: float) -> tuple[float, ...]:
+    # A topic that was made anew starts at 0.
+    return tuple(
+        max(0, getattr(now, name) - getattr(last, name)) / elapsed_s
+        for name in ("records_in", "bytes_in", "records_out", "bytes_out")
     )
 
 

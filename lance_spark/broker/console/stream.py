@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lance_spark.broker.access import Principal
-from lance_spark.broker.console.answer import encode_json
+from lance_spark.broker.console.guard import encode_json
 from lance_spark.broker.console.overview import Overview
 from lance_spark.broker.console.sampler import INTERVAL_S
 from lance_spark.errors import ConnectionLimit, LanceError
@@ -25,7 +25,7 @@ STREAMS_MAX = 64
 # the time at most, and sending it so many bytes per second.
 _REST = 10.0
 _BYTES_PER_S = 1024 * 1024
-# Who asks: None once the visitor has signed out.
+# Gives the visitor, None after signing out.
 Ask = Callable[[], Principal | None]
 
 
@@ -55,7 +55,7 @@ class Streams:
         # How long to wait at least, which grows with what there is to tell.
         self._rest_s = 0.0
         self._ending = anyio.Event()
-        # Those who come while an event is made wait for it instead of making another.
+        # A stream that needs an event while one is made waits for it.
         self._making = anyio.Lock()
         # The last event by who asked. There are few kinds of visitors, as tokens and
         # certificates do not make a difference otherwise.
@@ -130,7 +130,7 @@ class Streams:
 
 
 class _Stream(StreamingResponse):
-    """A stream that says when it is over, also if it has never begun."""
+    """A stream that calls back when it is over, also if it has never begun."""
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(

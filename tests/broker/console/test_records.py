@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 
 from lance_spark.broker.console import records as module
-from lance_spark.broker.console.query import Query, parse_query
-from lance_spark.broker.console.records import read_page, read_value
+from lance_spark.broker.console.records import (
+    LIMIT_MAX,
+    TEXT_MAX,
+    Query,
+    make_cell,
+    name_type,
+    parse_query,
+    read_page,
+    read_value,
+)
 from lance_spark.columnar.scan import scan
-from lance_spark.errors import Corrupt, OutOfRange, StorageError
+from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
+from lance_spark.model import RecordType
+from lance_spark.quantity import RECORD_TYPES
 from lance_spark.store import Store, StoreConfig, View
 from tests.broker.console.visit import keyed
 from tests.broker.kit import record
@@ -475,3 +485,120 @@ def test_damage(shelf: Shelf) -> None:
     assert values(page) == ALL[:3]
     with pytest.raises(Corrupt, match=r"segments/1|topic 1"):
         shelf.page(limit=3, from_=f"offset:{segment.end - SIZE}")
+
+
+SECOND_NS = 1_000_000_000
+
+
+def test_parameters() -> None:
+    assert parse_query({}) == Query("start", 0, 50, None, None)
+    fields = {"from": "offset:12", "limit": "500", "key": "ü", "search": "x y"}
+    assert parse_query(fields) == Query("offset", 12, 500, "ü".encode(), b"x y")
+    assert parse_query({"from": "record:3"}).value == 3
+    assert parse_query({"from": "", "limit": "", "key": "", "search": ""}) == Query()
+    assert parse_query({"from": f"offset:{10**19 - 1}"}).value == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("0", 0),
+        ("1700000000123", 1_700_000_000_123_000_000),
+        ("9999999999999999999", 2**63 - 1),
+        ("2026-01-31T12:00:00Z", 1_769_860_800 * SECOND_NS),
+        ("2026-01-31T13:00:00+01:00", 1_769_860_800 * SECOND_NS),
+        ("2026-01-31T12:00:00.000001", 1_769_860_800 * SECOND_NS + 1000),
+        ("2026-01-31", 1_769_817_600 * SECOND_NS),
+        ("1900-01-01", 0),
+    ],
+)
+def test_times(text: str, ns: int) -> None:
+    assert parse_query({"from": f"time:{text}"}) == Query("time", ns)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"from": "middle"}, "start, end, offset:N"),
+        ({"from": "offset"}, "start, end, offset:N"),
+        ({"from": "offset:-1"}, "not a whole number"),
+        ({"from": "offset:1e3"}, "not a whole number"),
+        ({"from": "offset:٣"}, "not a whole number"),
+        ({"from": "record:" + "9" * 20}, "not a whole number"),
+        ({"from": "time:yesterday"}, "neither milliseconds"),
+        ({"from": "time:"}, "neither milliseconds"),
+        ({"from": "time:" + "9" * 5000}, "not a whole number"),
+        ({"from": "x" * 5000}, "start, end"),
+        ({"limit": "0"}, f"from 1 to {LIMIT_MAX}"),
+        ({"limit": "501"}, f"from 1 to {LIMIT_MAX}"),
+        ({"limit": "many"}, "not a whole number"),
+    ],
+)
+def test_parameters_that_can_not_be(fields: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text) as error:
+        parse_query(fields)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (b"", "text", ""),
+        (b"hello", "text", "hello"),
+        ("grüße\t\r\n".encode(), "text", "grüße\t\r\n"),
+        # Marks that change the direction or join emoji are text.
+        ("\u202eabc 👩\u200d👧".encode(), "text", "\u202eabc 👩\u200d👧"),
+        (b'{"a": 1}', "json", '{"a": 1}'),
+        (b" [1,\n 2]", "json", " [1,\n 2]"),
+        (b"123", "text", "123"),
+        (b'{"a": ', "text", '{"a": '),
+        (b"[" * 5000, "text", "[" * TEXT_MAX),
+        (b"\x00\x01\xff", "hex", "0001ff"),
+        (b"a\x00b", "hex", "610062"),
+        (b"\x1b[31m", "hex", "1b5b33316d"),
+        (b"caf\xe9", "hex", "636166e9"),
+        (b"half \xc3", "hex", "68616c6620c3"),
+    ],
+)
+def test_what_bytes_are_shown_as(data: bytes, kind: str, text: str) -> None:
+    cell = make_cell(data)
+    assert cell is not None
+    assert (cell["kind"], cell["text"], cell["size"]) == (kind, text, len(data))
+    assert cell["truncated"] == (len(data) > TEXT_MAX)
+
+
+def test_nothing_is_nothing() -> None:
+    assert make_cell(None) is None
+
+
+def test_not_as_text() -> None:
+    cell = make_cell(b"abc", may_be_text=False)
+    assert cell == {"kind": "hex", "text": "616263", "size": 3, "truncated": False}
+
+
+def test_long_values_are_cut() -> None:
+    # A prefix of so many bytes ends inside a character.
+    text = make_cell(b"x" + "ü".encode() * 100_000)
+    assert text is not None
+    assert text["text"] == "x" + "ü" * (TEXT_MAX - 1)
+    assert (text["kind"], text["truncated"], text["size"]) == ("text", True, 200_001)
+    binary = make_cell(bytes(1_000_000))
+    assert binary is not None
+    assert binary["text"] == "00" * (TEXT_MAX // 2) and binary["truncated"]
+    assert make_cell(bytes(TEXT_MAX // 2))["truncated"] is False  # type: ignore[index]
+
+
+def test_long_json_is_json_as_far_as_it_is_looked_at() -> None:
+    medium = json.dumps(["x" * 10_000]).encode()
+    assert make_cell(medium)["kind"] == "json"  # type: ignore[index]
+    large = json.dumps(["x" * 100_000]).encode()
+    assert make_cell(large)["kind"] == "text"  # type: ignore[index]
+
+
+def test_names_of_types() -> None:
+    for name, number in RECORD_TYPES.items():
+        assert name_type(number) == name
+    names = {name_type(int(kind)) for kind in RecordType}
+    assert len(names) == len(RecordType) and "null" in names
+    assert name_type(0x80) == "0x80"
+    assert name_type(0) == "unreadable"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from lance_spark.cli.text import (
+from lance_spark.cli.display import (
     Preview,
     count,
     format_bytes,
@@ -15,6 +16,7 @@ from lance_spark.cli.text import (
     format_time,
     print_table,
     show_name,
+    show_progress,
 )
 
 
@@ -102,7 +104,7 @@ def test_show_bytes_cuts_inside_a_character() -> None:
 
 def test_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("1", "a", "x"), ("1000", "bb", "y" * 50)]
-    assert print_table(("n", "name", "rest"), rows, right=("n",)) == 2
+    print_table(("n", "name", "rest"), rows, right=("n",))
     assert capsys.readouterr().out.splitlines() == [
         "   n  name  rest",
         "   1  a     x",
@@ -122,3 +124,59 @@ def test_table_shows_what_came_before_an_error(
         print_table(("n",), rows())
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["n", *map(str, range(450))]
+
+
+def _strip(text: str) -> str:
+    return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("1", "[b]a", "x"), ("1000", "日本", "y" * 80)]
+    print_table(("n", "name", "rest"), rows, right=("n",))
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    lines = [line.rstrip() for line in _strip(out).splitlines()]
+    # Wide characters are as wide as they are shown, and nothing is cut off.
+    assert lines[:3] == ["   n  name  rest", "   1  [b]a  x", f"1000  日本  {'y' * 68}"]
+    assert lines[3:] == [" " * 12 + "y" * 12]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_table_on_a_terminal_shows_what_came_before_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rows() -> Iterator[tuple[str]]:
+        yield ("first",)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        print_table(("n",), rows())
+    assert "first" in capsys.readouterr().out
+
+
+def test_no_progress_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress("copying") as update:
+        update(1, 1, 0.5)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress("copying", hidden=True) as update:
+        update(1, 1, None)
+    assert capsys.readouterr().err == ""
+    with show_progress("copying") as update:
+        update(2000, 4_000_000, None)
+        update(2000, 8_800_000, 0.5)
+    text = capsys.readouterr().err
+    assert "copying" in text and "2,000 records, 8.8 MB, " in _strip(text)
+    # The line is gone at the end.
+    assert text.endswith("\x1b[2K")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_progress_ends_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), show_progress("copying"):
+        raise ZeroDivisionError
+    assert "\x1b[?25h" in capsys.readouterr().err  # The cursor is shown again.

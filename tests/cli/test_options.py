@@ -1,23 +1,92 @@
-"""The options of a server, and the client that they make."""
+"""Topics, separators and click types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import trustme
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.cli.connect import OPTIONS, connected, make_config
+from lance_spark.cli.options import (
+    _NAMES,
+    ADDRESS,
+    ADDRESSES,
+    SIZE,
+    check_is_store,
+    connected,
+    make_config,
+    parse_separator,
+    parse_topic,
+    shown_log,
+)
 from lance_spark.client import ClientConfig
-from lance_spark.errors import ConnectionLost, OptionError
+from lance_spark.errors import ConnectionLost, OptionError, StoreError
 from tests.cli.conftest import Run
+
+
+@pytest.mark.parametrize(("text", "fits"), [("1", 1), ("2k", 2048)])
+def test_both_ends_are_within(text: str, fits: int) -> None:
+    assert SIZE.within("1", "2k").convert(text, None, None) == fits
+
+
+@pytest.mark.parametrize("text", ["0", "2049", "1g"])
+def test_not_within(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="out of range: give 1 to 2k"):
+        SIZE.within("1", "2k").convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "topic"),
+    [("events", "events"), ("7", "7"), ("id:7", 7), ("id:0", 0), ("id:x", "id:x")],
+)
+def test_topic(text: str, topic: int | str) -> None:
+    assert parse_topic(text) == topic
+
+
+@pytest.mark.parametrize("text", ["", "id:2147483648"])
+def test_no_topic(text: str) -> None:
+    with pytest.raises(OptionError):
+        parse_topic(text)
+
+
+def test_separator() -> None:
+    assert parse_separator(":") == b":"
+    assert parse_separator("\\t") == b"\t"
+    assert parse_separator("a\\0é") == b"a\0\xc3\xa9"
+    # Bytes of the command line that are no text come back as they were.
+    assert parse_separator("\udcff") == b"\xff"
+    with pytest.raises(OptionError, match="can't be empty"):
+        parse_separator("")
+
+
+def test_click_type() -> None:
+    assert SIZE.convert("1k", None, None) == 1024
+    assert SIZE.convert(5, None, None) == 5
+    with pytest.raises(click.BadParameter, match="is not a size"):
+        SIZE.convert("much", None, None)
+
+
+@pytest.mark.parametrize(
+    ("convert", "good", "bad"),
+    [
+        (ADDRESS.convert, "127.0.0.1:0", "127.0.0.1"),
+        (ADDRESSES.convert, "a,b:1,[::1]:2", "a,,b"),
+    ],
+)
+def test_addresses_stay_texts(convert: Callable[..., Any], good: str, bad: str) -> None:
+    assert convert(good, None, None) == good
+    with pytest.raises(click.BadParameter, match="host"):
+        convert(bad, None, None)
+
 
 TOKEN = "a-secret-that-nobody-may-see"
 GIVEN: dict[str, Any] = {
-    **dict.fromkeys(OPTIONS),
+    **dict.fromkeys(_NAMES),
     "servers": "a:1",
     "checksum": "auto",
     "tls": False,
@@ -47,7 +116,7 @@ def test_tls_is_implied(name: str) -> None:
 
 def test_options_are_those_of_the_client() -> None:
     fields = set(ClientConfig.__dataclass_fields__)
-    assert set(OPTIONS) - {"timeout_s"} <= fields
+    assert set(_NAMES) - {"timeout_s"} <= fields
 
 
 @pytest.mark.parametrize(
@@ -146,3 +215,69 @@ def test_unknown_authority(run: Run, guarded: tuple[EmbeddedBroker, Path]) -> No
     done = run("topics", "list", "-s", broker.address, "--tls")
     assert (done.code, done.out) == (1, "")
     assert "certificate" in done.err and done.err.count("\n") == 1
+
+
+logger = logging.getLogger("lance_spark.store.test")
+
+
+def test_warnings_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_log():
+        logger.info("of no interest")
+        logger.warning("a disk\n is %s", "full")
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            logger.exception("session failed")
+    assert capsys.readouterr() == (
+        "",
+        "lance-spark: warning: a disk is full\n"
+        "lance-spark: error: session failed: ValueError: a bug\n",
+    )
+
+
+def test_verbose_tells_more(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_log(verbose=True):
+        logger.info("of some interest")
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            logger.exception("session failed")
+    err = capsys.readouterr().err
+    assert "INFO lance_spark.store.test: of some interest\n" in err
+    assert "Traceback" in err
+
+
+def test_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger("lance_spark")
+    before = root.level, list(root.handlers)
+    with shown_log(verbose=True):
+        assert root.level == logging.INFO
+    assert (root.level, root.handlers) == before
+
+
+def test_closed_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    with shown_log():
+        monkeypatch.setattr("sys.stderr", Gone())
+        logger.warning("nobody hears this")
+
+
+def test_store(store_path: Path) -> None:
+    check_is_store(store_path)
+
+
+def test_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path, text in (
+        (tmp_path / "none", "no such directory"),
+        (tmp_path / "file", "not a directory"),
+        (tmp_path, "there is no store here"),
+    ):
+        with pytest.raises(StoreError, match=text):
+            check_is_store(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

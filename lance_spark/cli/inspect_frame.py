@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from lance_spark.cli.show.source import Selection, Source, print_rest
-from lance_spark.cli.text import Preview, count, format_time, print_table
+from lance_spark.cli.display import Preview, count, format_time, print_table
+from lance_spark.cli.inspect_store import InspectedFile, Selection, print_rest
 from lance_spark.errors import LanceError, RemoteProtocolError
 from lance_spark.wire.lwp import (
     HEADER_BYTES,
@@ -28,16 +28,8 @@ from lance_spark.wire.lwp import (
 )
 
 _TITLES = (
-    "byte",
-    "type",
-    "flags",
-    "batch",
-    "topic",
-    "records",
-    "payload",
-    "crc",
-    "time",
-    "content",
+    *("byte", "type", "flags", "batch", "topic"),
+    *("records", "payload", "crc", "time", "content"),
 )
 _RIGHT = ("byte", "batch", "topic", "records", "payload")
 
@@ -48,30 +40,30 @@ _COMMANDS = {int(command): command.name for command in Command}
 _MESSAGES = {**REQUESTS, **RESPONSES}
 
 
-def show_frames(source: Source, selection: Selection) -> None:
+def show_frames(file: InspectedFile, selection: Selection) -> None:
     """Print the frames of a capture.
 
     Raises:
         LanceError: at the first header that can't be read, or where a frame is cut off,
             or after all was shown if a payload's checksum is wrong.
     """
-    print(f"LWP frames, {count(source.size, 'byte')}")
-    walk = _Walk(source, selection)
+    print(f"LWP frames, {count(file.size, 'byte')}")
+    walk = _FrameRows(file, selection)
     print_table(_TITLES, walk.rows(), right=_RIGHT)
-    print_rest(selection, "frames", more=walk.position < source.size)
+    print_rest(selection, "frames", more=walk.position < file.size)
     if walk.damaged:
         found = count(len(walk.damaged), "frame")
         at = walk.damaged[0]
-        raise source.error(f"wrong payload CRC in {found}, the first at byte {at}")
+        raise file.error(f"wrong payload CRC in {found}, the first at byte {at}")
 
 
-class _Walk:
+class _FrameRows:
     """Goes from header to header; payloads that are not shown are not read."""
 
-    def __init__(self, source: Source, selection: Selection) -> None:
+    def __init__(self, file: InspectedFile, selection: Selection) -> None:
         self.position = 0
         self.damaged: list[int] = []
-        self._source = source
+        self._source = file
         self._selection = selection
 
     def rows(self) -> Iterator[tuple[str, ...]]:

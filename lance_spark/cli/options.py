@@ -1,0 +1,303 @@
+"""What commands share: types of options, the options of a client, log, directories."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.client.config import DURATION_S_MAX
+from lance_spark.errors import OptionError, StoreError
+from lance_spark.net.address import parse_address, parse_addresses
+from lance_spark.quantity import (
+    format_size,
+    parse_duration,
+    parse_record_type,
+    parse_size,
+    within,
+)
+from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX
+
+_TOPIC_ID = re.compile(r"id:(\d{1,10})", re.ASCII)
+_TOPIC_ID_MAX = 2**31 - 1
+
+
+def parse_topic(text: str) -> int | str:
+    """Read a topic: its name, or `id:` and its number.
+
+    Raises:
+        OptionError: it is empty, or the number is none of a topic.
+    """
+    if not text:
+        raise OptionError("a topic has a name; give it, or its number as in id:7")
+    found = _TOPIC_ID.fullmatch(text)
+    if found is None:
+        return text
+    if int(found[1]) > _TOPIC_ID_MAX:
+        raise OptionError(f"{text!r}: topic ids end at {_TOPIC_ID_MAX}")
+    return int(found[1])
+
+
+def parse_separator(text: str) -> bytes:
+    r"""Read what stands between a key and a value; `\t` and `\0` are understood.
+
+    Raises:
+        OptionError: it is empty.
+    """
+    if not text:
+        raise OptionError("a separator can't be empty")
+    return (
+        text.replace("\\t", "\t").replace("\\0", "\0").encode(errors="surrogateescape")
+    )
+
+
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # Generic since click 8.5 only.
+
+
+class OptionType(_Type):
+    """A click type made of a function that raises OptionError.
+
+    Args:
+        name: what the help calls a value.
+        parse: reads it.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Read a value, unless it is a default that needs no reading."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+
+    def within(self, least: str, most: str) -> OptionType:
+        """Make a type of which both ends of a range are given as people type them."""
+        return OptionType(self.name, within(self._parse, least, most))
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Make a parser that keeps the text and only looks at it."""
+
+    def parse(text: str) -> str:
+        check(text)
+        return text
+
+    return parse
+
+
+SIZE = OptionType("size", parse_size)
+BATCH_SIZE = SIZE.within("1", format_size(PAYLOAD_BYTES_MAX))
+DURATION = OptionType("duration", parse_duration)
+TOPIC = OptionType("topic", parse_topic)
+RECORD_TYPE = OptionType("type", parse_record_type)
+SEPARATOR = OptionType("text", parse_separator)
+ADDRESS = OptionType("host:port", _checked(parse_address))
+# The port of a server is known if it is not given; see `ClientConfig`.
+ADDRESSES = OptionType(
+    "host:port,...", _checked(lambda text: parse_addresses(text, default_port=1992))
+)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+batch_option = click.option(
+    "--batch-bytes",
+    type=BATCH_SIZE,
+    default="1m",
+    help="Size of a batch.",
+)
+compression_option = click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4"]),
+    default="none",
+    help="Compression of batches on the wire; not for plain servers.",
+)
+
+_TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
+
+_TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
+
+_DEFAULTS = ClientConfig()
+_SERVER_OPTIONS = (
+    click.option(
+        "--servers",
+        "-s",
+        type=ADDRESSES,
+        default=_DEFAULTS.servers,
+        help="Addresses, tried in order.",
+    ),
+    click.option(
+        "--checksum",
+        type=click.Choice(["crc32c", "crc32", "auto"]),
+        default=_DEFAULTS.checksum,
+        help="Checksum of frames; other LANCE servers use crc32.",
+    ),
+    click.option(
+        "--tls", is_flag=True, help="Encrypt; implied by the other --tls options."
+    ),
+    click.option(
+        "--tls-ca", metavar="FILE", help="PEM file of the CA that signs the server."
+    ),
+    click.option(
+        "--tls-cert", metavar="FILE", help="PEM file with the client's certificate."
+    ),
+    click.option("--tls-key", metavar="FILE", help="PEM file with its key."),
+    click.option(
+        "--tls-server-name",
+        metavar="NAME",
+        help="Name in the certificate, if not the host.",
+    ),
+    click.option(
+        "--token",
+        "auth_token",
+        envvar="LANCE_TOKEN",
+        show_envvar=True,
+        help="Token of this client; safer in the environment, where it is not listed.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=_TIMEOUT,
+        default="30s",
+        help="How long to wait for a server that does not answer.",
+    ),
+)
+_NAMES = ("servers", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
+
+
+def server_options(command: Command) -> Command:
+    """Give a command the options of a server, as one argument `config`.
+
+    The command is called with a `ClientConfig`, which `connected` takes.
+    """
+
+    @functools.wraps(command)
+    def with_config(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in _NAMES}
+        return command(config=make_config(given), **values)
+
+    decorated: Any = with_config
+    for option in reversed(_SERVER_OPTIONS):
+        decorated = option(decorated)
+    result: Command = decorated
+    return result
+
+
+def make_config(given: Mapping[str, Any]) -> ClientConfig:
+    """Turn the values of these options into the settings of a client.
+
+    Raises:
+        OptionError: they can't be used together.
+    """
+    timeout_s = given["timeout_s"]
+    settings = {name: value for name, value in given.items() if name != "timeout_s"}
+    settings["tls"] = given["tls"] or any(given[name] is not None for name in _TLS)
+    return ClientConfig(
+        **settings,
+        connect_timeout_s=min(_DEFAULTS.connect_timeout_s, timeout_s),
+        request_timeout_s=min(_DEFAULTS.request_timeout_s, timeout_s),
+        retry_timeout_s=timeout_s,
+    )
+
+
+@contextmanager
+def connected(config: ClientConfig) -> Iterator[LanceClient]:
+    """Connect, and show what the client warns of until it is closed.
+
+    A server that can't be reached at the start is an error at once; one that goes
+    later is waited for.
+    """
+    with shown_log(), LanceClient(config=config) as client:
+        yield client.connect()
+
+
+_ROOT = "lance_spark"
+
+
+@contextmanager
+def shown_log(*, verbose: bool = False) -> Iterator[None]:
+    """Show warnings and worse; with `verbose` all that is of interest, and when."""
+    logger = logging.getLogger(_ROOT)
+    level = logger.level
+    handler = _Handler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if verbose
+        else _OneLine("lance-spark: %(levelname)s: %(message)s")
+    )
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Handler(logging.Handler):
+    """Writes to what standard error is at that time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            return  # Nobody is there to be told, which is no reason to fail.
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            # A traceback is for those who ask for it.
+            error = record.exc_info[1]
+            text = f"{text}: {type(error).__name__}: {error}"
+        return f"lance-spark: {level}: {' '.join(text.split())}"
+
+
+# Data directories that commands are given.
+
+# One of these is there unless all of a store is gone.
+_TRACES = ("store.json", "journal.log", "segments")
+
+
+def check_can_be_store(path: Path) -> None:
+    """Refuse a path where something else is than a directory.
+
+    Raises:
+        StoreError: with the reason.
+    """
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path}: not a directory: a broker keeps its data in one")
+
+
+def check_is_store(path: Path) -> None:
+    """Refuse a path where no store is, without making one there.
+
+    Raises:
+        StoreError: with the reason.
+    """
+    if not path.exists():
+        raise StoreError(f"{path}: no such directory")
+    if not path.is_dir():
+        raise StoreError(f"{path}: not a directory; `lance-spark inspect` shows files")
+    if not any((path / name).exists() for name in _TRACES):
+        raise StoreError(f"{path}: there is no store here (no {', '.join(_TRACES)})")
