@@ -14,8 +14,7 @@ from lance_spark.errors import ConnectionLost, LanceError
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
-from lance_spark.store import Slice
-from lance_spark.store.crc import combine_crc32c
+from lance_spark.store import Slice, combine_crc32c
 from lance_spark.wire.lwp import Checksum, Command, FrameFlags, encode_header
 
 # A response up to this size is sent from memory, a larger one from the file.

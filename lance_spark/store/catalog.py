@@ -21,21 +21,20 @@ from lance_spark.errors import (
     UnknownTopic,
 )
 from lance_spark.model import Retention
-from lance_spark.store.context import Context
-from lance_spark.store.files import make_directories, remove_tree
-from lance_spark.store.identity import Identity
+from lance_spark.store.context import Context, Watchers
+from lance_spark.store.document import Identity
+from lance_spark.store.files import list_ids, make_directories, remove_tree
 from lance_spark.store.log import Log
 from lance_spark.store.recovery import list_segments, open_log
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
-    METADATA,
+    TOPIC_METADATA,
     Topic,
     TopicMetadata,
     check_name,
-    read_metadata,
-    write_metadata,
+    read_topic,
+    write_topic,
 )
-from lance_spark.store.watch import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +81,7 @@ class Catalog:
         # A process that was killed may have left names that only the kernel knows. What
         # is written from here on relies on them.
         files.sync_dir(self._segments)
-        entries = files.list(self._segments)
-        ids = sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+        ids = list_ids(files, self._segments)
         topics = [topic for topic in map(self._load_topic, ids) if topic is not None]
         self._topics = {topic.metadata.id: topic for topic in topics}
         self._names = {
@@ -113,11 +111,11 @@ class Catalog:
     def _read_metadata(self, topic: int) -> TopicMetadata | None:
         directory = self.directory(topic)
         try:
-            metadata = read_metadata(self._context, directory)
+            metadata = read_topic(self._context, directory)
             if metadata is None and list_segments(self._context.files, directory):
                 raise StoreError("it is missing")
         except StoreError as error:
-            file = f"segments/{topic}/{METADATA}"
+            file = f"segments/{topic}/{TOPIC_METADATA}"
             effect = f"topic {topic} is closed"
             raise DamagedFile(self._root, file, str(error), effect) from error
         return metadata
@@ -260,7 +258,7 @@ class Catalog:
         for metadata in topics:
             directory = self.directory(metadata.id)
             self._context.files.mkdir(directory)
-            write_metadata(self._context, directory, metadata)
+            write_topic(self._context, directory, metadata)
             log = Log(self._context, metadata.id, directory, metadata.start, ())
             prepared.append(Topic(metadata, log))
         if prepared:

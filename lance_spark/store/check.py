@@ -18,16 +18,15 @@ from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.commit import complete, decode_begin
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.document import decode_document
-from lance_spark.store.extent import LogStart
-from lance_spark.store.files import File, Files, OsFiles, read_file
-from lance_spark.store.finding import Finding, Severity
+from lance_spark.store.context import Finding, Severity
+from lance_spark.store.document import IDENTITY, Identity, decode_document
+from lance_spark.store.files import File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
     decode_header,
     decode_mark,
@@ -35,18 +34,14 @@ from lance_spark.store.format import (
     has_lost_mark,
     valid_rows,
 )
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import Identity
-from lance_spark.store.journal import parse_journal
+from lance_spark.store.journal import Writers, parse_journal
+from lance_spark.store.log import Point
 from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import decode_metadata as decode_stage
+from lance_spark.store.stage import STAGE_METADATA, decode_stage
 from lance_spark.store.staging import JOURNAL
 from lance_spark.store.store import CONSUMERS, LOCK
-from lance_spark.store.topic import METADATA as TOPIC_METADATA
-from lance_spark.store.topic import decode_metadata as decode_topic
-from lance_spark.store.writers import Writers
+from lance_spark.store.topic import TOPIC_METADATA, decode_topic
 
 # A reader of long logs wants to know how far the checker is.
 Progress = Callable[[int], None]
@@ -125,14 +120,11 @@ class _Checker:
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
         pending = self._pending_ends()
-        for entry in self.files.list(self.root / "segments"):
-            if entry.is_dir and entry.name.isdecimal():
-                topic, where = int(entry.name), f"segments/{entry.name}"
-                yield from self._topic(where, topic, pending.get(topic), identity)
-        for entry in self.files.list(self.root / "stages"):
-            if entry.is_dir and entry.name.isdecimal():
-                where = f"stages/{entry.name}"
-                yield from self._stage(where, int(entry.name), identity)
+        for topic in list_ids(self.files, self.root / "segments"):
+            where = f"segments/{topic}"
+            yield from self._topic(where, topic, pending.get(topic), identity)
+        for stage in list_ids(self.files, self.root / "stages"):
+            yield from self._stage(f"stages/{stage}", stage, identity)
 
     @staticmethod
     def _whole(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -205,7 +197,7 @@ class _Checker:
     ) -> Iterator[Finding]:
         name = f"{where}/{TOPIC_METADATA}"
         data = read_file(self.files, self.root / name)
-        start: LogStart | None = None
+        start: Point | None = None
         if data is None:
             if not list_segments(self.files, self.root / where):
                 yield _note(where, "half-made topic; the next opening removes it")
@@ -235,13 +227,13 @@ class _Checker:
                 raise StoreError(f"it is that of stage {metadata.id}")
         except StoreError as error:
             yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
-        yield from self._log(where, stage, LogStart())
+        yield from self._log(where, stage, Point())
 
     def _log(
         self,
         where: str,
         topic: int,
-        start: LogStart | None,
+        start: Point | None,
         last_segment: int | None = None,
     ) -> Iterator[Finding]:
         found = list_segments(self.files, self.root / where)
@@ -318,7 +310,13 @@ class _SegmentChecker:
         return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
-        self, header: Header, mark: Mark, rows: Rows, damaged: int, *, last: bool
+        self,
+        header: IndexHeader,
+        mark: IndexMark,
+        rows: Rows,
+        damaged: int,
+        *,
+        last: bool,
     ) -> Iterator[Finding]:
         name = f"{self._where}/{self._found.name.index_file}"
         data_bytes = self._found.data_bytes or 0

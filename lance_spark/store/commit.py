@@ -12,28 +12,57 @@ it and carrying out the plan once more: the stages are still whole, because a se
 taken over from a stage is linked, not moved. Nobody else can write to the topics
 meanwhile, so nothing is set back that was acknowledged. Commits to different topics
 run side by side, each with a plan of its own in the journal.
+
+
+How a stage's segments become part of a topic: copied, or taken over as they are.
+
+What becomes of a commit that a crash has interrupted.
+
+Decided from the files alone, before any topic is opened: a topic in the middle of a
+commit may look damaged, and is only to be set back.
+
+- Somebody has written behind the commit, or its stages are gone and all of its bytes
+  are there: it was carried out, only the entry that says so is missing.
+- Its stages are all there: its topics are set back, and it is carried out again.
+- Otherwise nobody can carry it out any more: its topics are set back.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
-from lance_spark.errors import StageMismatch, StoreError
-from lance_spark.store.extent import LogEnd, LogStart
-from lance_spark.store.journal import Entry, Parsed
-from lance_spark.store.stage import Stage, StageMetadata
-from lance_spark.store.topic import Topic
-from lance_spark.store.transfer import adopt_segment, copy_segment
-from lance_spark.store.writers import (
+from lance_spark.errors import Corrupt, StageMismatch, StoreError
+from lance_spark.store.context import Context
+from lance_spark.store.files import remove_tree
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    IndexMark,
+    Rows,
+    SegmentName,
+    decode_rows,
+    encode_header,
+    valid_rows,
+)
+from lance_spark.store.journal import (
     Commit,
     CommittedRange,
     Job,
+    JournalContent,
+    JournalEntry,
     encode_done,
     encode_undone,
 )
+from lance_spark.store.log import Log, Point, Tail
+from lance_spark.store.recovery import list_segments, reset_files
+from lance_spark.store.segment import DamagedIndex, Segment, verify_range
+from lance_spark.store.stage import Stage, StageMetadata, read_stage
+from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
 
 
 class CommitStatus(str, Enum):
@@ -79,8 +108,8 @@ class TopicPlan:
     name: str
     created: bool
     overwrite: bool
-    start: LogStart
-    end: LogEnd
+    start: Point
+    end: Tail
     stages: tuple[int, ...]
     bytes: int
 
@@ -91,9 +120,9 @@ class TopicPlan:
         return CommittedRange(self.id, self.name, start, start + self.bytes)
 
     @property
-    def new_start(self) -> LogStart:
+    def new_start(self) -> Point:
         """Where the log starts if the old content goes."""
-        return LogStart(self.end.offset, self.end.record, self.end.next_segment)
+        return Point(self.end.offset, self.end.record, self.end.next_segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +152,7 @@ class CommitPlan:
         return Commit(self.job, self.at_ns, ranges, self.next_stage, overwritten)
 
 
-def encode_begin(plan: CommitPlan) -> Entry:
+def encode_begin(plan: CommitPlan) -> JournalEntry:
     """Make the journal entry of a plan."""
     return {
         "kind": "begin",
@@ -135,7 +164,7 @@ def encode_begin(plan: CommitPlan) -> Entry:
     }
 
 
-def decode_begin(entry: Entry) -> CommitPlan:
+def decode_begin(entry: JournalEntry) -> CommitPlan:
     """Read the journal entry of a plan.
 
     Raises:
@@ -147,13 +176,13 @@ def decode_begin(entry: Entry) -> CommitPlan:
         raise StoreError(f"a commit of another version is begun: {error!r}") from error
 
 
-def _decode_begin(entry: Entry) -> CommitPlan:
+def _decode_begin(entry: JournalEntry) -> CommitPlan:
     topics = [
         TopicPlan(
             **{
                 **t,
-                "start": LogStart(*t["start"]),
-                "end": LogEnd(**t["end"]),
+                "start": Point(*t["start"]),
+                "end": Tail(**t["end"]),
                 "stages": tuple(t["stages"]),
             }
         )
@@ -163,7 +192,7 @@ def _decode_begin(entry: Entry) -> CommitPlan:
     return CommitPlan(job, entry["at_ns"], entry["next_stage"], tuple(topics))
 
 
-def find_end(parsed: Parsed) -> Entry | None:
+def find_end(parsed: JournalContent) -> JournalEntry | None:
     """Make up for a damaged entry that ended a commit, where the mark tells of it."""
     if parsed.ended is None:
         return None
@@ -171,7 +200,7 @@ def find_end(parsed: Parsed) -> Entry | None:
     return encode_done(plan.commit) if parsed.ended.is_done else encode_undone(plan.job)
 
 
-def complete(parsed: Parsed) -> list[Entry]:
+def complete(parsed: JournalContent) -> list[JournalEntry]:
     """Give the entries of a journal, with the one that its mark makes up for.
 
     It goes right behind the begin of its commit: the writer may have committed since,
@@ -248,3 +277,191 @@ def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:
         log.release(planned.new_start if planned.overwrite else None)
     for log in logs:
         log.remove_dropped()
+
+
+logger = logging.getLogger(__name__)
+
+
+def copy_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) -> None:
+    """Append all batches of a segment to another log, with the rows that they have."""
+    with target.exclusive(), target.writing("copy a stage"):
+        data = _read_sound(source, segment)
+        rows = _read_rows(source, segment).copy()
+        target.append_rows(data, rows, segment.records, now_ns)
+
+
+def adopt_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) -> None:
+    """Make a segment the next one of another log, without copying its data.
+
+    The data file gets a second name, so that the source stays whole until it is
+    removed; the index is written anew with the new log's header.
+    """
+    with target.exclusive(), target.writing("adopt a stage"):
+        last = target.segments()[-1:]
+        if last and not last[0].closed:
+            # A stage before this one may have been copied there, and a later sync
+            # looks only at the segment that is the last one then.
+            target.sync()
+        source.open_segment(segment).sync()
+        rows = _read_rows(source, segment)
+        adopted = _moved(segment, target, now_ns)
+        _link_or_copy(source, segment, target.directory / adopted.name.data_file)
+        index_path = target.directory / adopted.name.index_file
+        index = target.context.files.open(index_path, create=True)
+        header = encode_header(adopted.header(target.topic), IndexMark())
+        index.pwrite(header + rows.tobytes(), 0)
+        index.sync()
+        target.open_segment(adopted).write_mark(segment.size, segment.rows)
+        target.add_segment(adopted)
+
+
+def _moved(segment: Segment, target: Log, now_ns: int) -> Segment:
+    end = target.end()
+    # Not before any of its rows either, should the clock have gone back.
+    append_ns = max(now_ns, target.last_append_ns, segment.last_append_ns)
+    return replace(
+        segment,
+        name=SegmentName(end.next_segment, segment.name.start_ns),
+        base_offset=end.offset,
+        base_record=end.record,
+        time_floor_ns=append_ns,
+        last_append_ns=append_ns,
+        # The file has two names until the stage is surely gone: if it grew, the stage
+        # would seem to hold more than it was given.
+        closed=True,
+    )
+
+
+def _link_or_copy(source: Log, segment: Segment, target: Path) -> None:
+    files = source.context.files
+    try:
+        files.link(source.directory / segment.name.data_file, target)
+    except OSError as error:
+        # Not every file system has hard links; real trouble shows in the copy too.
+        logger.info("%s: copying a stage, it can't be linked: %s", target, error)
+        opened = source.open_segment(segment)
+        copy = files.open(target, create=True)
+        step = source.context.config.stage_adopt_bytes
+        for position in range(0, segment.size, step):
+            end = min(position + step, segment.size)
+            copy.pwrite(opened.read(position, end), position)
+        copy.sync()
+
+
+def _read_rows(source: Log, segment: Segment) -> Rows:
+    index = source.open_segment(segment).index
+    rows = decode_rows(index.pread(segment.rows * ROW_BYTES, HEADER_BYTES))
+    if len(rows) < segment.rows or not valid_rows(rows).all():
+        raise DamagedIndex(f"{source.where}: rows of the index are damaged")
+    return rows
+
+
+def _read_sound(source: Log, segment: Segment) -> bytes:
+    opened = source.open_segment(segment)
+    table = opened.table(segment.rows)
+    base, size = segment.base_offset, segment.size
+    sound = verify_range(source.where, base, opened, table, 0, size)
+    if sound < size:
+        start = base + sound
+        raise Corrupt(source.where, start, segment.end, "the checksum differs")
+    return opened.read(0, size)
+
+
+class Outcome(str, Enum):
+    """What is to be done about the commit once topics and stages are open."""
+
+    DONE = "was carried out"
+    AGAIN = "was finished"
+    UNDONE = "is undone: its stages are missing"
+
+
+def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
+    """Decide about an interrupted commit and set its topics back if need be."""
+    if any(_is_behind(context, root, topic) for topic in plan.topics):
+        return Outcome.DONE
+    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
+    if not whole and all(
+        _added_bytes(context, root, topic) == topic.bytes for topic in plan.topics
+    ):
+        return Outcome.DONE
+    made = [t for t in plan.topics if whole and _is_made(context, root, t)]
+    kept = {topic.id for topic in made}
+    for topic in plan.topics:
+        if topic.id not in kept:
+            _set_back(context, root, topic)
+    if made:
+        # They were made one after the other, so that of the last one only it is not
+        # known whether its names are durable.
+        context.files.sync_dir(_topic_directory(root, made[-1]))
+    if any(topic.created for topic in plan.topics):
+        context.files.sync_dir(root / "segments")
+    return Outcome.AGAIN if whole else Outcome.UNDONE
+
+
+def _is_made(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a new topic without records is as the commit wants it.
+
+    Such topics are kept: a commit that makes very many of them is not repeated as a
+    whole before the store is open.
+    """
+    if not topic.created or topic.bytes:
+        return False
+    directory = _topic_directory(root, topic)
+    metadata = _read_topic(context, directory)
+    if metadata is None or (metadata.id, metadata.name) != (topic.id, topic.name):
+        return False
+    return not list_segments(context.files, directory)
+
+
+def _topic_directory(root: Path, topic: TopicPlan) -> Path:
+    return root / "segments" / str(topic.id)
+
+
+def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a topic shows what only happens once a commit is done."""
+    directory = _topic_directory(root, topic)
+    if not context.files.exists(directory):
+        return not topic.created  # Somebody has deleted it.
+    metadata = _read_topic(context, directory)
+    if metadata is not None and metadata.start.offset > topic.end.offset:
+        return True  # Retention has moved the start.
+    if topic.overwrite and topic.end.segment >= topic.start.segment:
+        numbers = {s.name.number for s in list_segments(context.files, directory)}
+        if topic.end.segment not in numbers:
+            return True  # What is overwritten is removed at the very end.
+    return _added_bytes(context, root, topic) > topic.bytes
+
+
+def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
+    """Count the bytes that a topic has gained since the plan was made."""
+    directory = _topic_directory(root, topic)
+    found = list_segments(context.files, directory)
+    sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
+    return sum(sizes) - topic.end.size
+
+
+def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+    try:
+        return read_topic(context, directory)
+    except StoreError:
+        return None  # Reported when the topic is opened.
+
+
+def _has_stage(context: Context, root: Path, stage: int) -> bool:
+    try:
+        return read_stage(context, root / "stages" / str(stage)) is not None
+    except StoreError:
+        return True  # It is damaged, not gone, and the plan says what it is for.
+
+
+def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
+    directory = _topic_directory(root, topic)
+    if topic.created:
+        remove_tree(context.files, directory)
+        return
+    metadata = _read_topic(context, directory)
+    if metadata is not None and metadata.start != topic.start:
+        # Else opening the topic would drop what is overwritten before its time.
+        before = replace(metadata, start=topic.start)
+        context.reserve.spend(lambda: write_topic(context, directory, before))
+    reset_files(context, directory, topic.end)

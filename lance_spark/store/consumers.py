@@ -25,8 +25,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from lance_spark.errors import StoreClosed, StoreWriteFailed
-from lance_spark.store.files import File, Files, is_full, remove_if_there
-from lance_spark.store.head import (
+from lance_spark.store.entrylog import (
     HEAD_BYTES,
     NO_MARK,
     DurableMark,
@@ -35,6 +34,7 @@ from lance_spark.store.head import (
     encode_mark,
     mark_position,
 )
+from lance_spark.store.files import File, Files, is_full, remove_if_there
 
 MAGIC = b"LSCONSU0"
 _ENTRY = struct.Struct("<QIIQ")
@@ -49,7 +49,7 @@ class ConsumerKey(NamedTuple):
     topic: int
 
 
-class Parsed(NamedTuple):
+class ConsumersContent(NamedTuple):
     """The content of a file of offsets.
 
     Args:
@@ -79,7 +79,7 @@ def _checksum(key: ConsumerKey, offset: int) -> int:
     return checksum
 
 
-def parse_consumers(data: bytes) -> Parsed:
+def parse_consumers(data: bytes) -> ConsumersContent:
     """Find the offsets in a file.
 
     Raises:
@@ -87,7 +87,9 @@ def parse_consumers(data: bytes) -> Parsed:
     """
     head = decode_head(data, MAGIC, "the offsets have")
     if head is None:
-        return Parsed({}, lost=f"{len(data)} bytes are no file of consumer offsets")
+        return ConsumersContent(
+            {}, lost=f"{len(data)} bytes are no file of consumer offsets"
+        )
     offsets: dict[ConsumerKey, int] = {}
     bad: list[tuple[int, int]] = []
     entries = (len(data) - head.start) // _ENTRY.size
@@ -101,7 +103,7 @@ def parse_consumers(data: bytes) -> Parsed:
             at = head.start + number * _ENTRY.size
             bad.append((at, at + _ENTRY.size))
     if head.faults and not offsets and head.version == 1:
-        return Parsed({}, lost="not a file of consumer offsets")
+        return ConsumersContent({}, lost="not a file of consumer offsets")
     torn = whole if whole < len(data) else None
     if whole < head.mark.end:
         bad.append((whole, head.mark.end))
@@ -109,7 +111,7 @@ def parse_consumers(data: bytes) -> Parsed:
     elif head.version > 1 and bad and bad[-1][1] == whole > head.mark.end:
         # One entry is synced before the next is written: only the last can be torn.
         torn = bad.pop()[0]
-    return Parsed(offsets, entries, tuple(bad), torn, head.faults)
+    return ConsumersContent(offsets, entries, tuple(bad), torn, head.faults)
 
 
 class Consumers:

@@ -20,7 +20,9 @@ The kinds of entries:
 - `undone`: it could not be carried out and nothing of it is left.
 - `expired`: the stages of a job were dropped for want of activity.
 - `lost`: the journal before this entry is gone.
-"""
+
+
+What each writer committed last. A fold over the journal; no file is touched here."""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -36,9 +39,8 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from lance_spark.errors import StoreError
-from lance_spark.store.files import File, Files, remove_if_there
-from lance_spark.store.head import (
+from lance_spark.errors import StageError, StoreError
+from lance_spark.store.entrylog import (
     HEAD_BYTES,
     NO_MARK,
     VERSION,
@@ -48,7 +50,7 @@ from lance_spark.store.head import (
     encode_mark,
     mark_position,
 )
-from lance_spark.store.spare import is_out_of_files
+from lance_spark.store.files import File, Files, is_out_of_files, remove_if_there
 
 MAGIC = b"LSJOURN0"
 _ENTRY_HEADER = struct.Struct("<4sII")
@@ -56,11 +58,11 @@ _ENTRY_MARK = b"LSJE"
 # The largest entry is a commit of all stages that may be open at once.
 ENTRY_BYTES_MAX = 64 * 1024 * 1024
 
-Entry = dict[str, Any]
+JournalEntry = dict[str, Any]
 _U32 = 2**32 - 1
 
 
-class Standing:
+class OpenCommits:
     """How commits stand after some entries, and the state in a journal's mark.
 
     Several commits may be begun at once. The state has the exclusive or of their jobs'
@@ -70,10 +72,10 @@ class Standing:
 
     def __init__(self) -> None:
         # The entries of commits that are begun and not ended, by their jobs.
-        self.begun: dict[int, Entry] = {}
+        self.begun: dict[int, JournalEntry] = {}
         self._undone = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Take in an entry."""
         kind, job = entry.get("kind"), _checksum_job(entry)
         if kind == "undone" and "writer" not in entry:
@@ -90,7 +92,7 @@ class Standing:
         return reduce(xor, self.begun, 0) | self._undone << 32
 
 
-def _checksum_job(entry: Entry) -> int:
+def _checksum_job(entry: JournalEntry) -> int:
     job = json.dumps([entry.get("writer"), entry.get("sequence")])
     checksum: int = crc32c(job.encode())
     return checksum
@@ -99,11 +101,11 @@ def _checksum_job(entry: Entry) -> int:
 class EndedCommit(NamedTuple):
     """A commit whose last entry is damaged: its `begin`, and how it ended."""
 
-    begin: Entry
+    begin: JournalEntry
     is_done: bool
 
 
-class Parsed(NamedTuple):
+class JournalContent(NamedTuple):
     """The content of a journal file.
 
     Args:
@@ -119,7 +121,7 @@ class Parsed(NamedTuple):
         torn: a mark is not whole, as after a crash.
     """
 
-    entries: list[Entry]
+    entries: list[JournalEntry]
     end: int
     damaged: list[tuple[int, int]]
     ended: EndedCommit | None = None
@@ -131,13 +133,13 @@ class Parsed(NamedTuple):
     torn: bool = False
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: JournalEntry) -> bytes:
     """Encode one entry."""
     body = json.dumps(entry, separators=(",", ":"), ensure_ascii=False).encode()
     return _ENTRY_HEADER.pack(_ENTRY_MARK, len(body), crc32c(body)) + body
 
 
-def parse_journal(data: bytes) -> Parsed:
+def parse_journal(data: bytes) -> JournalContent:
     """Find the entries of a journal.
 
     Raises:
@@ -145,8 +147,8 @@ def parse_journal(data: bytes) -> Parsed:
     """
     head = decode_head(data, MAGIC, "the journal has")
     if head is None:
-        return Parsed([], 0, [], lost=f"{len(data)} bytes are no journal")
-    entries: list[Entry] = []
+        return JournalContent([], 0, [], lost=f"{len(data)} bytes are no journal")
+    entries: list[JournalEntry] = []
     damaged: list[tuple[int, int]] = []
     end = at = head.start
     ends: list[int] = []
@@ -161,13 +163,13 @@ def parse_journal(data: bytes) -> Parsed:
         entries.append(entry[0])
         ends.append(end)
     if head.faults and not entries and head.version == 1:
-        return Parsed([], 0, [], lost="not a journal file")
+        return JournalContent([], 0, [], lost="not a journal file")
     if end < head.mark.end:
         damaged.append((end, head.mark.end))
     ended, is_begun_unread = None, False
     if damaged and head.mark != NO_MARK:
         ended, is_begun_unread = _explain(entries, ends, head.mark)
-    return Parsed(
+    return JournalContent(
         entries,
         end,
         damaged,
@@ -181,11 +183,11 @@ def parse_journal(data: bytes) -> Parsed:
 
 
 def _explain(
-    entries: list[Entry], ends: list[int], mark: DurableMark
+    entries: list[JournalEntry], ends: list[int], mark: DurableMark
 ) -> tuple[EndedCommit | None, bool]:
     """Tell what the damaged entries did to commits: one ended, one can't be read."""
     marked = bisect_right(ends, mark.end)
-    now = Standing()
+    now = OpenCommits()
     for entry in entries[:marked]:
         now.add(entry)
     differs = now.state ^ mark.state
@@ -204,7 +206,7 @@ def _explain(
     return (EndedCommit(begin, undone == 0) if is_last else None), False
 
 
-def _parse_entry(data: bytes, at: int) -> tuple[Entry, int] | None:
+def _parse_entry(data: bytes, at: int) -> tuple[JournalEntry, int] | None:
     if at + _ENTRY_HEADER.size > len(data):
         return None
     _, length, crc = _ENTRY_HEADER.unpack_from(data, at)
@@ -227,7 +229,7 @@ class Journal:
         path: Path,
         file: File,
         mark: DurableMark,
-        standing: Standing,
+        standing: OpenCommits,
     ) -> None:
         self._files = files
         self._path = path
@@ -241,7 +243,9 @@ class Journal:
         self._renew: Callable[[], None] | None = None
 
     @classmethod
-    def create(cls, files: Files, path: Path, entries: Iterable[Entry]) -> Journal:
+    def create(
+        cls, files: Files, path: Path, entries: Iterable[JournalEntry]
+    ) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
         file, mark, standing = _write_beside(files, path, entries)
         files.replace(_beside(path), path)
@@ -249,7 +253,7 @@ class Journal:
         return cls(files, path, file, mark, standing)
 
     @classmethod
-    def resume(cls, files: Files, path: Path, parsed: Parsed) -> Journal:
+    def resume(cls, files: Files, path: Path, parsed: JournalContent) -> Journal:
         """Go on with a journal behind its last whole entry."""
         file = files.open(path)
         if file.size() > parsed.end:
@@ -257,7 +261,7 @@ class Journal:
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        standing = Standing()
+        standing = OpenCommits()
         for entry in parsed.entries:
             standing.add(entry)
         journal = cls(files, path, file, parsed.mark, standing)
@@ -270,7 +274,7 @@ class Journal:
         cls,
         files: Files,
         path: Path,
-        entries: Iterable[Entry],
+        entries: Iterable[JournalEntry],
         *,
         prepare: Callable[[], None],
     ) -> Journal:
@@ -283,7 +287,7 @@ class Journal:
             prepare: called before the new one is written.
         """
         file = files.open(path, write=False)
-        journal = cls(files, path, file, NO_MARK, Standing())
+        journal = cls(files, path, file, NO_MARK, OpenCommits())
         kept = list(entries)
 
         def renew() -> None:
@@ -298,7 +302,7 @@ class Journal:
         """Length of the file."""
         return self._mark.end
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Add an entry, durably.
 
         Raises:
@@ -336,7 +340,7 @@ class Journal:
         with suppress(OSError):
             self._file.pwrite(encode_mark(self._mark), mark_position(self._mark))
 
-    def rewrite(self, entries: Iterable[Entry]) -> None:
+    def rewrite(self, entries: Iterable[JournalEntry]) -> None:
         """Replace all entries by others that say the same.
 
         Raises:
@@ -393,10 +397,10 @@ def _beside(path: Path) -> Path:
 
 
 def _write_beside(
-    files: Files, path: Path, entries: Iterable[Entry]
-) -> tuple[File, DurableMark, Standing]:
+    files: Files, path: Path, entries: Iterable[JournalEntry]
+) -> tuple[File, DurableMark, OpenCommits]:
     remove_if_there(files, _beside(path))
-    body, standing = b"", Standing()
+    body, standing = b"", OpenCommits()
     for entry in entries:
         body += encode_entry(entry)
         standing.add(entry)
@@ -405,3 +409,202 @@ def _write_beside(
     file.pwrite(encode_head(MAGIC, mark) + body, 0)
     file.sync()
     return file, mark, standing
+
+
+class Job(NamedTuple):
+    """What is committed or aborted as one: a writer and its sequence number."""
+
+    writer: str
+    sequence: int
+
+
+# A writer's name is kept for days: it has a limit.
+WRITER_BYTES_MAX = 1024
+
+
+def check_job(writer: str, sequence: int) -> None:
+    """Refuse what can't be a job.
+
+    Raises:
+        StageError: with the reason.
+    """
+    try:
+        length = len(writer.encode())
+    except UnicodeEncodeError:
+        raise StageError(f"writer id {writer!r} is not valid Unicode") from None
+    if not 1 <= length <= WRITER_BYTES_MAX:
+        raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
+    if not 0 <= sequence < 2**64:
+        raise StageError(f"sequence {sequence} is not a u64")
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRange:
+    """What a commit added to one topic."""
+
+    topic: int
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that was carried out.
+
+    Args:
+        job: whose it was.
+        at_ns: when.
+        ranges: what it added, by topic.
+        next_stage: the lowest stage id that was not given out then. Stages of the job
+            with lower ids are over; with higher ones it has been staged once more.
+        overwritten: names of the topics whose content it replaced.
+    """
+
+    job: Job
+    at_ns: int
+    ranges: tuple[CommittedRange, ...]
+    next_stage: int
+    overwritten: frozenset[str]
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Names of the topics concerned."""
+        return frozenset(r.name for r in self.ranges)
+
+
+def encode_done(commit: Commit) -> JournalEntry:
+    """Make the journal entry of a commit."""
+    return {
+        "kind": "done",
+        "writer": commit.job.writer,
+        "sequence": commit.job.sequence,
+        "at_ns": commit.at_ns,
+        "ranges": [[r.topic, r.name, r.start, r.end] for r in commit.ranges],
+        "next_stage": commit.next_stage,
+        "overwritten": sorted(commit.overwritten),
+    }
+
+
+def decode_done(entry: JournalEntry) -> Commit:
+    """Read the journal entry of a commit."""
+    return Commit(
+        Job(entry["writer"], entry["sequence"]),
+        entry["at_ns"],
+        tuple(CommittedRange(*r) for r in entry["ranges"]),
+        entry["next_stage"],
+        frozenset(entry["overwritten"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Stages that were dropped for want of activity."""
+
+    job: Job
+    at_ns: int
+    stages: frozenset[int]
+
+
+class Writers:
+    """The last commit of each writer, and the jobs that expired."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Commit] = {}
+        self._expired: dict[Job, Expiry] = {}
+        # When the journal was lost, as long as that matters.
+        self._lost_ns: list[int] = []
+        # The commits that are begun and not ended. They write different topics.
+        self.pending: dict[Job, JournalEntry] = {}
+
+    def replay(self, entries: Iterable[JournalEntry]) -> None:
+        """Take in the entries of a journal, in order.
+
+        Raises:
+            StoreError: an entry is whole, but not one that this version writes.
+        """
+        for entry in entries:
+            try:
+                self._replay(entry)
+            except (KeyError, TypeError, ValueError) as error:
+                raise StoreError(
+                    f"a journal entry of another version: {error!r} in "
+                    f"{str(entry)[:200]}"
+                ) from error
+
+    def _replay(self, entry: JournalEntry) -> None:
+        kind = entry["kind"]
+        if kind == "begin":
+            self.pending[Job(entry["writer"], entry["sequence"])] = entry
+        elif kind == "undone":
+            if "writer" in entry:
+                self.pending.pop(Job(entry["writer"], entry["sequence"]), None)
+            else:
+                # Of lance_spark 0.5, which had one at a time.
+                self.pending.clear()
+        elif kind == "done":
+            commit = decode_done(entry)
+            self.pending.pop(commit.job, None)
+            self.committed(commit)
+        elif kind == "expired":
+            job = Job(entry["writer"], entry["sequence"])
+            stages = frozenset(entry["stages"])
+            self.expired(Expiry(job, entry["at_ns"], stages))
+        elif kind == "lost":
+            self._lost_ns.append(entry["at_ns"])
+
+    def last(self, writer: str) -> Commit | None:
+        """Give a writer's last commit."""
+        return self._last.get(writer)
+
+    def committed(self, commit: Commit) -> None:
+        """Remember a commit."""
+        self._last[commit.job.writer] = commit
+
+    def expired(self, expiry: Expiry) -> None:
+        """Remember that a job expired, perhaps not for the first time."""
+        before = self._expired.get(expiry.job)
+        if before is not None:
+            expiry = replace(expiry, stages=expiry.stages | before.stages)
+        # Replaced rather than changed: `is_expired` is asked by other threads.
+        self._expired = {**self._expired, expiry.job: expiry}
+
+    def is_expired(self, stage: int) -> bool:
+        """Tell whether a stage was dropped for want of activity."""
+        return any(stage in expiry.stages for expiry in self._expired.values())
+
+    @property
+    def lost_ns(self) -> list[int]:
+        """When the journal was lost, if it was."""
+        return self._lost_ns
+
+    def forget_before(self, oldest_ns: int) -> None:
+        """Forget what is older than a time."""
+        self._last = {w: c for w, c in self._last.items() if c.at_ns >= oldest_ns}
+        self._expired = {j: e for j, e in self._expired.items() if e.at_ns >= oldest_ns}
+        self._lost_ns = [at for at in self._lost_ns if at >= oldest_ns]
+
+    def entries(self) -> list[JournalEntry]:
+        """Make the shortest journal that says the same."""
+        lost: list[JournalEntry] = [
+            {"kind": "lost", "at_ns": at} for at in self._lost_ns
+        ]
+        done = [encode_done(commit) for commit in self._last.values()]
+        expired = [encode_expired(e) for e in self._expired.values()]
+        return lost + expired + done + list(self.pending.values())
+
+
+def encode_undone(job: Job) -> JournalEntry:
+    """Make the journal entry of a commit that was begun and is taken back."""
+    return {"kind": "undone", "writer": job.writer, "sequence": job.sequence}
+
+
+def encode_expired(expiry: Expiry) -> JournalEntry:
+    """Make the journal entry of an expiry."""
+    return {
+        "kind": "expired",
+        "writer": expiry.job.writer,
+        "sequence": expiry.job.sequence,
+        "at_ns": expiry.at_ns,
+        "stages": sorted(expiry.stages),
+    }

@@ -16,15 +16,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.model import Framing
-from lance_spark.store.cache import SegmentKey
 from lance_spark.store.context import Context
 from lance_spark.store.files import File, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
     decode_rows,
     encode_header,
@@ -32,9 +31,15 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.index import Boundary, IndexTable
 from lance_spark.store.log import Log
-from lance_spark.store.segment import DamagedIndex, OpenSegment, Segment
+from lance_spark.store.segment import (
+    Boundary,
+    DamagedIndex,
+    IndexTable,
+    OpenSegment,
+    Segment,
+    SegmentKey,
+)
 
 # How much is framed at once; a longer record makes it grow.
 _WINDOW_BYTES = 1024 * 1024
@@ -215,11 +220,11 @@ class Promise(NamedTuple):
     half a row behind its last one, never a whole one that differs.
     """
 
-    mark: Mark
+    mark: IndexMark
     damaged: int
 
 
-def find_promise(mark: Mark, rows: Rows) -> Promise:
+def find_promise(mark: IndexMark, rows: Rows) -> Promise:
     """Find what was acknowledged of a lazy segment, beyond its mark."""
     valid = valid_rows(rows)
     end = len(rows)
@@ -232,25 +237,25 @@ def find_promise(mark: Mark, rows: Rows) -> Promise:
         # Whatever its kind: it reaches to the end of its batch.
         row = rows[known[-1]]
         count = int(known[-1]) + 1 + int(row["inner"])
-        mark = Mark(int(row["position"] + row["length"]), count)
+        mark = IndexMark(int(row["position"] + row["length"]), count)
     return Promise(mark, abs(end - mark.rows))
 
 
 def write_index(
-    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
 ) -> None:
     """Put a rebuilt index in the place of the old one."""
     context.reserve.spend(lambda: _write_index(context, directory, header, rebuilt))
 
 
 def _write_index(
-    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
 ) -> None:
     path = directory / header.name.index_file
     temporary = path.with_name(path.name + ".tmp")
     remove_if_there(context.files, temporary)
     file = context.files.open(temporary, create=True)
-    mark = Mark(rebuilt.end.position, rebuilt.rows)
+    mark = IndexMark(rebuilt.end.position, rebuilt.rows)
     file.pwrite(encode_header(header, mark) + b"".join(rebuilt.parts), 0)
     file.sync()
     file.close()

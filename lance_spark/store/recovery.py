@@ -27,15 +27,14 @@ import numpy as np
 
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
-from lance_spark.store.extent import LogEnd, LogStart, Point
 from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     INNER_ROWS,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
     SegmentName,
     decode_header,
@@ -47,8 +46,7 @@ from lance_spark.store.format import (
     parse_segment_name,
     valid_rows,
 )
-from lance_spark.store.index import Boundary, IndexTable
-from lance_spark.store.log import Log
+from lance_spark.store.log import Log, Point, Tail
 from lance_spark.store.rebuild import (
     Rebuilt,
     find_promise,
@@ -57,7 +55,13 @@ from lance_spark.store.rebuild import (
     sound_rows,
     write_index,
 )
-from lance_spark.store.segment import OpenSegment, Segment, check_batch
+from lance_spark.store.segment import (
+    Boundary,
+    IndexTable,
+    OpenSegment,
+    Segment,
+    check_batch,
+)
 
 _NO_ROWS = decode_rows(b"")
 # All rows of a batch are among the last ones, as this version writes them.
@@ -71,8 +75,8 @@ class _Index(NamedTuple):
     the segment is lazy, or a mark is lost that may have been the newest.
     """
 
-    header: Header | str
-    mark: Mark = Mark()
+    header: IndexHeader | str
+    mark: IndexMark = IndexMark()
     last_rows: Rows = _NO_ROWS
     promising: bool = False
 
@@ -101,9 +105,7 @@ def list_segments(files: Files, directory: Path) -> list[Found]:
     return [found[name] for name in sorted(found)]
 
 
-def open_log(
-    context: Context, topic: int, directory: Path, start: LogStart | None
-) -> Log:
+def open_log(context: Context, topic: int, directory: Path, start: Point | None) -> Log:
     """Open the log in a directory, mending what a crash has left.
 
     Args:
@@ -134,14 +136,14 @@ def open_log(
         end = Point(segment.end, segment.end_record)
     if start is None:
         first = segments[0] if segments else None
-        start = LogStart()
+        start = Point()
         if first is not None:
             number = first.name.number
-            start = LogStart(first.base_offset, first.base_record, number)
+            start = Point(first.base_offset, first.base_record, number)
     return Log(context, topic, directory, start, segments)
 
 
-def reset_files(context: Context, directory: Path, end: LogEnd) -> None:
+def reset_files(context: Context, directory: Path, end: Tail) -> None:
     """Bring a directory back to an end that was durable once."""
     files = context.files
     for segment in list_segments(files, directory):
@@ -161,7 +163,7 @@ def _cut(opened: OpenSegment, size: int, rows: int) -> None:
     if old.position > size or old.rows > rows:
         # Both slots, since the older mark may be too high as well.
         for count in (old.count + 1, old.count + 2):
-            mark = encode_mark(Mark(size, rows, count))
+            mark = encode_mark(IndexMark(size, rows, count))
             opened.index.pwrite(mark, mark_position(count))
         opened.index.sync()
     # A row without its bytes would be damage in a lazy segment.
@@ -177,7 +179,7 @@ def _remove_temporary(files: Files, directory: Path) -> None:
 
 
 def _remove_before(
-    files: Files, directory: Path, found: list[Found], start: LogStart
+    files: Files, directory: Path, found: list[Found], start: Point
 ) -> list[Found]:
     if any(segment.name.number < start.segment for segment in found):
         # The start may be known to the kernel only, if the process before was killed.
@@ -235,7 +237,7 @@ class _Recovery:
             return None
         data_bytes = found.data_bytes or 0
         if following:
-            mark = Mark(
+            mark = IndexMark(
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
@@ -323,7 +325,7 @@ class _Recovery:
     def _place_before(self, segment: Segment, following: Found, end: Boundary) -> None:
         """Find a segment's first offset and record from the segment behind it."""
         header = self._read_index(following).header
-        if isinstance(header, Header):
+        if isinstance(header, IndexHeader):
             segment.base_offset = header.base_offset - end.position
             segment.base_record = header.base_record - end.record
 
@@ -347,7 +349,7 @@ class _Recovery:
         return segment
 
     def _recover(
-        self, segment: Segment, found: Found, mark: Mark, promising: bool
+        self, segment: Segment, found: Found, mark: IndexMark, promising: bool
     ) -> Segment:
         """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
         data = self._open_data(found)

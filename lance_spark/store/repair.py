@@ -16,35 +16,38 @@ from typing import Any
 
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
-from lance_spark.store.cache import SegmentCache
 from lance_spark.store.commit import TopicPlan, complete, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.context import Context
-from lance_spark.store.extent import LogStart
-from lance_spark.store.files import Files, OsFiles, keep_copy, read_file
-from lance_spark.store.finding import Findings
+from lance_spark.store.context import Context, Findings
+from lance_spark.store.document import IDENTITY, Identity
+from lance_spark.store.files import (
+    RESERVE,
+    Files,
+    OsFiles,
+    Reserve,
+    Spare,
+    keep_copy,
+    list_ids,
+    read_file,
+)
 from lance_spark.store.format import HEADER_BYTES, decode_header
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Journal, Parsed, parse_journal
+from lance_spark.store.journal import Journal, JournalContent, Writers, parse_journal
+from lance_spark.store.log import Point
 from lance_spark.store.recovery import Found, list_segments, open_log
-from lance_spark.store.spare import RESERVE, Reserve, Spare
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import read_metadata as read_stage
-from lance_spark.store.stage import remove_stage
+from lance_spark.store.segment import SegmentCache
+from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
 from lance_spark.store.staging import JOURNAL
 from lance_spark.store.store import CONSUMERS, LOCK
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
-    METADATA,
     PLACE_MAX,
+    TOPIC_METADATA,
     TopicMetadata,
     check_name,
-    read_metadata,
-    write_metadata,
+    read_topic,
+    write_topic,
 )
-from lance_spark.store.writers import Writers
 
 _NO_ANSWER = object()
 
@@ -76,7 +79,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One thing that is damaged.
 
     Args:
@@ -93,7 +96,7 @@ class Step:
 @contextmanager
 def repairing(
     root: Path, answers: Answers, *, framing: Framing, files: Files | None = None
-) -> Iterator[list[Step]]:
+) -> Iterator[list[RepairStep]]:
     """Plan the repair of a store that no process has open; it stays locked meanwhile.
 
     Raises:
@@ -142,16 +145,16 @@ class _Repair:
             self._identity,
         )
 
-    def plan(self) -> Iterator[Step]:
+    def plan(self) -> Iterator[RepairStep]:
         if self._damage is not None:
-            yield Step(
+            yield RepairStep(
                 IDENTITY,
                 f"{self._damage.reason}: write it anew; ids go on far above all that "
                 f"can be seen, those of topics at {self._identity.next_topic}",
                 self._write_identity,
             )
         if self._journal.is_begun_unread:
-            yield Step(
+            yield RepairStep(
                 JOURNAL,
                 "the entry of a commit that was begun is damaged: give the commit up; "
                 "its topics may show a part of it, and its writer has to write again",
@@ -164,7 +167,7 @@ class _Repair:
         keep_copy(self._files, self._root / IDENTITY)
         self._identity.prepare()
 
-    def _write_journal(self, parsed: Parsed) -> None:
+    def _write_journal(self, parsed: JournalContent) -> None:
         path = self._root / JOURNAL
         self._identity.prepare()
         keep_copy(self._files, path)
@@ -173,13 +176,13 @@ class _Repair:
 
     # Topics.
 
-    def _plan_topics(self) -> Iterator[Step]:
+    def _plan_topics(self) -> Iterator[RepairStep]:
         taken: dict[str, int] = {}
         damaged: dict[int, str] = {}
-        for topic in _ids(self._files, self._root / "segments"):
+        for topic in list_ids(self._files, self._root / "segments"):
             directory = self._directory(topic)
             try:
-                metadata = read_metadata(self._context, directory)
+                metadata = read_topic(self._context, directory)
                 if metadata is not None:
                     taken[metadata.name] = topic
                 elif list_segments(self._files, directory):
@@ -187,12 +190,12 @@ class _Repair:
             except StoreError as error:
                 damaged[topic] = str(error)
         for topic in self._answers.topics - damaged.keys():
-            raise OptionError(f"topic {topic}: its {METADATA} is not damaged")
+            raise OptionError(f"topic {topic}: its {TOPIC_METADATA} is not damaged")
         for topic, reason in damaged.items():
             yield self._plan_topic(topic, reason, taken)
 
-    def _plan_topic(self, topic: int, reason: str, taken: dict[str, int]) -> Step:
-        file = f"segments/{topic}/{METADATA}"
+    def _plan_topic(self, topic: int, reason: str, taken: dict[str, int]) -> RepairStep:
+        file = f"segments/{topic}/{TOPIC_METADATA}"
         answers = self._answers
         name = "" if topic == DEFAULT_TOPIC else answers.names.get(topic)
         retention = answers.retentions.get(topic)
@@ -207,12 +210,14 @@ class _Repair:
             if not said
         ]
         if name is None or retention is None or missing:
-            return Step(file, f"{reason}: the topic is closed; say {' '.join(missing)}")
+            return RepairStep(
+                file, f"{reason}: the topic is closed; say {' '.join(missing)}"
+            )
         if topic != DEFAULT_TOPIC:
             self._check_name(topic, name, taken)
         start = self._find_start(topic)
         if isinstance(start, str):
-            return Step(file, f"{reason}: the topic stays closed: {start}")
+            return RepairStep(file, f"{reason}: the topic stays closed: {start}")
         made = answers.created.get(topic)
         metadata = TopicMetadata(
             topic,
@@ -220,7 +225,7 @@ class _Repair:
             int(time.time()) if made is None else made,
             retention=retention,
             auth=rule,
-            start=start or LogStart(),
+            start=start or Point(),
         )
         where = (
             "found by rebuilding its first index"
@@ -237,7 +242,7 @@ class _Repair:
         else:
             text += f"made at {made} s"
         prove = start is None
-        return Step(file, text, lambda: self._write_topic(metadata, prove=prove))
+        return RepairStep(file, text, lambda: self._write_topic(metadata, prove=prove))
 
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
@@ -260,7 +265,7 @@ class _Repair:
         topics = [t for plan in self._pending for t in plan.topics]
         return next((t for t in topics if t.id == topic and not t.created), None)
 
-    def _find_start(self, topic: int) -> LogStart | str | None:
+    def _find_start(self, topic: int) -> Point | str | None:
         """Find where a log starts; None if its first index has to be rebuilt for that.
 
         A text says that nothing proves it.
@@ -273,16 +278,16 @@ class _Repair:
         if not found:
             offset = self._highest_offset(topic)
             # Segment 0 is the proof that a log starts at 0: see below.
-            return LogStart(offset, segment=1 if offset else 0)
+            return Point(offset, segment=1 if offset else 0)
         for segment in found[:2]:
             base = self._read_base(topic, segment)
             if base is not None:
                 return base if segment is found[0] else None
         if found[0].name.number == 0:
-            return LogStart()
+            return Point()
         return "nothing proves where its log starts: its first indexes are damaged"
 
-    def _read_base(self, topic: int, found: Found) -> LogStart | None:
+    def _read_base(self, topic: int, found: Found) -> Point | None:
         path = self._directory(topic) / found.name.index_file
         header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
         if isinstance(header, str) or (header.topic, header.name) != (
@@ -290,7 +295,7 @@ class _Repair:
             found.name,
         ):
             return None
-        return LogStart(header.base_offset, header.base_record, found.name.number)
+        return Point(header.base_offset, header.base_record, found.name.number)
 
     def _directory(self, topic: int) -> Path:
         return self._root / "segments" / str(topic)
@@ -316,15 +321,15 @@ class _Repair:
         if prove:
             start = open_log(self._context, metadata.id, directory, None).start
             metadata = replace(metadata, start=start)
-        if self._files.exists(directory / METADATA):
-            keep_copy(self._files, directory / METADATA)
-        write_metadata(self._context, directory, metadata)
+        if self._files.exists(directory / TOPIC_METADATA):
+            keep_copy(self._files, directory / TOPIC_METADATA)
+        write_topic(self._context, directory, metadata)
 
     # Stages.
 
-    def _plan_stages(self) -> Iterator[Step]:
+    def _plan_stages(self) -> Iterator[RepairStep]:
         damaged = {}
-        for stage in _ids(self._files, self._root / "stages"):
+        for stage in list_ids(self._files, self._root / "stages"):
             try:
                 read_stage(self._context, self._root / "stages" / str(stage))
             except StoreError as error:
@@ -336,19 +341,14 @@ class _Repair:
                 continue  # The journal says what it is for.
             yield self._plan_stage(stage, reason)
 
-    def _plan_stage(self, stage: int, reason: str) -> Step:
+    def _plan_stage(self, stage: int, reason: str) -> RepairStep:
         directory = self._root / "stages" / str(stage)
         file = f"stages/{stage}/{STAGE_METADATA}"
         if stage not in self._answers.dropped:
-            return Step(
+            return RepairStep(
                 file,
                 f"{reason}: nothing says which job and topic its rows are for; the job "
                 f"has to write them again; say --drop-stage {stage} to remove them",
             )
         text = f"{reason}: remove the stage with the rows that wait in it"
-        return Step(file, text, lambda: remove_stage(self._context, directory))
-
-
-def _ids(files: Files, directory: Path) -> list[int]:
-    entries = files.list(directory)
-    return sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+        return RepairStep(file, text, lambda: remove_stage(self._context, directory))

@@ -40,6 +40,7 @@ from lance_spark.store.commit import (
     CommitResult,
     CommitStatus,
     NamedStage,
+    Outcome,
     TopicPlan,
     carry_out,
     complete,
@@ -47,40 +48,43 @@ from lance_spark.store.commit import (
     encode_begin,
     find_end,
     is_same_commit,
+    settle,
     show,
 )
 from lance_spark.store.context import Context
-from lance_spark.store.extent import LogEnd, LogStart, LogState
-from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
-from lance_spark.store.identity import Identity
+from lance_spark.store.document import Identity
+from lance_spark.store.files import (
+    is_full,
+    keep_copy,
+    list_ids,
+    make_directories,
+    read_file,
+)
 from lance_spark.store.journal import (
-    Entry,
-    Journal,
-    Parsed,
-    encode_entry,
-    parse_journal,
-)
-from lance_spark.store.log import NotSynced
-from lance_spark.store.recovery import reset_files
-from lance_spark.store.segment import DamagedIndex
-from lance_spark.store.settlement import Outcome, settle
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import (
-    Stage,
-    StageMetadata,
-    read_metadata,
-    remove_stage,
-)
-from lance_spark.store.topic import Topic, TopicMetadata, check_name
-from lance_spark.store.writers import (
     Expiry,
     Job,
+    Journal,
+    JournalContent,
+    JournalEntry,
     Writers,
     check_job,
     encode_done,
+    encode_entry,
     encode_expired,
     encode_undone,
+    parse_journal,
 )
+from lance_spark.store.log import LogState, NotSynced, Point, Tail
+from lance_spark.store.recovery import reset_files
+from lance_spark.store.segment import DamagedIndex
+from lance_spark.store.stage import (
+    STAGE_METADATA,
+    Stage,
+    StageMetadata,
+    read_stage,
+    remove_stage,
+)
+from lance_spark.store.topic import Topic, TopicMetadata, check_name
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +129,8 @@ class Staging:
         files = self._context.files
         make_directories(files, self._directory)
         files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
-        for entry in files.list(self._directory):
-            if entry.is_dir and entry.name.isdecimal():
-                self._load_stage(self._directory / entry.name)
+        for stage_id in list_ids(files, self._directory):
+            self._load_stage(self._directory / str(stage_id))
         for plan, outcome in self._unsettled:
             self._end_unsettled(plan, outcome)
         self._unsettled = []
@@ -170,7 +173,7 @@ class Staging:
         return not self._journal.is_outdated
 
     def _lose_journal(
-        self, path: Path, parsed: Parsed, *, missing: bool, now_ns: int
+        self, path: Path, parsed: JournalContent, *, missing: bool, now_ns: int
     ) -> None:
         if not missing:
             self._context.files.replace(path, path.with_name(path.name + ".damaged"))
@@ -179,7 +182,7 @@ class Staging:
         self._context.findings.damage(JOURNAL, text)
         self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
 
-    def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
+    def _mend_journal(self, parsed: JournalContent, now_ns: int) -> list[JournalEntry]:
         """Report what is damaged; give the entries, with those that make up for it.
 
         Raises:
@@ -225,7 +228,7 @@ class Staging:
     def _read_stage(self, directory: Path) -> StageMetadata | None:
         stage_id = int(directory.name)
         try:
-            return read_metadata(self._context, directory)
+            return read_stage(self._context, directory)
         except StoreError as error:
             for plan, _ in self._unsettled:
                 if stage_id in plan.stages:
@@ -588,7 +591,7 @@ class Staging:
             own = by_topic.get(name, [])
             if topic is None:
                 topic_id = next(new_ids)
-                start, end = LogStart(), LogEnd(0, 0, -1, 0, 0, 0)
+                start, end = Point(), Tail(0, 0, -1, 0, 0, 0)
             else:
                 topic_id = topic.metadata.id
                 start, end = topic.metadata.start, topic.log.end()
@@ -676,13 +679,13 @@ class Staging:
         for topic in self._catalog:
             topic.log.fail(reason)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: JournalEntry) -> None:
         """Write an entry to the journal, and take it in."""
         with self._journaling:
             self._journal.append(entry)
             self._writers.replay([entry])
 
-    def _note_end(self, entry: Entry) -> None:
+    def _note_end(self, entry: JournalEntry) -> None:
         """Write that a commit is over, on a full disk too: all else depends on it."""
         self._context.reserve.spend(lambda: self._note(entry))
 

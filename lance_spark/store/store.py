@@ -25,35 +25,45 @@ from lance_spark.errors import (
     StoreWriteFailed,
 )
 from lance_spark.model import Buffer, Framing, Location, Retention
-from lance_spark.store.cache import SegmentCache
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
-from lance_spark.store.context import Context
-from lance_spark.store.extent import Appended
+from lance_spark.store.context import Context, Finding, Findings, Wake, Watchers
+from lance_spark.store.document import (
+    FIRST_STAGE_ID,
+    IDENTITY,
+    UNCHECKED_FORMAT,
+    Identity,
+    decode_document,
+)
 from lance_spark.store.files import (
+    RESERVE,
     File,
     Files,
     OsFiles,
+    Reserve,
+    Spare,
     is_full,
     keep_copy,
+    list_ids,
     make_directories,
     read_file,
+    replace_file,
 )
-from lance_spark.store.finding import Finding, Findings
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import FIRST_STAGE_ID, Identity
-from lance_spark.store.log import Log
+from lance_spark.store.log import Appended, Log, Syncer
 from lance_spark.store.reader import Slice, View
-from lance_spark.store.retention import plan_retention
-from lance_spark.store.spare import RESERVE, Reserve, Spare
-from lance_spark.store.stage import Stage
+from lance_spark.store.segment import SegmentCache
+from lance_spark.store.stage import STAGE_METADATA, Stage, decode_stage, encode_stage
 from lance_spark.store.staging import Staging
-from lance_spark.store.syncer import Syncer
-from lance_spark.store.topic import DEFAULT_TOPIC, Topic
-from lance_spark.store.upgrade import upgrade_files
-from lance_spark.store.watch import Wake, Watchers
+from lance_spark.store.topic import (
+    DEFAULT_TOPIC,
+    TOPIC_METADATA,
+    Topic,
+    decode_topic,
+    encode_topic,
+    plan_retention,
+)
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
@@ -147,7 +157,7 @@ class Store:
             self._if_room("say format 2", identity.prepare)
             self._staging.open_journal(is_new=False, now_ns=self._clock_ns())
         self._staging.settle()
-        upgraded = self._if_room("upgrade", lambda: upgrade_files(context, self.path))
+        upgraded = self._if_room("upgrade", lambda: _upgrade_files(context, self.path))
         self._catalog.load(self._clock_ns() // 1_000_000_000)
         self._staging.load()
         self._consumers = self._load_consumers(identity)
@@ -650,3 +660,31 @@ def _check_starts(starts: NDArray[np.int64], length: int) -> None:
             "record starts have to rise from 0 and stay below the batch's "
             f"{length} bytes; leave them out to have them found"
         )
+
+
+def _upgrade_files(context: Context, root: Path) -> None:
+    """Give the metadata of all topics and stages a checksum, where it has none.
+
+    A damaged file is left as it is: what it belongs to is closed when it is opened.
+
+    Raises:
+        OSError: the disk refused; what is left to do is done by the next opening.
+    """
+    if not context.identity.upgrading:
+        return
+    context.identity.prepare()
+    for directory, name, convert in (
+        ("segments", TOPIC_METADATA, lambda data: encode_topic(decode_topic(data))),
+        ("stages", STAGE_METADATA, lambda data: encode_stage(decode_stage(data))),
+    ):
+        for stored in list_ids(context.files, root / directory):
+            _upgrade(context, root / directory / str(stored) / name, convert)
+
+
+def _upgrade(context: Context, path: Path, convert: Callable[[bytes], bytes]) -> None:
+    data = read_file(context.files, path)
+    try:
+        if data is not None and decode_document(data).format == UNCHECKED_FORMAT:
+            replace_file(context.files, path, convert(data))
+    except StoreError:
+        return  # Reported when the topic or stage is opened.

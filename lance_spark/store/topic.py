@@ -1,4 +1,6 @@
-"""A topic: its metadata, and the log of its records.
+"""Which segments retention drops: a pure decision.
+
+A topic: its metadata, and the log of its records.
 
 `metadata.json` has the fields of LWP §6.2 and one of our own, `log_start`, which says
 where the log begins. What has to outlive a segment's files is written there first. The
@@ -7,7 +9,7 @@ file has a checksum (see `document`): while it does not hold, the topic is close
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -17,17 +19,45 @@ from lance_spark.errors import InvalidName, StoreError, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store.context import Context
 from lance_spark.store.document import (
+    FIRST_STAGE_ID,
     check_keys,
     decode_document,
     encode_document,
     integer,
 )
-from lance_spark.store.extent import LogStart
 from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.log import Log
+from lance_spark.store.log import Log, Point
+from lance_spark.store.segment import Segment
 
-METADATA = "metadata.json"
+
+def plan_retention(
+    segments: Sequence[Segment], retention: Retention, now_ns: int
+) -> Point | None:
+    """Find where the log should start.
+
+    Whole segments are dropped from the old end: those whose last batch is too old, and
+    then as many as it takes to come below the size. The last segment always stays.
+
+    Returns:
+        The new start, None if nothing is to be dropped.
+    """
+    keep = 0
+    if retention.max_age_s:
+        oldest_ns = now_ns - retention.max_age_s * 1_000_000_000
+        while keep < len(segments) - 1 and segments[keep].last_append_ns < oldest_ns:
+            keep += 1
+    if retention.max_bytes:
+        size = sum(segment.size for segment in segments[keep:])
+        while keep < len(segments) - 1 and size > retention.max_bytes:
+            size -= segments[keep].size
+            keep += 1
+    if keep == 0:
+        return None
+    first = segments[keep]
+    return Point(first.base_offset, first.base_record, first.name.number)
+
+
+TOPIC_METADATA = "metadata.json"
 _KEYS = {
     *("id", "name", "created_at", "topic_epoch", "auth", "retention", "log_start"),
 }
@@ -58,7 +88,7 @@ class TopicMetadata:
     epoch: int = 1
     retention: Retention = field(default_factory=Retention)
     auth: Mapping[str, Any] | None = None
-    start: LogStart = field(default_factory=LogStart)
+    start: Point = field(default_factory=Point)
 
 
 def check_name(name: str) -> None:
@@ -82,7 +112,7 @@ def check_name(name: str) -> None:
         raise InvalidName(f"topic name {name[:80]!r} {reason}")
 
 
-def encode_metadata(metadata: TopicMetadata) -> bytes:
+def encode_topic(metadata: TopicMetadata) -> bytes:
     """Encode metadata as the JSON file's content."""
     return encode_document(
         {
@@ -100,7 +130,7 @@ def encode_metadata(metadata: TopicMetadata) -> bytes:
     )
 
 
-def decode_metadata(data: bytes) -> TopicMetadata:
+def decode_topic(data: bytes) -> TopicMetadata:
     """Decode the JSON file's content, whatever its format.
 
     Raises:
@@ -131,17 +161,17 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         epoch=integer(fields, "topic_epoch"),
         auth=fields["auth"],
         retention=kept,
-        start=LogStart(*(integer(start, key, PLACE_MAX) for key in LogStart._fields)),
+        start=Point(*(integer(start, key, PLACE_MAX) for key in Point._fields)),
     )
 
 
-def read_metadata(context: Context, directory: Path) -> TopicMetadata | None:
+def read_topic(context: Context, directory: Path) -> TopicMetadata | None:
     """Read a topic's metadata; None if it has none.
 
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / METADATA)
+    data = read_file(context.files, directory / TOPIC_METADATA)
     if data is None:
         return None
     fields = context.identity.accept(decode_document(data))
@@ -151,10 +181,10 @@ def read_metadata(context: Context, directory: Path) -> TopicMetadata | None:
     return metadata
 
 
-def write_metadata(context: Context, directory: Path, metadata: TopicMetadata) -> None:
+def write_topic(context: Context, directory: Path, metadata: TopicMetadata) -> None:
     """Replace a topic's metadata, durably."""
     context.identity.prepare()
-    replace_file(context.files, directory / METADATA, encode_metadata(metadata))
+    replace_file(context.files, directory / TOPIC_METADATA, encode_topic(metadata))
 
 
 class Topic:
@@ -174,7 +204,7 @@ class Topic:
         *,
         retention: Retention | None = None,
         auth: Mapping[str, Any] | None = None,
-        start: LogStart | None = None,
+        start: Point | None = None,
     ) -> None:
         """Change metadata, on disk first.
 
@@ -192,7 +222,7 @@ class Topic:
                 start=start or self._metadata.start,
             )
             try:
-                write_metadata(self.log.context, self.log.directory, changed)
+                write_topic(self.log.context, self.log.directory, changed)
             except OSError as error:
                 self._take_back(error)
                 raise
@@ -205,15 +235,15 @@ class Topic:
         """
         context, directory = self.log.context, self.log.directory
         try:
-            if read_metadata(context, directory) != self._metadata:
-                write_metadata(context, directory, self._metadata)
+            if read_topic(context, directory) != self._metadata:
+                write_topic(context, directory, self._metadata)
         except (OSError, StoreError) as error:
             raise StoreReadOnly(
                 f"{self.log.where}: the change could not be written ({cause}) and not "
                 f"be taken back ({error}): it may count once the store is reopened"
             ) from cause
 
-    def drop_before(self, start: LogStart) -> None:
+    def drop_before(self, start: Point) -> None:
         """Move the start of the log and drop the segments before it."""
         with self.log.exclusive():
             # On a full disk this is what makes room: it has to be written all the same.

@@ -7,8 +7,8 @@ import pytest
 
 from lance_spark.errors import Corrupt
 from lance_spark.store import Store, View
-from lance_spark.store.boundary import Boundaries
-from lance_spark.store.index import Boundary
+from lance_spark.store.reader import Boundaries
+from lance_spark.store.segment import Boundary
 from tests.store.disk import DiskFiles
 from tests.store.kit import open_store, record
 

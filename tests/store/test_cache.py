@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lance_spark.store import Store, StoreConfig
-from lance_spark.store.cache import SegmentCache, SegmentKey
-from lance_spark.store.segment import OpenSegment
+from lance_spark.store.segment import OpenSegment, SegmentCache, SegmentKey
 from tests.store.disk import DiskFiles
 from tests.store.jobs import refusing
 from tests.store.kit import SMALL, batch, check_clean, open_store, read_all

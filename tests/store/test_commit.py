@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lance_spark.errors import StoreError
-from lance_spark.store import CommittedRange, LogStart
+from lance_spark.store import CommittedRange, Point
 from lance_spark.store.commit import (
     CommitPlan,
     TopicPlan,
@@ -17,11 +17,20 @@ from lance_spark.store.commit import (
     encode_begin,
     is_same_commit,
 )
-from lance_spark.store.extent import LogEnd
-from lance_spark.store.head import HEAD_BYTES
-from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.journal import Entry, Parsed, encode_entry, parse_journal
-from lance_spark.store.writers import Commit, Job, Writers, encode_done, encode_undone
+from lance_spark.store.document import FIRST_STAGE_ID
+from lance_spark.store.entrylog import HEAD_BYTES
+from lance_spark.store.journal import (
+    Commit,
+    Job,
+    JournalContent,
+    JournalEntry,
+    Writers,
+    encode_done,
+    encode_entry,
+    encode_undone,
+    parse_journal,
+)
+from lance_spark.store.log import Tail
 from tests.store.jobs import encode_journal
 
 ONE = TopicPlan(
@@ -29,8 +38,8 @@ ONE = TopicPlan(
     "one",
     created=False,
     overwrite=True,
-    start=LogStart(100, 10, 2),
-    end=LogEnd(400, 40, 5, 50, 3, 6),
+    start=Point(100, 10, 2),
+    end=Tail(400, 40, 5, 50, 3, 6),
     stages=(2**31, 2**31 + 2),
     bytes=70,
 )
@@ -39,8 +48,8 @@ TWO = TopicPlan(
     "two",
     created=True,
     overwrite=False,
-    start=LogStart(),
-    end=LogEnd(0, 0, -1, 0, 0, 0),
+    start=Point(),
+    end=Tail(0, 0, -1, 0, 0, 0),
     stages=(2**31 + 1,),
     bytes=30,
 )
@@ -66,7 +75,7 @@ def test_a_plan_of_another_version() -> None:
 
 def test_what_a_topic_gains() -> None:
     assert ONE.range == CommittedRange(1, "one", 400, 470)
-    assert ONE.new_start == LogStart(400, 40, 6)
+    assert ONE.new_start == Point(400, 40, 6)
     assert TWO.range == CommittedRange(2, "two", 0, 30)
 
 
@@ -97,9 +106,9 @@ def test_which_repetition_is_the_same() -> None:
     assert not is_same_commit(last, one, one, whole=True)
 
 
-def make_history(rng: random.Random) -> list[Entry]:
+def make_history(rng: random.Random) -> list[JournalEntry]:
     """Jobs of some writers, side by side; each is begun until it is done."""
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     sequences = dict.fromkeys("uvw", 0)
     begun: dict[str, CommitPlan] = {}
     for at_ns in range(rng.randrange(1, 14)):
@@ -118,7 +127,7 @@ def make_history(rng: random.Random) -> list[Entry]:
     return entries
 
 
-def fold(entries: list[Entry]) -> tuple[dict[str, Commit], set[Job]]:
+def fold(entries: list[JournalEntry]) -> tuple[dict[str, Commit], set[Job]]:
     writers = Writers()
     writers.replay(entries)
     return writers._last, set(writers.pending)
@@ -144,11 +153,11 @@ def test_no_damaged_entry_changes_what_was_committed(seed: int) -> None:
                 assert fold(complete(parsed)) == (last, pending), (marked, number)
 
 
-def is_of(entry: Entry, job: Job) -> bool:
+def is_of(entry: JournalEntry, job: Job) -> bool:
     return (entry["writer"], entry["sequence"]) == job
 
 
-def spoil(data: bytes, *entries: Entry, number: int) -> Parsed:
+def spoil(data: bytes, *entries: JournalEntry, number: int) -> JournalContent:
     """Damage the last byte of one entry."""
     sizes = [len(encode_entry(entry)) for entry in entries[: number + 1]]
     spoiled = bytearray(data)

@@ -6,7 +6,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_spark.store.crc import combine_crc32c
+from lance_spark.store.reader import combine_crc32c
 
 
 @given(st.binary(max_size=2000), st.binary(max_size=2000))

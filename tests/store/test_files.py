@@ -10,7 +10,7 @@ import pytest
 
 from lance_spark.errors import StoreLocked
 from lance_spark.store.files import (
-    Entry,
+    DirectoryEntry,
     OsFiles,
     make_directories,
     read_file,
@@ -80,9 +80,9 @@ def test_list(tmp_path: Path) -> None:
     replace_file(FILES, tmp_path / "c", b"123")
     replace_file(FILES, tmp_path / "a", b"")
     assert FILES.list(tmp_path) == [
-        Entry("a", False, 0),
-        Entry("b", True, 0),
-        Entry("c", False, 3),
+        DirectoryEntry("a", False, 0),
+        DirectoryEntry("b", True, 0),
+        DirectoryEntry("c", False, 3),
     ]
     assert FILES.list(tmp_path / "not there") == []
 

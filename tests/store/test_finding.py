@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from lance_spark.store import Finding, Severity
-from lance_spark.store.finding import Findings
+from lance_spark.store.context import Findings
 
 
 def test_text() -> None:

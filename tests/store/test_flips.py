@@ -21,11 +21,10 @@ from lance_spark.errors import DamagedFile, StoreError, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store import Finding, NamedStage, Store, View, check_store
 from lance_spark.store.document import decode_document
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.repair import Answers, repairing
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.stage import encode_metadata as encode_stage
+from lance_spark.store.stage import decode_stage, encode_stage
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, hooked, refusing, stage
 from tests.store.kit import ROOT, batch, damage, open_store, read_all

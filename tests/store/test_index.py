@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lance_spark.store.format import ROW, Kind, decode_rows, make_batch_rows
-from lance_spark.store.index import Batch, Boundary, Column, IndexTable
+from lance_spark.store.segment import Boundary, Column, IndexedBatch, IndexTable
 
 
 def rows_of(position: int, record: int, append_ns: int, starts: list[int], length: int):  # type: ignore[no-untyped-def]
@@ -38,8 +38,8 @@ def test_a_column_grows() -> None:
 def test_batches() -> None:
     table = two_batches()
     assert (table.batches, table.rows) == (2, 3)
-    assert table.batch(0) == Batch(0, 0, 100, 0, 2, 5, 77, lost=False)
-    assert table.batch(1) == Batch(1, 100, 30, 2, 1, 9, 77, lost=False)
+    assert table.batch(0) == IndexedBatch(0, 0, 100, 0, 2, 5, 77, lost=False)
+    assert table.batch(1) == IndexedBatch(1, 100, 30, 2, 1, 9, 77, lost=False)
     assert table.batch(1).end == 130
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Location, Retention
-from lance_spark.store import LogStart, Store, StoreConfig, View
+from lance_spark.store import Point, Store, StoreConfig, View
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import DAY_S, SECOND_NS, Clock, commit, reopen
 from tests.store.kit import SMALL, batch, check_clean, open_store, record
@@ -174,7 +174,7 @@ def test_every_place_after_retention(
     topic = store.topic(1)
     segment = data.draw(st.sampled_from(topic.log.segments()))
     number = segment.name.number
-    topic.drop_before(LogStart(segment.base_offset, segment.base_record, number))
+    topic.drop_before(Point(segment.base_offset, segment.base_record, number))
     plain.first = segment.base_record
     compare(store.view(1), plain)
     with reopen(store) as again:
@@ -203,7 +203,7 @@ def test_what_is_not_durable_is_not_there(
             clock.ns += 10
             store.append(1, later.append(sizes, clock()), wait=False)
         view = store.view(1)
-        assert view.end == (len(plain.data), len(plain.starts))
+        assert view.end == (len(plain.data), len(plain.starts), 0)
         compare(view, plain)
         with pytest.raises(OutOfRange):
             view.read(len(plain.data) + 1, 100)
@@ -314,7 +314,7 @@ def test_a_view_stays_as_it_was(store: Store) -> None:
     store.append(1, batch("a"))
     view = store.view(1)
     store.append(1, batch("b"))
-    assert view.end == (135, 3)
+    assert view.end == (135, 3, 0)
     assert view.read(0, 10**6).read() == batch("a")
     assert view.read(135, 100).read() == b""
 

@@ -20,8 +20,8 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.index import Boundary
 from lance_spark.store.rebuild import Rebuilt, _mend, rebuild, sound_rows
+from lance_spark.store.segment import Boundary
 from tests.store.disk import DiskFile, DiskFiles
 from tests.store.jobs import content, refusing
 from tests.store.kit import batch, check_clean, damage, open_store, record

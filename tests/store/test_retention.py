@@ -8,10 +8,10 @@ import pytest
 
 from lance_spark.errors import OptionError, OutOfRange, StoreWriteFailed
 from lance_spark.model import Retention
-from lance_spark.store import LogStart, Store
+from lance_spark.store import Point, Store
 from lance_spark.store.format import SegmentName
-from lance_spark.store.retention import plan_retention
 from lance_spark.store.segment import Segment
+from lance_spark.store.topic import plan_retention
 from tests.store.disk import DiskFiles
 from tests.store.jobs import Clock, refusing, reopen
 from tests.store.kit import (
@@ -40,21 +40,19 @@ THREE = [segment(n + 4, n * 100, 100, 10 * (n + 1)) for n in range(3)]
     [
         (Retention(), 10**6, None),
         (Retention(max_age_s=100), 110, None),
-        (Retention(max_age_s=100), 111, LogStart(100, 10, 5)),
-        (Retention(max_age_s=100), 121, LogStart(200, 20, 6)),
-        (Retention(max_age_s=100), 10**6, LogStart(200, 20, 6)),
+        (Retention(max_age_s=100), 111, Point(100, 10, 5)),
+        (Retention(max_age_s=100), 121, Point(200, 20, 6)),
+        (Retention(max_age_s=100), 10**6, Point(200, 20, 6)),
         (Retention(max_bytes=300), 0, None),
-        (Retention(max_bytes=299), 0, LogStart(100, 10, 5)),
-        (Retention(max_bytes=200), 0, LogStart(100, 10, 5)),
-        (Retention(max_bytes=199), 0, LogStart(200, 20, 6)),
-        (Retention(max_bytes=1), 0, LogStart(200, 20, 6)),
-        (Retention(max_age_s=100, max_bytes=200), 111, LogStart(100, 10, 5)),
-        (Retention(max_age_s=100, max_bytes=100), 111, LogStart(200, 20, 6)),
+        (Retention(max_bytes=299), 0, Point(100, 10, 5)),
+        (Retention(max_bytes=200), 0, Point(100, 10, 5)),
+        (Retention(max_bytes=199), 0, Point(200, 20, 6)),
+        (Retention(max_bytes=1), 0, Point(200, 20, 6)),
+        (Retention(max_age_s=100, max_bytes=200), 111, Point(100, 10, 5)),
+        (Retention(max_age_s=100, max_bytes=100), 111, Point(200, 20, 6)),
     ],
 )
-def test_what_is_dropped(
-    retention: Retention, now_s: int, start: LogStart | None
-) -> None:
+def test_what_is_dropped(retention: Retention, now_s: int, start: Point | None) -> None:
     assert plan_retention(THREE, retention, now_s * S) == start
 
 
@@ -73,8 +71,8 @@ def test_offsets_are_the_same_after_retention_and_reopening(store: Store) -> Non
     with reopen(store) as again:
         for each in (store, again):
             log = each._catalog.get(topic).log
-            assert log.start == LogStart(1800, 40, 2)
-            assert log.visible == (3600, 80)
+            assert log.start == Point(1800, 40, 2)
+            assert log.visible == (3600, 80, 0)
             assert len(list(log.directory.glob("*.lnc"))) == 2
         view = again.view(topic)
         assert view.read(1800, 900).read() == data[1800:2700]
@@ -111,7 +109,7 @@ def test_old_records_go_though_nothing_is_appended(files: DiskFiles) -> None:
         assert read_all(topic.log) == batch("a")
         clock.forward(41)
         store.maintain()
-        assert topic.log.start == LogStart(135, 3, 1)
+        assert topic.log.start == Point(135, 3, 1)
         assert read_all(topic.log) == b""
         store.maintain()
         assert len(topic.log.segments()) == 1
@@ -139,7 +137,7 @@ def test_old_records_go_though_no_segment_can_be_started(files: DiskFiles) -> No
         ):
             store.maintain()
         for topic in topics:
-            assert topic.log.start == LogStart(900, 20, 1)
+            assert topic.log.start == Point(900, 20, 1)
             assert read_all(topic.log) == batch("b", 20)
             store.append(topic.metadata.id, batch("c"))
     check_clean(files=files)

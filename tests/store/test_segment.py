@@ -14,15 +14,15 @@ from crc32c import crc32c
 from lance_spark.errors import Corrupt
 from lance_spark.store.format import (
     HEADER_BYTES,
-    Mark,
+    IndexMark,
     SegmentName,
     decode_mark,
     encode_header,
     make_batch_rows,
 )
-from lance_spark.store.index import Batch
 from lance_spark.store.segment import (
     DamagedIndex,
+    IndexedBatch,
     OpenSegment,
     Segment,
     check_batch,
@@ -45,7 +45,7 @@ def opened(files: DiskFiles) -> OpenSegment:
             zip((0, 10, 30), BATCHES, strict=True)
         )
     )
-    header = encode_header(Segment(NAME, 1_000, 0).header(7), Mark())
+    header = encode_header(Segment(NAME, 1_000, 0).header(7), IndexMark())
     files.open(Path("/0_5.idx"), create=True).pwrite(header + rows, 0)
     files.open(Path("/0_5.lnc"), create=True).pwrite(b"".join(BATCHES), 0)
     return OpenSegment(files, Path("/"), NAME)
@@ -99,10 +99,10 @@ def test_a_mark_is_written_once(files: DiskFiles, opened: OpenSegment) -> None:
         opened.write_mark(10, 1)
         opened.write_mark(30, 2)
     assert writes == ["pwrite", "pwrite"]
-    assert decode_mark(opened.index.pread(HEADER_BYTES, 0)) == Mark(30, 2, 2)
+    assert decode_mark(opened.index.pread(HEADER_BYTES, 0)) == IndexMark(30, 2, 2)
     again = OpenSegment(files, Path("/"), NAME)
     again.write_mark(60, 3)
-    assert decode_mark(again.index.pread(HEADER_BYTES, 0)) == Mark(60, 3, 3)
+    assert decode_mark(again.index.pread(HEADER_BYTES, 0)) == IndexMark(60, 3, 3)
 
 
 @pytest.mark.parametrize("ending", ["lnc", "idx"])
@@ -126,9 +126,9 @@ def test_sync(files: DiskFiles, opened: OpenSegment) -> None:
 
 
 def test_a_batch_compared_with_its_row() -> None:
-    batch = Batch(0, 0, 4, 0, 1, 9, crc32c(b"data"), lost=False)
+    batch = IndexedBatch(0, 0, 4, 0, 1, 9, crc32c(b"data"), lost=False)
 
-    def check(content: bytes, batch: Batch = batch) -> str | None:
+    def check(content: bytes, batch: IndexedBatch = batch) -> str | None:
         file = DiskFiles(Disk()).open(Path("/file"), create=True)
         file.pwrite(content, 0)
         return check_batch(batch, file)
@@ -146,7 +146,7 @@ def test_a_large_batch_is_compared_in_pieces(size: int) -> None:
     content = bytes(size)
     file = DiskFiles(Disk()).open(Path("/file"), create=True)
     file.pwrite(content, 0)
-    batch = Batch(0, 0, size, 0, 1, 9, crc32c(content), lost=False)
+    batch = IndexedBatch(0, 0, size, 0, 1, 9, crc32c(content), lost=False)
     assert check_batch(batch, file) is None
     file.pwrite(b"\xff", size - 1)
     assert check_batch(batch, file) == "the checksum differs"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lance_spark.store import Store
-from lance_spark.store.files import OsFiles
-from lance_spark.store.spare import SPARE_FILES, Spare, is_out_of_files
+from lance_spark.store.files import SPARE_FILES, OsFiles, Spare, is_out_of_files
 from tests.store.jobs import commit
 from tests.store.kit import batch
 

@@ -30,7 +30,7 @@ from lance_spark.store import (
     StoreConfig,
     View,
 )
-from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.document import FIRST_STAGE_ID
 from tests.store.disk import DiskFiles
 from tests.store.jobs import (
     DAY_S,

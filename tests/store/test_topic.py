@@ -9,9 +9,9 @@ import pytest
 
 from lance_spark.errors import InvalidName, StoreError
 from lance_spark.model import Retention
-from lance_spark.store import LogStart, Store, TopicMetadata
+from lance_spark.store import Point, Store, TopicMetadata
 from lance_spark.store.document import encode_document
-from lance_spark.store.topic import check_name, decode_metadata, encode_metadata
+from lance_spark.store.topic import check_name, decode_topic, encode_topic
 from tests.store.jobs import reopen
 
 
@@ -51,18 +51,18 @@ METADATA = TopicMetadata(
     1_700,
     retention=Retention(60, 1_000),
     auth={"cn": ["a", "b"]},
-    start=LogStart(100, 10, 2),
+    start=Point(100, 10, 2),
 )
 
 
 def test_metadata_comes_back() -> None:
-    assert decode_metadata(encode_metadata(METADATA)) == METADATA
+    assert decode_topic(encode_topic(METADATA)) == METADATA
     plain = TopicMetadata(0, "", 0)
-    assert decode_metadata(encode_metadata(plain)) == plain
+    assert decode_topic(encode_topic(plain)) == plain
 
 
 def test_metadata_has_the_fields_of_the_specification() -> None:
-    fields = json.loads(encode_metadata(METADATA))
+    fields = json.loads(encode_topic(METADATA))
     assert len(fields.pop("crc32c")) == 8
     assert fields == {
         "format": 2,
@@ -79,18 +79,18 @@ def test_metadata_has_the_fields_of_the_specification() -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"{}", b"\xff", b"null"])
 def test_what_is_no_metadata(data: bytes) -> None:
     with pytest.raises(StoreError):
-        decode_metadata(data)
+        decode_topic(data)
 
 
 def unchecked(metadata: TopicMetadata) -> dict[str, Any]:
     """What a release up to 0.5 wrote."""
-    fields = {**json.loads(encode_metadata(metadata)), "format": 1}
+    fields = {**json.loads(encode_topic(metadata)), "format": 1}
     del fields["crc32c"]
     return fields
 
 
 def test_format_1_is_read() -> None:
-    assert decode_metadata(json.dumps(unchecked(METADATA)).encode()) == METADATA
+    assert decode_topic(json.dumps(unchecked(METADATA)).encode()) == METADATA
 
 
 @pytest.mark.parametrize("format_", [1, 2])
@@ -105,7 +105,7 @@ def test_every_field_is_needed(format_: int) -> None:
             if name == "format":
                 continue
         with pytest.raises(StoreError):
-            decode_metadata(data)
+            decode_topic(data)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_every_field_is_needed(format_: int) -> None:
 )
 def test_fields_that_can_not_be(key: str, value: object) -> None:
     with pytest.raises(StoreError):
-        decode_metadata(json.dumps({**unchecked(METADATA), key: value}).encode())
+        decode_topic(json.dumps({**unchecked(METADATA), key: value}).encode())
 
 
 def test_changes_survive(store: Store) -> None:
@@ -147,4 +147,4 @@ def test_metadata_with_a_retention_that_can_not_be() -> None:
     fields = unchecked(TopicMetadata(1, "one", 0))
     fields["retention"]["max_bytes"] = -1
     with pytest.raises(StoreError, match="max_bytes is -1"):
-        decode_metadata(json.dumps(fields).encode())
+        decode_topic(json.dumps(fields).encode())

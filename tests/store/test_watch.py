@@ -6,7 +6,7 @@ import pytest
 
 from lance_spark.errors import StoreClosed
 from lance_spark.store import Store
-from lance_spark.store.watch import Watchers
+from lance_spark.store.context import Watchers
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, refusing, stage
 from tests.store.kit import batch, open_store

@@ -6,7 +6,7 @@ import pytest
 
 from lance_spark.errors import StoreError
 from lance_spark.store import CommittedRange
-from lance_spark.store.writers import (
+from lance_spark.store.journal import (
     Commit,
     Expiry,
     Job,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lance_spark.broker.console.sampler import Pulse
-from lance_spark.store.finding import Finding, Severity
+from lance_spark.store import Finding, Severity
 
 GIB = 1024**3
 _FREE_WARNING = 0.05

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lance_spark.store.stage import Stage
-from lance_spark.store.writers import Job
+from lance_spark.store import Job, Stage
 
 _NS_PER_MS = 1_000_000
 

@@ -12,8 +12,8 @@ from lance_spark.errors import StoreError
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.document import decode_document
 from lance_spark.store.journal import parse_journal
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.topic import decode_metadata as decode_topic
+from lance_spark.store.stage import decode_stage
+from lance_spark.store.topic import decode_topic
 
 
 def show_journal(source: Source, selection: Selection) -> None:

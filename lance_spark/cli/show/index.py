@@ -9,14 +9,18 @@ from lance_spark.cli.text import count, format_time, print_table
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
     Kind,
-    Mark,
     decode_header,
     decode_mark,
     decode_rows,
     mark_position,
     valid_rows,
+)
+from lance_spark.store.format import (
+    IndexHeader as Header,
+)
+from lance_spark.store.format import (
+    IndexMark as Mark,
 )
 
 _WINDOW_ROWS = 4096

@@ -7,7 +7,7 @@ import pytest
 
 from lance_spark.broker.console.health import GIB, Signs, judge
 from lance_spark.broker.console.sampler import Pulse
-from lance_spark.store.finding import Finding, Severity
+from lance_spark.store import Finding, Severity
 
 WELL = Signs(disk_free_bytes=500 * GIB, disk_total_bytes=1000 * GIB)
 DAMAGE = Finding(Severity.DAMAGE, "segments/1", "bytes are gone", 0, 5)

@@ -50,7 +50,7 @@ class DurableMark(NamedTuple):
 NO_MARK = DurableMark(0)
 
 
-class Head(NamedTuple):
+class EntryLogHead(NamedTuple):
     """What the start of a file says.
 
     Args:
@@ -85,7 +85,7 @@ def mark_position(mark: DurableMark) -> int:
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
 
-def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
+def decode_head(data: bytes, magic: bytes, what: str) -> EntryLogHead | None:
     """Read the start of a file; None if there is not even room for one.
 
     Raises:
@@ -100,14 +100,14 @@ def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
     if sound and version != VERSION:
         raise StoreError(f"{what} version {version}, which is not supported")
     if (found, version, crc) == (magic, 1, 0):
-        return Head(1, _START_1, NO_MARK)
+        return EntryLogHead(1, _START_1, NO_MARK)
     faults = () if sound else ("its head is damaged",)
     if not sound and not marks:
-        return Head(1, _START_1, NO_MARK, faults)
+        return EntryLogHead(1, _START_1, NO_MARK, faults)
     if not marks:
         faults = (*faults, "both of its marks are damaged")
     start = min(HEAD_BYTES, len(data))
-    return Head(VERSION, start, mark, faults, torn=len(marks) == 1)
+    return EntryLogHead(VERSION, start, mark, faults, torn=len(marks) == 1)
 
 
 def _decode_mark(data: bytes, number: int) -> DurableMark | None:
