@@ -5,9 +5,10 @@ from lance_spark.store.commit import CommitResult, CommitStatus, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, parse_consumers
 from lance_spark.store.context import Finding, Severity, Wake
+from lance_spark.store.decisions import CommittedRange, Job
 from lance_spark.store.document import FIRST_STAGE_ID, decode_document
 from lance_spark.store.files import File, Files, OsFile, OsFiles
-from lance_spark.store.journal import CommittedRange, Job, parse_journal
+from lance_spark.store.journal import parse_journal
 from lance_spark.store.log import Appended, Point
 from lance_spark.store.reader import Slice, View, combine_crc32c
 from lance_spark.store.repair import Answers, repairing

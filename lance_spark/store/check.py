@@ -16,9 +16,14 @@ from crc32c import crc32c
 
 from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
-from lance_spark.store.commit import complete, decode_begin
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Finding, Severity
+from lance_spark.store.decisions import (
+    JOURNAL,
+    History,
+    complete,
+    decode_begin,
+)
 from lance_spark.store.document import IDENTITY, Identity, decode_document
 from lance_spark.store.files import File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
@@ -34,12 +39,11 @@ from lance_spark.store.format import (
     has_lost_mark,
     valid_rows,
 )
-from lance_spark.store.journal import Writers, parse_journal
+from lance_spark.store.journal import parse_journal
 from lance_spark.store.log import Point
 from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
-from lance_spark.store.staging import JOURNAL
 from lance_spark.store.store import CONSUMERS, LOCK
 from lance_spark.store.topic import TOPIC_METADATA, decode_topic
 
@@ -151,14 +155,14 @@ class _Checker:
         if len(data) > max(parsed.end, parsed.mark.end):
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
-        writers = Writers()
-        writers.replay(complete(parsed))
-        for _ in writers.pending:
+        history = History()
+        history.replay(complete(parsed))
+        for _ in history.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
         if parsed.is_begun_unread:
             text = f"a commit is begun, and its entry can't be read; {_REPAIR}"
             yield _damage(JOURNAL, text)
-        for at_ns in writers.lost_ns:
+        for at_ns in history.lost_ns:
             text = f"it was lost at {at_ns} ns; commits before that are forgotten"
             yield _damage(JOURNAL, text)
 
@@ -184,10 +188,10 @@ class _Checker:
         What is behind those is set back by the next opening.
         """
         data = read_file(self.files, self.root / JOURNAL)
-        writers = Writers()
+        history = History()
         try:
-            writers.replay(complete(parse_journal(data or b"")))
-            plans = [decode_begin(entry) for entry in writers.pending.values()]
+            history.replay(complete(parse_journal(data or b"")))
+            plans = [decode_begin(entry) for entry in history.pending.values()]
         except StoreError:
             return {}  # Reported with the journal.
         return {topic.id: topic.end.segment for plan in plans for topic in plan.topics}

@@ -31,13 +31,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from lance_spark.errors import Corrupt, StageMismatch, StoreError
 from lance_spark.store.context import Context
+from lance_spark.store.decisions import Commit, CommitPlan, CommittedRange, TopicPlan
 from lance_spark.store.files import remove_tree
 from lance_spark.store.format import (
     HEADER_BYTES,
@@ -49,19 +50,10 @@ from lance_spark.store.format import (
     encode_header,
     valid_rows,
 )
-from lance_spark.store.journal import (
-    Commit,
-    CommittedRange,
-    Job,
-    JournalContent,
-    JournalEntry,
-    encode_done,
-    encode_undone,
-)
-from lance_spark.store.log import Log, Point, Tail
+from lance_spark.store.log import Log
 from lance_spark.store.recovery import list_segments, reset_files
 from lance_spark.store.segment import DamagedIndex, Segment, verify_range
-from lance_spark.store.stage import Stage, StageMetadata, read_stage
+from lance_spark.store.stage import Stage, read_stage
 from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
 
 
@@ -87,133 +79,6 @@ class CommitResult:
 
     status: CommitStatus
     ranges: tuple[CommittedRange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPlan:
-    """What a commit does to one topic.
-
-    Args:
-        id: the topic's id, already given out if the topic is new.
-        name: its name.
-        created: the commit creates it.
-        overwrite: its old content goes.
-        start: where its log started before.
-        end: where it ended before.
-        stages: the stages that are added, in order.
-        bytes: how much they hold together.
-    """
-
-    id: int
-    name: str
-    created: bool
-    overwrite: bool
-    start: Point
-    end: Tail
-    stages: tuple[int, ...]
-    bytes: int
-
-    @property
-    def range(self) -> CommittedRange:
-        """What the topic gains."""
-        start = self.end.offset
-        return CommittedRange(self.id, self.name, start, start + self.bytes)
-
-    @property
-    def new_start(self) -> Point:
-        """Where the log starts if the old content goes."""
-        return Point(self.end.offset, self.end.record, self.end.next_segment)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPlan:
-    """All that has to be known to carry out a commit, again if need be."""
-
-    job: Job
-    at_ns: int
-    next_stage: int
-    topics: tuple[TopicPlan, ...]
-
-    @property
-    def stages(self) -> frozenset[int]:
-        """All stages that are used."""
-        return frozenset(stage for topic in self.topics for stage in topic.stages)
-
-    def stage_metadata(self, stage: int) -> StageMetadata:
-        """Tell what one of its stages was opened for."""
-        (topic,) = (topic.name for topic in self.topics if stage in topic.stages)
-        return StageMetadata(stage, topic, self.job, self.at_ns)
-
-    @property
-    def commit(self) -> Commit:
-        """What is remembered of it."""
-        overwritten = frozenset(t.name for t in self.topics if t.overwrite)
-        ranges = tuple(topic.range for topic in self.topics)
-        return Commit(self.job, self.at_ns, ranges, self.next_stage, overwritten)
-
-
-def encode_begin(plan: CommitPlan) -> JournalEntry:
-    """Make the journal entry of a plan."""
-    return {
-        "kind": "begin",
-        "writer": plan.job.writer,
-        "sequence": plan.job.sequence,
-        "at_ns": plan.at_ns,
-        "next_stage": plan.next_stage,
-        "topics": [asdict(topic) for topic in plan.topics],
-    }
-
-
-def decode_begin(entry: JournalEntry) -> CommitPlan:
-    """Read the journal entry of a plan.
-
-    Raises:
-        StoreError: it is not one that this version writes.
-    """
-    try:
-        return _decode_begin(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"a commit of another version is begun: {error!r}") from error
-
-
-def _decode_begin(entry: JournalEntry) -> CommitPlan:
-    topics = [
-        TopicPlan(
-            **{
-                **t,
-                "start": Point(*t["start"]),
-                "end": Tail(**t["end"]),
-                "stages": tuple(t["stages"]),
-            }
-        )
-        for t in entry["topics"]
-    ]
-    job = Job(entry["writer"], entry["sequence"])
-    return CommitPlan(job, entry["at_ns"], entry["next_stage"], tuple(topics))
-
-
-def find_end(parsed: JournalContent) -> JournalEntry | None:
-    """Make up for a damaged entry that ended a commit, where the mark tells of it."""
-    if parsed.ended is None:
-        return None
-    plan = decode_begin(parsed.ended.begin)
-    return encode_done(plan.commit) if parsed.ended.is_done else encode_undone(plan.job)
-
-
-def complete(parsed: JournalContent) -> list[JournalEntry]:
-    """Give the entries of a journal, with the one that its mark makes up for.
-
-    It goes right behind the begin of its commit: the writer may have committed since,
-    and its last entry counts.
-    """
-    entries = list(parsed.entries)
-    end = find_end(parsed)
-    if end is not None:
-        assert parsed.ended is not None
-        # The same commit may have been begun before, with an entry that is equal.
-        numbers = (n for n, e in enumerate(entries) if e is parsed.ended.begin)
-        entries.insert(next(numbers) + 1, end)
-    return entries
 
 
 def is_same_commit(

@@ -1,6 +1,6 @@
 """The journal: decisions that concern more than one file.
 
-A head with two marks (see `head`), then entries, each appended and synced before
+A head with two marks (see `entrylog`), then entries, each appended and synced before
 anything that depends on it is done:
 
      0       4       8      12
@@ -11,18 +11,18 @@ anything that depends on it is done:
 
 An entry behind the mark that is not whole was never answered for: it is cut off. What
 is no entry before the mark, or before another entry, is damage; the search for the next
-entry goes on behind it. The mark's state says how commits stand (see `Standing`), so
-that this is known even if the entry that ended one of them is damaged.
+entry goes on behind it. The mark's state says what is begun and not ended (see
+`OpenDecisions`), so that this is known even if the entry that ended it is damaged.
 
 The kinds of entries:
 - `begin`: a commit is decided, with all that is needed to carry it out again.
 - `done`: it is carried out; with what a repeated commit is answered.
 - `undone`: it could not be carried out and nothing of it is left.
 - `expired`: the stages of a job were dropped for want of activity.
+- `remove`: the next opening removes these topics, which are being made or deleted.
+- `settled`: it need not: they are all there, or all gone.
 - `lost`: the journal before this entry is gone.
-
-
-What each writer committed last. A fold over the journal; no file is touched here."""
+"""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -39,7 +38,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from lance_spark.errors import StageError, StoreError
+from lance_spark.errors import StoreError
 from lance_spark.store.entrylog import (
     HEAD_BYTES,
     NO_MARK,
@@ -62,29 +61,30 @@ JournalEntry = dict[str, Any]
 _U32 = 2**32 - 1
 
 
-class OpenCommits:
-    """How commits stand after some entries, and the state in a journal's mark.
+class OpenDecisions:
+    """What entries have begun and not ended, and the state in a journal's mark.
 
-    Several commits may be begun at once. The state has the exclusive or of their jobs'
-    checksums: once of those that are not ended, and once of those that are undone.
-    Where it differs from what the entries say, it names the job whose entry is damaged.
+    Several things may be begun at once, each under a checksum of what it is. The state
+    is the exclusive or of these: once of those that are not ended, and once of those
+    that are undone. Where it differs from what the entries say, it names the one whose
+    entry is damaged.
     """
 
     def __init__(self) -> None:
-        # The entries of commits that are begun and not ended, by their jobs.
+        # The entries that have begun something, by their checksums.
         self.begun: dict[int, JournalEntry] = {}
         self._undone = 0
 
     def add(self, entry: JournalEntry) -> None:
         """Take in an entry."""
-        kind, job = entry.get("kind"), _checksum_job(entry)
+        kind, key = entry.get("kind"), _checksum_subject(entry)
         if kind == "undone" and "writer" not in entry:
             # Of lance_spark 0.5, which had one commit at a time and did not name it.
-            job = next(iter(self.begun), job)
-        if kind == "begin":
-            self.begun[job] = entry
-        elif kind in ("done", "undone") and self.begun.pop(job, None) is not None:
-            self._undone ^= job if kind == "undone" else 0
+            key = next(iter(self.begun), key)
+        if kind in _BEGINS:
+            self.begun[key] = entry
+        elif kind in _ENDS and self.begun.pop(key, None) is not None:
+            self._undone ^= key if kind == "undone" else 0
 
     @property
     def state(self) -> int:
@@ -92,14 +92,25 @@ class OpenCommits:
         return reduce(xor, self.begun, 0) | self._undone << 32
 
 
-def _checksum_job(entry: JournalEntry) -> int:
-    job = json.dumps([entry.get("writer"), entry.get("sequence")])
-    checksum: int = crc32c(job.encode())
+_BEGINS = ("begin", "remove")
+_ENDS = ("done", "undone", "settled")
+
+
+def _checksum_subject(entry: JournalEntry) -> int:
+    """Give the checksum of the job, or of the topics, that an entry is about."""
+    job = [entry.get("writer"), entry.get("sequence")]
+    checksum: int = crc32c(
+        json.dumps(entry.get("topics") if _is_removal(entry) else job).encode()
+    )
     return checksum
 
 
-class EndedCommit(NamedTuple):
-    """A commit whose last entry is damaged: its `begin`, and how it ended."""
+def _is_removal(entry: JournalEntry) -> bool:
+    return entry.get("kind") in ("remove", "settled")
+
+
+class Ended(NamedTuple):
+    """Something whose last entry is damaged: what began it, and whether it was done."""
 
     begin: JournalEntry
     is_done: bool
@@ -124,7 +135,7 @@ class JournalContent(NamedTuple):
     entries: list[JournalEntry]
     end: int
     damaged: list[tuple[int, int]]
-    ended: EndedCommit | None = None
+    ended: Ended | None = None
     is_begun_unread: bool = False
     mark: DurableMark = NO_MARK
     faults: tuple[str, ...] = ()
@@ -184,10 +195,10 @@ def parse_journal(data: bytes) -> JournalContent:
 
 def _explain(
     entries: list[JournalEntry], ends: list[int], mark: DurableMark
-) -> tuple[EndedCommit | None, bool]:
+) -> tuple[Ended | None, bool]:
     """Tell what the damaged entries did to commits: one ended, one can't be read."""
     marked = bisect_right(ends, mark.end)
-    now = OpenCommits()
+    now = OpenDecisions()
     for entry in entries[:marked]:
         now.add(entry)
     differs = now.state ^ mark.state
@@ -195,7 +206,7 @@ def _explain(
     begin = now.begun.get(job)
     for entry in entries[marked:]:
         now.add(entry)
-        if _checksum_job(entry) == job and entry.get("kind") in ("done", "undone"):
+        if _checksum_subject(entry) == job and entry.get("kind") in _ENDS:
             return None, False  # It says itself how the commit ended.
     if not job:
         return None, False
@@ -203,7 +214,7 @@ def _explain(
         return None, True
     # It may have been begun once more since.
     is_last = now.begun.get(job) is begin
-    return (EndedCommit(begin, undone == 0) if is_last else None), False
+    return (Ended(begin, undone == 0) if is_last else None), False
 
 
 def _parse_entry(data: bytes, at: int) -> tuple[JournalEntry, int] | None:
@@ -229,7 +240,7 @@ class Journal:
         path: Path,
         file: File,
         mark: DurableMark,
-        standing: OpenCommits,
+        standing: OpenDecisions,
     ) -> None:
         self._files = files
         self._path = path
@@ -261,7 +272,7 @@ class Journal:
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        standing = OpenCommits()
+        standing = OpenDecisions()
         for entry in parsed.entries:
             standing.add(entry)
         journal = cls(files, path, file, parsed.mark, standing)
@@ -287,7 +298,7 @@ class Journal:
             prepare: called before the new one is written.
         """
         file = files.open(path, write=False)
-        journal = cls(files, path, file, NO_MARK, OpenCommits())
+        journal = cls(files, path, file, NO_MARK, OpenDecisions())
         kept = list(entries)
 
         def renew() -> None:
@@ -398,9 +409,9 @@ def _beside(path: Path) -> Path:
 
 def _write_beside(
     files: Files, path: Path, entries: Iterable[JournalEntry]
-) -> tuple[File, DurableMark, OpenCommits]:
+) -> tuple[File, DurableMark, OpenDecisions]:
     remove_if_there(files, _beside(path))
-    body, standing = b"", OpenCommits()
+    body, standing = b"", OpenDecisions()
     for entry in entries:
         body += encode_entry(entry)
         standing.add(entry)
@@ -409,202 +420,3 @@ def _write_beside(
     file.pwrite(encode_head(MAGIC, mark) + body, 0)
     file.sync()
     return file, mark, standing
-
-
-class Job(NamedTuple):
-    """What is committed or aborted as one: a writer and its sequence number."""
-
-    writer: str
-    sequence: int
-
-
-# A writer's name is kept for days: it has a limit.
-WRITER_BYTES_MAX = 1024
-
-
-def check_job(writer: str, sequence: int) -> None:
-    """Refuse what can't be a job.
-
-    Raises:
-        StageError: with the reason.
-    """
-    try:
-        length = len(writer.encode())
-    except UnicodeEncodeError:
-        raise StageError(f"writer id {writer!r} is not valid Unicode") from None
-    if not 1 <= length <= WRITER_BYTES_MAX:
-        raise StageError(f"a writer id has 1 to {WRITER_BYTES_MAX} bytes")
-    if not 0 <= sequence < 2**64:
-        raise StageError(f"sequence {sequence} is not a u64")
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedRange:
-    """What a commit added to one topic."""
-
-    topic: int
-    name: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit that was carried out.
-
-    Args:
-        job: whose it was.
-        at_ns: when.
-        ranges: what it added, by topic.
-        next_stage: the lowest stage id that was not given out then. Stages of the job
-            with lower ids are over; with higher ones it has been staged once more.
-        overwritten: names of the topics whose content it replaced.
-    """
-
-    job: Job
-    at_ns: int
-    ranges: tuple[CommittedRange, ...]
-    next_stage: int
-    overwritten: frozenset[str]
-
-    @property
-    def topics(self) -> frozenset[str]:
-        """Names of the topics concerned."""
-        return frozenset(r.name for r in self.ranges)
-
-
-def encode_done(commit: Commit) -> JournalEntry:
-    """Make the journal entry of a commit."""
-    return {
-        "kind": "done",
-        "writer": commit.job.writer,
-        "sequence": commit.job.sequence,
-        "at_ns": commit.at_ns,
-        "ranges": [[r.topic, r.name, r.start, r.end] for r in commit.ranges],
-        "next_stage": commit.next_stage,
-        "overwritten": sorted(commit.overwritten),
-    }
-
-
-def decode_done(entry: JournalEntry) -> Commit:
-    """Read the journal entry of a commit."""
-    return Commit(
-        Job(entry["writer"], entry["sequence"]),
-        entry["at_ns"],
-        tuple(CommittedRange(*r) for r in entry["ranges"]),
-        entry["next_stage"],
-        frozenset(entry["overwritten"]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """Stages that were dropped for want of activity."""
-
-    job: Job
-    at_ns: int
-    stages: frozenset[int]
-
-
-class Writers:
-    """The last commit of each writer, and the jobs that expired."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, Commit] = {}
-        self._expired: dict[Job, Expiry] = {}
-        # When the journal was lost, as long as that matters.
-        self._lost_ns: list[int] = []
-        # The commits that are begun and not ended. They write different topics.
-        self.pending: dict[Job, JournalEntry] = {}
-
-    def replay(self, entries: Iterable[JournalEntry]) -> None:
-        """Take in the entries of a journal, in order.
-
-        Raises:
-            StoreError: an entry is whole, but not one that this version writes.
-        """
-        for entry in entries:
-            try:
-                self._replay(entry)
-            except (KeyError, TypeError, ValueError) as error:
-                raise StoreError(
-                    f"a journal entry of another version: {error!r} in "
-                    f"{str(entry)[:200]}"
-                ) from error
-
-    def _replay(self, entry: JournalEntry) -> None:
-        kind = entry["kind"]
-        if kind == "begin":
-            self.pending[Job(entry["writer"], entry["sequence"])] = entry
-        elif kind == "undone":
-            if "writer" in entry:
-                self.pending.pop(Job(entry["writer"], entry["sequence"]), None)
-            else:
-                # Of lance_spark 0.5, which had one at a time.
-                self.pending.clear()
-        elif kind == "done":
-            commit = decode_done(entry)
-            self.pending.pop(commit.job, None)
-            self.committed(commit)
-        elif kind == "expired":
-            job = Job(entry["writer"], entry["sequence"])
-            stages = frozenset(entry["stages"])
-            self.expired(Expiry(job, entry["at_ns"], stages))
-        elif kind == "lost":
-            self._lost_ns.append(entry["at_ns"])
-
-    def last(self, writer: str) -> Commit | None:
-        """Give a writer's last commit."""
-        return self._last.get(writer)
-
-    def committed(self, commit: Commit) -> None:
-        """Remember a commit."""
-        self._last[commit.job.writer] = commit
-
-    def expired(self, expiry: Expiry) -> None:
-        """Remember that a job expired, perhaps not for the first time."""
-        before = self._expired.get(expiry.job)
-        if before is not None:
-            expiry = replace(expiry, stages=expiry.stages | before.stages)
-        # Replaced rather than changed: `is_expired` is asked by other threads.
-        self._expired = {**self._expired, expiry.job: expiry}
-
-    def is_expired(self, stage: int) -> bool:
-        """Tell whether a stage was dropped for want of activity."""
-        return any(stage in expiry.stages for expiry in self._expired.values())
-
-    @property
-    def lost_ns(self) -> list[int]:
-        """When the journal was lost, if it was."""
-        return self._lost_ns
-
-    def forget_before(self, oldest_ns: int) -> None:
-        """Forget what is older than a time."""
-        self._last = {w: c for w, c in self._last.items() if c.at_ns >= oldest_ns}
-        self._expired = {j: e for j, e in self._expired.items() if e.at_ns >= oldest_ns}
-        self._lost_ns = [at for at in self._lost_ns if at >= oldest_ns]
-
-    def entries(self) -> list[JournalEntry]:
-        """Make the shortest journal that says the same."""
-        lost: list[JournalEntry] = [
-            {"kind": "lost", "at_ns": at} for at in self._lost_ns
-        ]
-        done = [encode_done(commit) for commit in self._last.values()]
-        expired = [encode_expired(e) for e in self._expired.values()]
-        return lost + expired + done + list(self.pending.values())
-
-
-def encode_undone(job: Job) -> JournalEntry:
-    """Make the journal entry of a commit that was begun and is taken back."""
-    return {"kind": "undone", "writer": job.writer, "sequence": job.sequence}
-
-
-def encode_expired(expiry: Expiry) -> JournalEntry:
-    """Make the journal entry of an expiry."""
-    return {
-        "kind": "expired",
-        "writer": expiry.job.writer,
-        "sequence": expiry.job.sequence,
-        "at_ns": expiry.at_ns,
-        "stages": sorted(expiry.stages),
-    }

@@ -31,7 +31,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from lance_spark.errors import StoreError, StoreReadOnly, StoreWriteFailed, Timeout
+from lance_spark.errors import (
+    AppendConflict,
+    StoreError,
+    StoreReadOnly,
+    StoreWriteFailed,
+    Timeout,
+)
 from lance_spark.model import Buffer
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context, Watchers
@@ -135,6 +141,8 @@ class Log:
         # The same for names of files. After an opening some may be known to the kernel
         # only, if the process before was killed.
         self._names, self._names_synced = 1, 0
+        # `sync_written` has made all segments before this one durable.
+        self._lazy_from = 0
         self._failure: str | None = None
         # Told whenever more can be read, and when nothing more will come.
         self.watchers = Watchers()
@@ -204,6 +212,7 @@ class Log:
         *,
         now_ns: int,
         data_crc: int | None = None,
+        expected_record: int | None = None,
     ) -> Appended:
         """Write a batch of whole records behind the last one.
 
@@ -212,8 +221,10 @@ class Log:
             starts: where in `data` each record starts, ascending from 0.
             now_ns: append time; never taken to be before the last one.
             data_crc: CRC32C of the bytes, where it is known already.
+            expected_record: the number that its first record has to get.
 
         Raises:
+            AppendConflict: it would get another; what is before may not be durable.
             StoreWriteFailed: the disk refused; nothing of the batch is stored.
             StoreReadOnly: the disk failed earlier in a way that can't be taken back.
         """
@@ -227,6 +238,11 @@ class Log:
         if data_crc is None:
             data_crc = crc32c(data)
         with self._write:
+            if expected_record is not None:
+                self.check_writable()
+                end = self.end()
+                if end.record != expected_record:
+                    raise AppendConflict(expected_record, end.record, end.offset)
             segment = self._segment_for(length, now_ns)
             append_ns = max(now_ns, self.last_append_ns)
             rows = make_batch_rows(
@@ -498,6 +514,30 @@ class Log:
             for segment in self.segments()[:-1]:
                 self.open_segment(segment).sync()
         self.sync()
+
+    def sync_written(self) -> None:
+        """Make durable what was written so far, under any policy.
+
+        Raises:
+            NotSynced, StoreReadOnly: as `sync`.
+        """
+        segments = self.segments()
+        for segment in segments:
+            # The other ones were made durable before they got a successor.
+            if segment.lazy and segment.name.number >= self._lazy_from:
+                try:
+                    opened = self.open_segment(segment)
+                except OSError as error:
+                    raise self._not_synced(error) from error
+                try:
+                    opened.sync()
+                except OSError as error:
+                    self.fail(f"a sync failed ({error})")
+                    raise StoreReadOnly(self._failure) from error
+        if self._writes > self._writes_synced:
+            self.sync()
+        if segments:
+            self._lazy_from = segments[-1].name.number
 
     def wait(self, end: int, *, timeout_s: float) -> None:
         """Wait until the log is durable up to an offset.

@@ -30,7 +30,7 @@ from functools import cache
 import numpy as np
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
-from lance_spark.model import Framing, Location, Scan
+from lance_spark.model import Bounds, Framing, Location, Scan
 from lance_spark.store.files import File
 from lance_spark.store.log import Log, Point
 from lance_spark.store.rebuild import open_with_table
@@ -259,6 +259,16 @@ class View:
     def of(cls, log: Log) -> View:
         """Look at a log."""
         return cls(log, *log.snapshot())
+
+    @property
+    def offsets(self) -> Bounds:
+        """The first offset that can be read, and the next."""
+        return Bounds(self.start.offset, self.end.offset)
+
+    @property
+    def records(self) -> Bounds:
+        """The number of the first record that can be read, and the next."""
+        return Bounds(self.start.record, self.end.record)
 
     def read(
         self, offset: int, max_bytes: int, *, whole_batches: bool = False

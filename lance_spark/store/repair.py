@@ -16,10 +16,16 @@ from typing import Any
 
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
-from lance_spark.store.commit import TopicPlan, complete, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Context, Findings
+from lance_spark.store.decisions import (
+    JOURNAL,
+    History,
+    TopicPlan,
+    complete,
+    decode_begin,
+)
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import (
     RESERVE,
@@ -32,12 +38,11 @@ from lance_spark.store.files import (
     read_file,
 )
 from lance_spark.store.format import HEADER_BYTES, decode_header
-from lance_spark.store.journal import Journal, JournalContent, Writers, parse_journal
+from lance_spark.store.journal import Journal, JournalContent, parse_journal
 from lance_spark.store.log import Point
 from lance_spark.store.recovery import Found, list_segments, open_log
 from lance_spark.store.segment import SegmentCache
 from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
-from lance_spark.store.staging import JOURNAL
 from lance_spark.store.store import CONSUMERS, LOCK
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
@@ -124,9 +129,9 @@ class _Repair:
         self._answers = answers
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
-        writers = Writers()
-        writers.replay(complete(self._journal))
-        self._pending = [decode_begin(entry) for entry in writers.pending.values()]
+        history = History()
+        history.replay(complete(self._journal))
+        self._pending = [decode_begin(entry) for entry in history.pending.values()]
         self._damage: DamagedFile | None = None
         identity = None
         try:

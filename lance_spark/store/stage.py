@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.context import Context
+from lance_spark.store.decisions import Job, check_job
 from lance_spark.store.document import (
     STAGE_ID_END,
     check_keys,
@@ -35,11 +36,10 @@ from lance_spark.store.files import (
     remove_tree,
     replace_file,
 )
-from lance_spark.store.journal import Job, check_job
 from lance_spark.store.log import Appended, Log, Point
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.recovery import open_log
-from lance_spark.store.topic import check_name
+from lance_spark.store.topic import check_log_name
 
 STAGE_METADATA = "stage.json"
 _KEYS = {"id", "topic", "writer", "sequence", "opened_ns"}
@@ -83,7 +83,7 @@ def _take(fields: dict[str, Any]) -> StageMetadata:
         raise StoreError("topic or writer is not text")
     job = Job(fields["writer"], integer(fields, "sequence"))
     check_job(*job)
-    check_name(fields["topic"])
+    check_log_name(fields["topic"])
     stage_id = integer(fields, "id", STAGE_ID_END - 1)
     return StageMetadata(stage_id, fields["topic"], job, integer(fields, "opened_ns"))
 

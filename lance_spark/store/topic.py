@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from lance_spark.errors import InvalidName, StoreError, StoreReadOnly
-from lance_spark.model import Retention
+from lance_spark.model import Partition, Retention
 from lance_spark.store.context import Context
 from lance_spark.store.document import (
     FIRST_STAGE_ID,
@@ -64,6 +64,8 @@ _KEYS = {
 # The topic that exists without being created (LWP §6.1). It has no name.
 DEFAULT_TOPIC = 0
 NAME_BYTES_MAX = 255
+# Partitions are numbered by 16 bits in some protocols.
+PARTITIONS_MAX = 2**16
 # The largest offset, record number or segment number of a log.
 PLACE_MAX = 2**63 - 1
 
@@ -80,6 +82,8 @@ class TopicMetadata:
         retention: what may be dropped.
         auth: access rules; the store keeps them and does not look at them.
         start: where the log starts.
+        partitions: how many partitions the topic has that this log is one of; None if
+            the topic is this log alone.
     """
 
     id: int
@@ -89,6 +93,52 @@ class TopicMetadata:
     retention: Retention = field(default_factory=Retention)
     auth: Mapping[str, Any] | None = None
     start: Point = field(default_factory=Point)
+    partitions: int | None = None
+
+    @property
+    def partition(self) -> Partition:
+        """Which partition of which topic this is the log of."""
+        if self.partitions is None:
+            return Partition(self.name)
+        topic, _, number = self.name.rpartition("/")
+        return Partition(topic, int(number))
+
+
+def name_partitions(topic: str, partitions: int) -> list[str]:
+    """Name the logs of a topic: that of its one partition is called as the topic is.
+
+    Raises:
+        InvalidName: the topic's name can't be used.
+        StoreError: there can't be so many.
+    """
+    check_name(topic)
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise StoreError(
+            f"topic {topic!r} can't have {partitions} partitions: a topic has 1 to "
+            f"{PARTITIONS_MAX}"
+        )
+    names = [f"{topic}/{number}" for number in range(partitions)]
+    if partitions > 1 and len(names[-1].encode()) > NAME_BYTES_MAX:
+        raise InvalidName(
+            f"topic name {topic[:80]!r} is too long for {partitions} partitions: "
+            f"{names[-1][-4:]!r} is added to it, and {NAME_BYTES_MAX} bytes are allowed"
+        )
+    return names if partitions > 1 else [topic]
+
+
+def is_partition_name(name: str) -> bool:
+    """Tell whether a log of that name belongs to a topic with several partitions."""
+    _, slash, number = name.rpartition("/")
+    return bool(slash) and number.isdecimal() and number == str(int(number))
+
+
+def check_log_name(name: str) -> None:
+    """Refuse a name that neither a topic nor a partition can have.
+
+    Raises:
+        InvalidName: with the reason.
+    """
+    check_name(name.rpartition("/")[0] if is_partition_name(name) else name)
 
 
 def check_name(name: str) -> None:
@@ -114,6 +164,7 @@ def check_name(name: str) -> None:
 
 def encode_topic(metadata: TopicMetadata) -> bytes:
     """Encode metadata as the JSON file's content."""
+    count = metadata.partitions
     return encode_document(
         {
             "id": metadata.id,
@@ -126,6 +177,8 @@ def encode_topic(metadata: TopicMetadata) -> bytes:
                 "max_bytes": metadata.retention.max_bytes,
             },
             "log_start": metadata.start._asdict(),
+            # Only partitions have it: other files stay what releases up to 0.6 wrote.
+            **({} if count is None else {"partitions": count}),
         }
     )
 
@@ -140,7 +193,8 @@ def decode_topic(data: bytes) -> TopicMetadata:
 
 
 def _take(fields: dict[str, Any]) -> TopicMetadata:
-    check_keys(fields, _KEYS)
+    partitions = "partitions" in fields
+    check_keys(fields, _KEYS | {"partitions"} if partitions else _KEYS)
     retention, start, name = fields["retention"], fields["log_start"], fields["name"]
     check_keys(retention, {"max_age_secs", "max_bytes"})
     check_keys(start, {"offset", "record", "segment"})
@@ -150,11 +204,11 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
     if topic != DEFAULT_TOPIC or name != "":
         if not isinstance(name, str):
             raise StoreError("name is not text")
-        check_name(name)
+        check_log_name(name) if partitions else check_name(name)
     kept = Retention(
         integer(retention, "max_age_secs"), integer(retention, "max_bytes")
     )
-    return TopicMetadata(
+    metadata = TopicMetadata(
         id=topic,
         name=name,
         created_at=integer(fields, "created_at"),
@@ -162,6 +216,19 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         auth=fields["auth"],
         retention=kept,
         start=Point(*(integer(start, key, PLACE_MAX) for key in Point._fields)),
+        partitions=integer(fields, "partitions", PARTITIONS_MAX)
+        if partitions
+        else None,
+    )
+    if partitions and not _has_number(metadata):
+        raise StoreError(f"{name!r} is not one of {metadata.partitions} partitions")
+    return metadata
+
+
+def _has_number(metadata: TopicMetadata) -> bool:
+    return (
+        is_partition_name(metadata.name)
+        and metadata.partition.number < (metadata.partitions or 0) > 1
     )
 
 

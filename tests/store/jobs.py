@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from lance_spark.store import CommitResult, NamedStage, Store
 from lance_spark.store.entrylog import HEAD_BYTES, DurableMark, encode_head
-from lance_spark.store.journal import MAGIC, JournalEntry, OpenCommits, encode_entry
+from lance_spark.store.journal import MAGIC, JournalEntry, OpenDecisions, encode_entry
 from tests.store.disk import DiskFiles
 from tests.store.kit import open_store, read_all
 
@@ -71,7 +71,7 @@ def kill(store: Store) -> Store:
 
 def encode_journal(*entries: JournalEntry, marked: int | None = None) -> bytes:
     """A journal of version 2 whose mark speaks of all entries, or of the first ones."""
-    standing = OpenCommits()
+    standing = OpenDecisions()
     for entry in entries[:marked]:
         standing.add(entry)
     sizes = [len(encode_entry(entry)) for entry in entries[:marked]]

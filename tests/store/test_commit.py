@@ -9,25 +9,25 @@ import pytest
 
 from lance_spark.errors import StoreError
 from lance_spark.store import CommittedRange, Point
-from lance_spark.store.commit import (
+from lance_spark.store.commit import is_same_commit
+from lance_spark.store.decisions import (
+    Commit,
     CommitPlan,
+    History,
+    Job,
     TopicPlan,
     complete,
     decode_begin,
     encode_begin,
-    is_same_commit,
+    encode_done,
+    encode_undone,
 )
 from lance_spark.store.document import FIRST_STAGE_ID
 from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.journal import (
-    Commit,
-    Job,
     JournalContent,
     JournalEntry,
-    Writers,
-    encode_done,
     encode_entry,
-    encode_undone,
     parse_journal,
 )
 from lance_spark.store.log import Tail
@@ -128,7 +128,7 @@ def make_history(rng: random.Random) -> list[JournalEntry]:
 
 
 def fold(entries: list[JournalEntry]) -> tuple[dict[str, Commit], set[Job]]:
-    writers = Writers()
+    writers = History()
     writers.replay(entries)
     return writers._last, set(writers.pending)
 

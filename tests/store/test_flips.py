@@ -55,7 +55,7 @@ def look(store: Store) -> Known:
         )
         for t in store.topics(default=True)
     }
-    last = store._staging._writers._last
+    last = store._decisions.history._last
     stages = {
         s.metadata.id: (s.metadata.topic, *s.metadata.job, s.size)
         for s in store.stages()
@@ -339,7 +339,7 @@ def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     if "k" not in now.writers:
         # Only a journal that lost the commit's entry: that was said, and repaired.
         assert at[0].endswith("journal.log"), at
-        assert store._staging._writers.lost_ns, at
+        assert store._decisions.history.lost_ns, at
         assert now.topics[1][2][: 63 * 45] == done.topics[1][2][: 63 * 45], at
         return
     closed = done.topics.keys() - now.topics.keys()

@@ -15,11 +15,11 @@ from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file
 from lance_spark.store.journal import (
     ENTRY_BYTES_MAX,
-    EndedCommit,
+    Ended,
     Journal,
     JournalContent,
     JournalEntry,
-    OpenCommits,
+    OpenDecisions,
     encode_entry,
     parse_journal,
 )
@@ -128,7 +128,7 @@ def test_no_flipped_bit_makes_version_2_another_journal(end: JournalEntry) -> No
         assert missing == len(found.damaged), bit
         assert found.damaged or found.faults or found.torn, bit
         lost_end = missing and end not in found.entries
-        assert found.ended == (EndedCommit(BEGIN, end is DONE) if lost_end else None)
+        assert found.ended == (Ended(BEGIN, end is DONE) if lost_end else None)
         assert not found.is_begun_unread
 
 
@@ -177,7 +177,7 @@ def test_the_damaged_end_of_one_of_several_commits(kind: str) -> None:
     entries += [job("undone", 1), job(kind, 2), ONE, job("begin", 4)]
     for marked in (5, 6, 7):
         found = spoil(encode_journal(*entries, marked=marked), job(kind, 2))
-        assert found.ended == EndedCommit(job("begin", 2), kind == "done")
+        assert found.ended == Ended(job("begin", 2), kind == "done")
         assert not found.is_begun_unread
     # One that was begun again behind it is under way.
     again = spoil(encode_journal(*entries, job("begin", 2), marked=7), job(kind, 2))
@@ -195,11 +195,11 @@ def test_an_undone_commit_of_0_5_is_not_under_way() -> None:
     entries = [BEGIN, {"kind": "undone"}, ONE]
     assert not spoil(encode_journal(*entries), BEGIN).is_begun_unread
     found = spoil(encode_journal(*entries), {"kind": "undone"})
-    assert found.ended == EndedCommit(BEGIN, is_done=False)
+    assert found.ended == Ended(BEGIN, is_done=False)
 
 
 def test_the_mark_follows_the_entries(files: DiskFiles) -> None:
-    journal, standing = Journal.create(files, PATH, [ONE]), OpenCommits()
+    journal, standing = Journal.create(files, PATH, [ONE]), OpenDecisions()
     for entry in (BEGIN, job("begin", 2), DONE, job("undone", 2), {"kind": "expired"}):
         journal.append(entry)
         standing.add(entry)

@@ -85,10 +85,10 @@ def commit(
 
 def maintain(store: Store) -> None:
     """Drop segments and compact the journal, in one go."""
-    start, size = store.view(1).start, store._staging._journal.size
+    start, size = store.view(1).start, store._decisions.journal.size
     store.maintain()
     assert store.view(1).start > start
-    assert store._staging._journal.size < size
+    assert store._decisions.journal.size < size
 
 
 def retain(topic: int, max_bytes: int) -> list[Step]:

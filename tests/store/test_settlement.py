@@ -12,7 +12,7 @@ from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
 from lance_spark.store.entrylog import DurableMark, encode_mark, mark_position
 from lance_spark.store.files import read_file, remove_tree
-from lance_spark.store.journal import OpenCommits, parse_journal
+from lance_spark.store.journal import OpenDecisions, parse_journal
 from tests.store.disk import DiskFiles
 from tests.store.jobs import content, hooked, kill, stage
 from tests.store.kit import ROOT, batch, check_clean, damage, open_store
@@ -143,7 +143,7 @@ def without_done(files: DiskFiles) -> None:
     assert b'"done"' in journal[at:]
     files.disk.inodes[number].truncate(at)
     # As if the process had died before the entry: the mark of `begin` is the last.
-    standing = OpenCommits()
+    standing = OpenDecisions()
     for entry in parse_journal(journal[:at]).entries:
         standing.add(entry)
     begun = DurableMark(at, 100, standing.state)

@@ -14,8 +14,8 @@ from lance_spark.errors import (
     StoreReadOnly,
 )
 from lance_spark.store import NamedStage, Store
+from lance_spark.store.decisions import Job
 from lance_spark.store.document import FIRST_STAGE_ID
-from lance_spark.store.journal import Job
 from lance_spark.store.stage import StageMetadata, decode_stage, encode_stage
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage
