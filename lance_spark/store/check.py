@@ -7,7 +7,7 @@ opening ties up; those are notes. Everything else is damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,12 @@ from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
 from lance_spark.store.store import CONSUMERS, LOCK
-from lance_spark.store.topic import TOPIC_METADATA, decode_topic
+from lance_spark.store.topic import (
+    TOPIC_METADATA,
+    TopicMetadata,
+    decode_topic,
+    name_partitions,
+)
 
 # A reader of long logs wants to know how far the checker is.
 Progress = Callable[[int], None]
@@ -123,10 +128,7 @@ class _Checker:
         identity = identity or Identity.derive(self.files, self.root, is_new=False)
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
-        pending = self._pending_ends()
-        for topic in list_ids(self.files, self.root / "segments"):
-            where = f"segments/{topic}"
-            yield from self._topic(where, topic, pending.get(topic), identity)
+        yield from self._topics(identity)
         for stage in list_ids(self.files, self.root / "stages"):
             yield from self._stage(f"stages/{stage}", stage, identity)
 
@@ -159,6 +161,9 @@ class _Checker:
         history.replay(complete(parsed))
         for _ in history.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
+        for topics in sorted(history.removals):
+            text = "were being made or deleted; the next opening removes them"
+            yield _note(JOURNAL, f"topics {list(topics)} {text}")
         if parsed.is_begun_unread:
             text = f"a commit is begun, and its entry can't be read; {_REPAIR}"
             yield _damage(JOURNAL, text)
@@ -182,10 +187,12 @@ class _Checker:
             text = "an entry is not finished; the next opening leaves it out"
             yield _note(CONSUMERS, text, parsed.torn, len(data))
 
-    def _pending_ends(self) -> dict[int, int]:
-        """Find the topics that commits are at work on, and their last segments.
+    def _pending(self) -> tuple[dict[int, int], frozenset[int]]:
+        """Find what the next opening changes.
 
-        What is behind those is set back by the next opening.
+        Returns:
+            The topics that commits are at work on, with their last segments: what is
+            behind those is set back. And the topics that are removed.
         """
         data = read_file(self.files, self.root / JOURNAL)
         history = History()
@@ -193,30 +200,52 @@ class _Checker:
             history.replay(complete(parse_journal(data or b"")))
             plans = [decode_begin(entry) for entry in history.pending.values()]
         except StoreError:
-            return {}  # Reported with the journal.
-        return {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
+            return {}, frozenset()  # Reported with the journal.
+        ends = {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
+        return ends, frozenset().union(*history.removals)
 
-    def _topic(
-        self, where: str, topic: int, last_segment: int | None, identity: Identity
-    ) -> Iterator[Finding]:
-        name = f"{where}/{TOPIC_METADATA}"
-        data = read_file(self.files, self.root / name)
-        start: Point | None = None
-        if data is None:
-            if not list_segments(self.files, self.root / where):
-                yield _note(where, "half-made topic; the next opening removes it")
-                return
-            yield _damage(name, f"missing; {_REPAIR}")
-        else:
-            try:
-                identity.accept(decode_document(data))
-                metadata = decode_topic(data)
-                if metadata.id != topic:
-                    raise StoreError(f"it is that of topic {metadata.id}")
-                start = metadata.start
-            except StoreError as error:
-                yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
-        yield from self._log(where, topic, start, last_segment)
+    def _topics(self, identity: Identity) -> Iterator[Finding]:
+        pending, doomed = self._pending()
+        found: list[TopicMetadata] = []
+        closed = False
+        for topic in list_ids(self.files, self.root / "segments"):
+            where = f"segments/{topic}"
+            name = f"{where}/{TOPIC_METADATA}"
+            data = read_file(self.files, self.root / name)
+            start: Point | None = None
+            if topic in doomed:
+                continue
+            if data is None:
+                if not list_segments(self.files, self.root / where):
+                    yield _note(where, "half-made topic; the next opening removes it")
+                    continue
+                closed = True
+                yield _damage(name, f"missing; {_REPAIR}")
+            else:
+                try:
+                    identity.accept(decode_document(data))
+                    metadata = decode_topic(data)
+                    if metadata.id != topic:
+                        raise StoreError(f"it is that of topic {metadata.id}")
+                    start = metadata.start
+                    found.append(metadata)
+                except StoreError as error:
+                    closed = True
+                    yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
+            yield from self._log(where, topic, start, pending.get(topic))
+        if not closed:  # Else it may be the one that is missing.
+            yield from self._partitions({metadata.name: metadata for metadata in found})
+
+    @staticmethod
+    def _partitions(topics: Mapping[str, TopicMetadata]) -> Iterator[Finding]:
+        counts = {(m.partition.topic, m.partitions) for m in topics.values()}
+        for topic, count in sorted((t, n) for t, n in counts if n is not None):
+            for name in name_partitions(topic, count):
+                if name not in topics:
+                    yield _damage("segments", f"partition {name!r} is missing")
+            if topic in topics:
+                text = f"topic {topic!r} has partitions, and a log of its own name"
+                yield _damage("segments", text)
 
     def _stage(self, where: str, stage: int, identity: Identity) -> Iterator[Finding]:
         name = f"{where}/{STAGE_METADATA}"
@@ -265,6 +294,7 @@ class _SegmentChecker:
         self._found = found
         self._directory = store.root / where
         self._base = 0
+        self._is_uncounted = False
         self.end: tuple[int, int] | None = None
 
     def check(
@@ -343,6 +373,9 @@ class _SegmentChecker:
         heads = np.flatnonzero(rows["kind"] != Kind.INNER)
         for number in heads:
             group = rows[number : number + 1 + int(rows[number]["inner"])]
+            if self._is_uncounted:
+                # How many records were lost is known by the row behind them.
+                record = max(record, int(group[0]["record"]))
             fault = self._check_batch(data, group, position, record, last_ns)
             length, records = int(group[0]["length"]), int(group[0]["records"])
             start = self._base + position
@@ -357,9 +390,11 @@ class _SegmentChecker:
                 text = "a batch of one record that does not follow the framing"
                 yield _note(self._where, text, start, start + length)
             position, record = position + length, record + records
+            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST)
             last_ns = max(last_ns, int(group[0]["append_ns"]))
             self._store.progress(length)
-        self.end = (self._base + position, header.base_record + record)
+        if not self._is_uncounted:
+            self.end = (self._base + position, header.base_record + record)
         if data_bytes > position:
             text = "bytes without index rows"
             span = (self._base + position, self._base + data_bytes)

@@ -61,6 +61,8 @@ class Rebuilt:
         rows: how many they are.
         made: ranges whose rows were made from the data.
         lost: ranges of bytes that could not be framed.
+        unknown: how many bytes at the end are lost. Nothing tells how many records
+            they held, but no record is shorter than a byte.
     """
 
     end: Boundary = _START
@@ -69,6 +71,7 @@ class Rebuilt:
     rows: int = 0
     made: list[tuple[int, int]] = field(default_factory=list)
     lost: list[tuple[int, int]] = field(default_factory=list)
+    unknown: int = 0
 
     def keep(self, rows: Rows) -> None:
         """Take over the rows of whole batches as they are."""
@@ -77,6 +80,7 @@ class Rebuilt:
             record = int(last["record"] + last["records"])
             self.end = Boundary(int(last["position"] + last["length"]), record)
             self.last_append_ns = int(last["append_ns"])
+            self.unknown = count_unknown(rows)
             self._add(rows.tobytes(), len(rows))
 
     def make(
@@ -110,7 +114,7 @@ class Rebuilt:
             self.made.append((first, self.end.position))
 
     def _make_batch(self, data: bytes, starts: NDArray[np.int64], stride: int) -> None:
-        position, record = self.end
+        position, record = self.end.position, self.end_record
         rows = make_batch_rows(
             position,
             record,
@@ -122,10 +126,12 @@ class Rebuilt:
         )
         self._add(rows, len(rows) // ROW.itemsize)
         self.end = Boundary(position + len(data), record + len(starts))
+        self.unknown = 0
 
     def lose(self, end: int) -> None:
         """Cover everything up to a position with rows that say it is lost."""
         self.lost.append((self.end.position, end))
+        self.unknown += end - self.end.position
         while self.end.position < end:
             length = min(end - self.end.position, _LOST_BYTES_MAX)
             row = np.zeros(1, ROW)
@@ -134,6 +140,11 @@ class Rebuilt:
             row["kind"] = Kind.LOST
             self._add(seal_rows(row), 1)
             self.end = Boundary(self.end.position + length, self.end.record)
+
+    @property
+    def end_record(self) -> int:
+        """A number that no record before the end has been given."""
+        return self.end.record + self.unknown
 
     def _add(self, rows: bytes, count: int) -> None:
         self.parts.append(rows)
@@ -186,6 +197,12 @@ def rebuild(
         number += max(size, 1)
     result.make(data, end, framing, stride, cut_tail=cut_tail)
     return result
+
+
+def count_unknown(rows: Rows) -> int:
+    """Count the bytes of the lost rows that are the last ones."""
+    kinds = np.flatnonzero(rows["kind"] != Kind.LOST)
+    return int(rows["length"][kinds[-1] + 1 if len(kinds) else 0 :].sum())
 
 
 def sound_rows(

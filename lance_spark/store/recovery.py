@@ -49,6 +49,7 @@ from lance_spark.store.format import (
 from lance_spark.store.log import Log, Point, Tail
 from lance_spark.store.rebuild import (
     Rebuilt,
+    count_unknown,
     find_promise,
     rebuild,
     report_rebuilt,
@@ -124,13 +125,18 @@ def open_log(context: Context, topic: int, directory: Path, start: Point | None)
     segments: list[Segment] = []
     for number, files in enumerate(found):
         following = found[number + 1] if number + 1 < len(found) else None
-        segment = recovery.load(files, following, end, known=bool(start or segments))
+        known = bool(start or segments)
+        recovery.is_counted = not segments or segments[-1].is_counted
+        segment = recovery.load(files, following, end, known=known)
         if segment is None:
             continue
         if start is None and not segments:
             end = Point(segment.base_offset, segment.base_record)
         if segment.base_offset > end.offset:
             recovery.report_gap(end.offset, segment.base_offset)
+        elif segments and not segments[-1].is_counted:
+            # Its header knows how many records there were, also if they are lost.
+            segments[-1].records = segment.base_record - segments[-1].base_record
         segments.append(segment)
         recovery.floor_ns = segment.last_append_ns
         end = Point(segment.end, segment.end_record)
@@ -203,6 +209,8 @@ class _Recovery:
         # Time of the last batch so far. No later one counts as older: a search by time
         # relies on that, also where a rebuilt index does not know the times any more.
         self.floor_ns = 0
+        # Whether it is known how many records the segment before holds.
+        self.is_counted = True
 
     def report_gap(self, start: int, end: int) -> None:
         """Say that a segment between two others is gone."""
@@ -313,8 +321,8 @@ class _Recovery:
         rebuilt = self._rebuild(
             _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following
         )
-        if not known and following:
-            self._place_before(segment, following, rebuilt.end)
+        if following:
+            self._place_before(segment, following, rebuilt, known=known)
         shown = replace(found, index_bytes=None)
         self._finish(segment, shown, data, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
@@ -322,12 +330,16 @@ class _Recovery:
         self._context.findings.note(self._where, text, base, segment.end)
         return segment
 
-    def _place_before(self, segment: Segment, following: Found, end: Boundary) -> None:
+    def _place_before(
+        self, segment: Segment, following: Found, rebuilt: Rebuilt, *, known: bool
+    ) -> None:
         """Find a segment's first offset and record from the segment behind it."""
         header = self._read_index(following).header
         if isinstance(header, IndexHeader):
-            segment.base_offset = header.base_offset - end.position
-            segment.base_record = header.base_record - end.record
+            if not known:
+                segment.base_offset = header.base_offset - rebuilt.end.position
+            if not known or not (self.is_counted or rebuilt.lost):
+                segment.base_record = header.base_record - rebuilt.end.record
 
     def _end_before(self, following: Found, segment: Segment) -> int | None:
         """Find where a segment has to end, from the one behind it."""
@@ -440,7 +452,9 @@ class _Recovery:
             rebuilt: its rows.
             cut: why what is behind the rows goes.
         """
-        _set_end(segment, rebuilt.end, rebuilt.rows, rebuilt.last_append_ns)
+        reached = Boundary(rebuilt.end.position, rebuilt.end_record)
+        _set_end(segment, reached, rebuilt.rows, rebuilt.last_append_ns)
+        segment.is_counted = not rebuilt.unknown
         report_rebuilt(self._context, self._where, segment.base_offset, rebuilt)
         data_bytes = found.data_bytes or 0
         if data_bytes > segment.size:
@@ -478,7 +492,9 @@ def _take_rows(segment: Segment, rows: Rows, count: int) -> None:
             return  # Inner rows of the last batch are missing.
         # Whatever its kind: a row reaches to the end of its batch.
         end = int(rows[-1]["position"] + rows[-1]["length"])
-        records = int(rows[-1]["record"] + rows[-1]["records"])
+        unknown = count_unknown(rows)
+        records = int(rows[-1]["record"] + rows[-1]["records"]) + unknown
+        segment.is_counted = not unknown
         _set_end(segment, Boundary(end, records), count, int(rows[-1]["append_ns"]))
 
 

@@ -49,7 +49,8 @@ from lance_spark.store.topic import (
     PLACE_MAX,
     TOPIC_METADATA,
     TopicMetadata,
-    check_name,
+    check_log_name,
+    is_partition_name,
     read_topic,
     write_topic,
 )
@@ -68,6 +69,8 @@ class Answers:
         created: when they were made, in seconds since 1970. Streams take a topic with
             another time for another topic.
         dropped: stages that are to go.
+        partitions: how many partitions their topics have, of those whose name is that
+            of a partition. Only needed if no other partition of the topic tells it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -75,11 +78,12 @@ class Answers:
     rules: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     created: Mapping[int, int] = field(default_factory=dict)
     dropped: Set[int] = frozenset()
+    partitions: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def topics(self) -> frozenset[int]:
         """All topics that something is said of."""
-        said = (self.names, self.retentions, self.rules, self.created)
+        said = (self.names, self.retentions, self.rules, self.created, self.partitions)
         return frozenset(topic for answers in said for topic in answers)
 
 
@@ -131,8 +135,11 @@ class _Repair:
         self._journal = parse_journal(data or b"")
         history = History()
         history.replay(complete(self._journal))
+        self._doomed = frozenset[int]().union(*history.removals)
         self._pending = [decode_begin(entry) for entry in history.pending.values()]
         self._damage: DamagedFile | None = None
+        # How many partitions the topics have that can be read.
+        self._partitions: dict[str, int] = {}
         identity = None
         try:
             identity = Identity.read(files, root / IDENTITY)
@@ -184,12 +191,15 @@ class _Repair:
     def _plan_topics(self) -> Iterator[RepairStep]:
         taken: dict[str, int] = {}
         damaged: dict[int, str] = {}
-        for topic in list_ids(self._files, self._root / "segments"):
+        topics = list_ids(self._files, self._root / "segments")
+        for topic in [t for t in topics if t not in self._doomed]:
             directory = self._directory(topic)
             try:
                 metadata = read_topic(self._context, directory)
                 if metadata is not None:
                     taken[metadata.name] = topic
+                    if metadata.partitions is not None:
+                        self._partitions[metadata.partition.topic] = metadata.partitions
                 elif list_segments(self._files, directory):
                     damaged[topic] = "it is missing"
             except StoreError as error:
@@ -220,6 +230,18 @@ class _Repair:
             )
         if topic != DEFAULT_TOPIC:
             self._check_name(topic, name, taken)
+        partitions = None
+        if is_partition_name(name):
+            owner, _, number = name.rpartition("/")
+            partitions = answers.partitions.get(topic, self._partitions.get(owner))
+            if partitions is None:
+                text = "the topic is closed, and no other partition tells their number"
+                return RepairStep(file, f"{reason}: {text}; say --partitions {topic}=N")
+            if not int(number) < partitions > 1:
+                raise OptionError(
+                    f"--name {topic}={name}: topic {owner!r} has {partitions} "
+                    "partitions, and they are numbered from 0"
+                )
         start = self._find_start(topic)
         if isinstance(start, str):
             return RepairStep(file, f"{reason}: the topic stays closed: {start}")
@@ -231,6 +253,7 @@ class _Repair:
             retention=retention,
             auth=rule,
             start=start or Point(),
+            partitions=partitions,
         )
         where = (
             "found by rebuilding its first index"
@@ -251,12 +274,18 @@ class _Repair:
 
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
-            check_name(name)
+            check_log_name(name)
         except InvalidName as error:
             raise OptionError(f"--name {topic}={name}: {error}") from error
         if name in taken:
             raise OptionError(
                 f"--name {topic}={name}: topic {taken[name]} has that name"
+            )
+        owner = name.rpartition("/")[0]
+        if name in self._partitions or (owner and owner in taken):
+            raise OptionError(
+                f"--name {topic}={name}: a topic has either partitions or a log of its "
+                "own name"
             )
         taken[name] = topic
         planned = self._planned(topic)
@@ -282,8 +311,9 @@ class _Repair:
         found = list_segments(self._files, self._directory(topic))
         if not found:
             offset = self._highest_offset(topic)
+            # No record is shorter than a byte, and no number is given out twice.
             # Segment 0 is the proof that a log starts at 0: see below.
-            return Point(offset, segment=1 if offset else 0)
+            return Point(offset, offset, segment=1 if offset else 0)
         for segment in found[:2]:
             base = self._read_base(topic, segment)
             if base is not None:

@@ -225,6 +225,8 @@ class Segment:
         last_append_ns: time of the last batch, 0 if there is none.
         closed: nothing may be appended; set for a segment that lost bytes.
         lazy: written without syncs, see `format`.
+        is_counted: `records` is what was appended. Else its last bytes are lost, and
+            so many numbers are left out that none is given out twice.
     """
 
     name: SegmentName
@@ -237,6 +239,7 @@ class Segment:
     last_append_ns: int = 0
     closed: bool = False
     lazy: bool = False
+    is_counted: bool = True
 
     @property
     def end(self) -> int:
