@@ -120,6 +120,9 @@ def scenario() -> Iterator[Step]:
     yield lambda store: store.abort_stages("w", 4) and None
     yield from commit("v", 1, {"one": [30, 30]}, ("one",))
     yield from append(1, "o")
+    yield lambda store: store.create_topics({"wide": 2}) and None
+    yield from commit("v", 2, {"wide/1": [2], "one": [1]}, ())
+    yield lambda store: store.delete_topics([5, 6])
     yield lambda store: store.close()
 
 
