@@ -1,30 +1,26 @@
-"""One commit of stages, all or nothing over its topics.
+"""What a commit of stages does to files, all or nothing over its topics.
 
 The order of things is the guarantee:
 
 1. Stages and target topics are made durable; then the plan is written to the journal.
    From that moment on the commit will happen, now or when the store is next opened.
-2. The plan is carried out behind the visible ends of its topics.
+2. The plan is carried out behind the visible ends of its topics. A stage's segments are
+   copied, or taken over as they are.
 3. `done` is written to the journal; then everything is shown, and the stages go.
 
 A crash between 1 and 3 is answered by setting each topic back to where the plan found
 it and carrying out the plan once more: the stages are still whole, because a segment
-taken over from a stage is linked, not moved. Nobody else can write to the topics
+taken over from a stage is linked, not moved. No other writer can write to the topics
 meanwhile, so nothing is set back that was acknowledged. Commits to different topics
 run side by side, each with a plan of its own in the journal.
 
+After a crash, `settle` decides about a commit from the files alone, before any topic is
+opened: a topic in the middle of a commit may look damaged, and is only to be set back.
 
-How a stage's segments become part of a topic: copied, or taken over as they are.
-
-What becomes of a commit that a crash has interrupted.
-
-Decided from the files alone, before any topic is opened: a topic in the middle of a
-commit may look damaged, and is only to be set back.
-
-- Somebody has written behind the commit, or its stages are gone and all of its bytes
+- Something is written behind the commit, or its stages are gone and all of its bytes
   are there: it was carried out, only the entry that says so is missing.
 - Its stages are all there: its topics are set back, and it is carried out again.
-- Otherwise nobody can carry it out any more: its topics are set back.
+- Otherwise it can't be carried out any more: its topics are set back.
 """
 
 from __future__ import annotations
@@ -55,6 +51,8 @@ from lance_spark.store.recovery import list_segments, reset_files
 from lance_spark.store.segment import DamagedIndex, Segment, verify_range
 from lance_spark.store.stage import Stage, read_stage
 from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
+
+logger = logging.getLogger(__name__)
 
 
 class CommitStatus(str, Enum):
@@ -142,9 +140,6 @@ def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:
         log.release(planned.new_start if planned.overwrite else None)
     for log in logs:
         log.remove_dropped()
-
-
-logger = logging.getLogger(__name__)
 
 
 def copy_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) -> None:

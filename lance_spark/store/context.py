@@ -1,14 +1,10 @@
-"""What recovery and the checker have to say about a store.
-
-Who wants to know when a log grows or the list of topics changes.
+"""What the parts of an open store share: findings, who waits for news, the context.
 
 A reader that waits on several logs at once can't sleep on the condition of each. It
-leaves a function with each log instead, and the offset behind which it wants to read.
-The function is called when the log has grown past that offset, and not before: an
-append costs nothing for readers that wait for a later one, however many they are.
-
-
-What all logs of a store share."""
+leaves a function with each log instead (`Watchers`), and the offset behind which it
+wants to read. A log calls the function once it has grown past that offset, and not
+before: an append costs nothing for readers that wait for a later one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +20,8 @@ from lance_spark.store.document import Identity
 from lance_spark.store.files import Files, Reserve, Spare
 from lance_spark.store.segment import SegmentCache
 
-logger = logging.getLogger(__name__)
+# The name that the documentation gives.
+logger = logging.getLogger("lance_spark.store.finding")
 
 
 class Severity(str, Enum):

@@ -1,4 +1,4 @@
-"""The small JSON files of a store, each with a checksum.
+"""The small JSON files of a store, each with a checksum; and `store.json`, one of them.
 
     {
       "format": 2,
@@ -13,16 +13,12 @@ formats from 2 on end like this, so that a newer format is told from damage.
 Format 1, of releases up to 0.5, has no checksum. One flipped bit does not turn a 2 into
 a 1, and a file of format 1 has its keys and no others.
 
-
-`store.json`: the format of a data directory, and the ids that were given out.
-
-An id is reserved on disk before it is used, so that none is ever given out twice, also
-not after a crash or a deletion.
-
-A directory of format 1 is upgraded when it is opened. This file gets format 2 before
-any other, so that a release that knows only format 1 refuses the directory instead of
-taking the new files for damage. `upgrading` is true until no file of format 1 is left;
-from then on one is damage.
+`store.json` (`Identity`) has the format of the data directory, and the ids that were
+given out. An id is reserved on disk before it is used, so that none is ever given out
+twice, also not after a crash or a deletion. A directory of format 1 is upgraded when it
+is opened. This file gets format 2 before any other, so that a release that knows only
+format 1 refuses the directory instead of taking the new files for damage. `upgrading`
+is true until no file of format 1 is left; from then on one is damage.
 """
 
 from __future__ import annotations

@@ -10,12 +10,10 @@ any operation. What an operation promises about durability is said here once:
 
 `OSError` passes through this module unchanged; its callers translate it.
 
-
-Descriptors and room on the disk, kept back for what must not fail for want of them.
-
-A commit that can't be carried out has to be undone, and that opens files. Where others
-have taken all descriptors, those that are kept here are given up for it. Retention
-makes room on a full disk, but has to write down first what it drops.
+Some things must not fail for want of descriptors or room. A commit that can't be
+carried out has to be undone, which opens files: `Spare` keeps a few descriptors back
+for that. Retention makes room on a full disk, but has to write down first what it
+drops: `Reserve` keeps some room back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Where a log starts and ends, and what an append has added to it.
+"""A log: a row of segments with stable offsets. Topics and stages are logs.
 
-A log: a row of segments with stable offsets. Topics and stages are logs.
-
-This is the side that writes; `reader` is the one that reads. Who may do what:
+This is the side that writes; `reader` is the one that reads. Which lock is for what:
 
 - `_write` serialises everything that changes files: append, roll, adopt, reset, drop.
 - `_syncing` lets one thread sync at a time; others find their bytes synced by it.
@@ -11,10 +9,9 @@ This is the side that writes; `reader` is the one that reads. Who may do what:
 
 They are taken in this order. `end` is where the next batch goes; `visible` is as far
 as readers see, which is what the fsync policy calls durable. A commit holds it back
-until all of its topics are written.
-
-
-The thread that makes appends durable, many with one sync."""
+until all of its topics are written. `Syncer` is the thread that makes the appends of
+all logs durable, many with one sync.
+"""
 
 from __future__ import annotations
 

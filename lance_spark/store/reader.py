@@ -1,22 +1,15 @@
-"""The checksum of bytes whose parts have checksums, without looking at the bytes.
+"""The side of a log that reads: ranges of whole records, and places in the log.
 
-A CRC is linear: the CRC of `a + b` is that of `a`, moved along by as many zero bytes as
-`b` has, exclusive or that of `b`. Moving along by 2^k bytes is a fixed linear function
-of 32 bits, kept as four tables of 256 numbers, one for each byte of its argument.
+A `View` works on what was visible when it was made and takes none of the log's writing
+locks. The index knows a record boundary every few KiB (`Boundaries`). Nothing here
+looks at single records unless a boundary is asked for that lies between two of these,
+and then only at the bytes between them.
 
-
-Record boundaries inside one segment.
-
-The index knows a boundary every few KiB; what lies between two of them is read and
-handed to the framing. All functions work on positions inside the segment, up to
-`limit`, which is a boundary itself (the end of what may be read).
-
-
-The side of a log that reads: ranges of whole records, and places in the log.
-
-Works on what is visible at the moment of the call and takes none of the log's writing
-locks. Nothing here looks at single records unless a boundary is asked for that the
-index does not hold, and then only at the few KiB around it.
+Answers have a checksum. That of whole batches is put together from theirs, without
+reading a byte. A CRC is linear: the CRC of `a + b` is that of `a`, moved along by as
+many zero bytes as `b` has, exclusive or that of `b`. Moving along by 2^k bytes is a
+fixed linear function of 32 bits, kept as four tables of 256 numbers, one for each byte
+of its argument.
 """
 
 from __future__ import annotations
@@ -41,67 +34,6 @@ from lance_spark.store.segment import (
     Segment,
     verify_range,
 )
-
-# CRC32C (Castagnoli), with its bits reversed as all implementations have them.
-_POLYNOMIAL = 0x82F63B78
-_Tables = tuple[tuple[int, ...], ...]
-
-
-def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """Give the CRC32C of two runs of bytes, one behind the other.
-
-    Args:
-        first: CRC32C of the first.
-        second: CRC32C of the second.
-        second_bytes: how long the second is.
-    """
-    power = 0
-    while second_bytes:
-        if second_bytes & 1:
-            a, b, c, d = _moving(power)
-            first = (
-                a[first & 0xFF]
-                ^ b[first >> 8 & 0xFF]
-                ^ c[first >> 16 & 0xFF]
-                ^ d[first >> 24]
-            )
-        second_bytes >>= 1
-        power += 1
-    return first ^ second
-
-
-@cache
-def _moving(power: int) -> _Tables:
-    """Give the tables that move a CRC along by 2^power zero bytes."""
-    matrix = _matrix(power)
-    return tuple(
-        tuple(_times(matrix, byte << shift) for byte in range(256))
-        for shift in (0, 8, 16, 24)
-    )
-
-
-@cache
-def _matrix(power: int) -> tuple[int, ...]:
-    """Give what becomes of each single bit."""
-    if power:
-        half = _matrix(power - 1)
-        return tuple(_times(half, column) for column in half)
-    return tuple(_move_byte(1 << bit) for bit in range(32))
-
-
-def _move_byte(crc: int) -> int:
-    for _ in range(8):
-        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-    return crc
-
-
-def _times(matrix: tuple[int, ...], vector: int) -> int:
-    product = 0
-    for bit, column in enumerate(matrix):
-        if vector >> bit & 1:
-            product ^= column
-    return product
-
 
 _NO_RECORD = Scan(np.empty(0, np.int64), 0)
 
@@ -464,3 +396,64 @@ def _find_crc32c(table: IndexTable, start: int, end: int) -> int | None:
         batch = table.batch(number)
         crc = combine_crc32c(crc, batch.data_crc, batch.length)
     return crc
+
+
+# CRC32C (Castagnoli), with its bits reversed as all implementations have them.
+_POLYNOMIAL = 0x82F63B78
+_Tables = tuple[tuple[int, ...], ...]
+
+
+def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """Give the CRC32C of two runs of bytes, one behind the other.
+
+    Args:
+        first: CRC32C of the first.
+        second: CRC32C of the second.
+        second_bytes: how long the second is.
+    """
+    power = 0
+    while second_bytes:
+        if second_bytes & 1:
+            a, b, c, d = _moving(power)
+            first = (
+                a[first & 0xFF]
+                ^ b[first >> 8 & 0xFF]
+                ^ c[first >> 16 & 0xFF]
+                ^ d[first >> 24]
+            )
+        second_bytes >>= 1
+        power += 1
+    return first ^ second
+
+
+@cache
+def _moving(power: int) -> _Tables:
+    """Give the tables that move a CRC along by 2^power zero bytes."""
+    matrix = _matrix(power)
+    return tuple(
+        tuple(_times(matrix, byte << shift) for byte in range(256))
+        for shift in (0, 8, 16, 24)
+    )
+
+
+@cache
+def _matrix(power: int) -> tuple[int, ...]:
+    """Give what becomes of each single bit."""
+    if power:
+        half = _matrix(power - 1)
+        return tuple(_times(half, column) for column in half)
+    return tuple(_move_byte(1 << bit) for bit in range(32))
+
+
+def _move_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+    return crc
+
+
+def _times(matrix: tuple[int, ...], vector: int) -> int:
+    product = 0
+    for bit, column in enumerate(matrix):
+        if vector >> bit & 1:
+            product ^= column
+    return product

@@ -1,21 +1,13 @@
-"""The rows of one segment in memory, by column, ready to be searched.
-
-Two tables: batches, and boundaries (every record start that the index knows, those of
-the batches among them). Columns are separate arrays because a binary search over a
-field of a structured array would copy the whole column each time.
-
-
-One segment: what is known of it, and its two open files.
+"""One segment: what is known of it, its index in memory, and its two open files.
 
 `Segment` is the small value that a log keeps for each of its segments. `OpenSegment`
-has the files and the index table; it comes from the cache and may be dropped from it
-at any time, its files close when the last user lets go.
+has the files and the index; it comes from the `SegmentCache`, which bounds the open
+files and the memory of indexes over all topics, least recently used first out. It may
+be dropped from there at any time: its files close when the last user lets go.
 
-
-Open segments, least recently used first out.
-
-Bounds two things over all topics: open files, and memory taken by index tables. A
-segment that is dropped here lives on for as long as somebody reads from it.
+`IndexTable` has two tables: batches, and boundaries (every record start that the index
+knows, those of the batches among them). Columns are separate arrays because a binary
+search over a field of a structured array would copy the whole column each time.
 """
 
 from __future__ import annotations

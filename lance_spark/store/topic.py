@@ -1,10 +1,13 @@
-"""Which segments retention drops: a pure decision.
+"""A topic: its metadata, and the log of its records.
 
-A topic: its metadata, and the log of its records.
+`metadata.json` has the fields of LWP §6.2 and one of this store, `log_start`, which
+says where the log begins. What has to outlive a segment's files is written there first.
+The file has a checksum (see `document`): while it does not hold, the topic is closed.
 
-`metadata.json` has the fields of LWP §6.2 and one of our own, `log_start`, which says
-where the log begins. What has to outlive a segment's files is written there first. The
-file has a checksum (see `document`): while it does not hold, the topic is closed.
+A topic with several partitions has a log for each, called `orders/0`, `orders/1` and so
+on. In the store each of them is a `Topic` with an id, metadata and settings of its own.
+Their files say how many there are (`partitions`), a field that the file of an ordinary
+topic does not have.
 """
 
 from __future__ import annotations
@@ -28,34 +31,6 @@ from lance_spark.store.document import (
 from lance_spark.store.files import read_file, replace_file
 from lance_spark.store.log import Log, Point
 from lance_spark.store.segment import Segment
-
-
-def plan_retention(
-    segments: Sequence[Segment], retention: Retention, now_ns: int
-) -> Point | None:
-    """Find where the log should start.
-
-    Whole segments are dropped from the old end: those whose last batch is too old, and
-    then as many as it takes to come below the size. The last segment always stays.
-
-    Returns:
-        The new start, None if nothing is to be dropped.
-    """
-    keep = 0
-    if retention.max_age_s:
-        oldest_ns = now_ns - retention.max_age_s * 1_000_000_000
-        while keep < len(segments) - 1 and segments[keep].last_append_ns < oldest_ns:
-            keep += 1
-    if retention.max_bytes:
-        size = sum(segment.size for segment in segments[keep:])
-        while keep < len(segments) - 1 and size > retention.max_bytes:
-            size -= segments[keep].size
-            keep += 1
-    if keep == 0:
-        return None
-    first = segments[keep]
-    return Point(first.base_offset, first.base_record, first.name.number)
-
 
 TOPIC_METADATA = "metadata.json"
 _KEYS = {
@@ -316,3 +291,30 @@ class Topic:
             # On a full disk this is what makes room: it has to be written all the same.
             self.log.context.reserve.spend(lambda: self.update(start=start))
             self.log.drop_before(start)
+
+
+def plan_retention(
+    segments: Sequence[Segment], retention: Retention, now_ns: int
+) -> Point | None:
+    """Find where the log should start.
+
+    Whole segments are dropped from the old end: those whose last batch is too old, and
+    then as many as it takes to come below the size. The last segment always stays.
+
+    Returns:
+        The new start, None if nothing is to be dropped.
+    """
+    keep = 0
+    if retention.max_age_s:
+        oldest_ns = now_ns - retention.max_age_s * 1_000_000_000
+        while keep < len(segments) - 1 and segments[keep].last_append_ns < oldest_ns:
+            keep += 1
+    if retention.max_bytes:
+        size = sum(segment.size for segment in segments[keep:])
+        while keep < len(segments) - 1 and size > retention.max_bytes:
+            size -= segments[keep].size
+            keep += 1
+    if keep == 0:
+        return None
+    first = segments[keep]
+    return Point(first.base_offset, first.base_record, first.name.number)
