@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +27,11 @@ from lance_spark.errors import StoreClosed, StoreWriteFailed
 from lance_spark.store.entrylog import (
     HEAD_BYTES,
     NO_MARK,
-    DurableMark,
     decode_head,
-    encode_head,
-    encode_mark,
-    mark_position,
+    move_mark,
+    write_beside,
 )
-from lance_spark.store.files import File, Files, is_full, remove_if_there
+from lance_spark.store.files import File, Files, is_full
 
 MAGIC = b"LSCONSU0"
 _ENTRY = struct.Struct("<QIIQ")
@@ -198,13 +195,7 @@ class Consumers:
             self._entries += 1
             self._offsets[key] = offset
             if self._sync:
-                self._set_mark(file, position + _ENTRY.size)
-
-    def _set_mark(self, file: File, end: int) -> None:
-        self._mark = DurableMark(end, self._mark.turn + 1)
-        # The entry is durable, whatever becomes of the mark: an old one only says less.
-        with suppress(OSError):
-            file.pwrite(encode_mark(self._mark), mark_position(self._mark))
+                self._mark = move_mark(file, self._mark, position + _ENTRY.size)
 
     def forget_topic(self, topic: int) -> None:
         """Forget the offsets of a deleted topic; the file follows when rewritten."""
@@ -221,14 +212,9 @@ class Consumers:
 
     def _rewrite(self) -> File:
         self._prepare()
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        remove_if_there(self._files, temporary)
         entries = [encode_entry(k, offset) for k, offset in self._offsets.items()]
-        file = self._files.open(temporary, create=True)
-        mark = DurableMark(HEAD_BYTES + len(entries) * _ENTRY.size)
-        file.pwrite(encode_head(MAGIC, mark) + b"".join(entries), 0)
-        file.sync()
-        self._files.replace(temporary, self._path)
+        file, mark = write_beside(self._files, self._path, MAGIC, b"".join(entries))
+        self._files.replace(self._path.with_name(self._path.name + ".tmp"), self._path)
         self._files.sync_dir(self._path.parent)
         self._entries, self._mark = len(entries), mark
         return file

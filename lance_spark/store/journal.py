@@ -30,7 +30,6 @@ import json
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -40,16 +39,14 @@ from crc32c import crc32c
 
 from lance_spark.errors import StoreError
 from lance_spark.store.entrylog import (
-    HEAD_BYTES,
     NO_MARK,
     VERSION,
     DurableMark,
     decode_head,
-    encode_head,
-    encode_mark,
-    mark_position,
+    move_mark,
+    write_beside,
 )
-from lance_spark.store.files import File, Files, is_out_of_files, remove_if_there
+from lance_spark.store.files import File, Files, is_out_of_files
 
 MAGIC = b"LSJOURN0"
 _ENTRY_HEADER = struct.Struct("<4sII")
@@ -240,13 +237,13 @@ class Journal:
         path: Path,
         file: File,
         mark: DurableMark,
-        standing: OpenDecisions,
+        begun: OpenDecisions,
     ) -> None:
         self._files = files
         self._path = path
         self._file = file
         self._mark = mark
-        self._standing = standing
+        self._begun = begun
         # Whether the loss of power would leave this file and not the one before it.
         self._in_place = True
         self._failed: OSError | None = None
@@ -258,10 +255,10 @@ class Journal:
         cls, files: Files, path: Path, entries: Iterable[JournalEntry]
     ) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
-        file, mark, standing = _write_beside(files, path, entries)
+        file, mark, begun = _write_beside(files, path, entries)
         files.replace(_beside(path), path)
         files.sync_dir(path.parent)
-        return cls(files, path, file, mark, standing)
+        return cls(files, path, file, mark, begun)
 
     @classmethod
     def resume(cls, files: Files, path: Path, parsed: JournalContent) -> Journal:
@@ -272,10 +269,10 @@ class Journal:
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        standing = OpenDecisions()
+        begun = OpenDecisions()
         for entry in parsed.entries:
-            standing.add(entry)
-        journal = cls(files, path, file, parsed.mark, standing)
+            begun.add(entry)
+        journal = cls(files, path, file, parsed.mark, begun)
         if parsed.torn or parsed.mark.end != parsed.end:
             journal._set_mark(parsed.end)
         return journal
@@ -342,14 +339,11 @@ class Journal:
         except OSError as error:
             self._failed = error
             raise
-        self._standing.add(entry)
+        self._begun.add(entry)
         self._set_mark(self._mark.end + len(data))
 
     def _set_mark(self, end: int) -> None:
-        self._mark = DurableMark(end, self._mark.turn + 1, self._standing.state)
-        # The entry is durable, whatever becomes of the mark: an old one only says less.
-        with suppress(OSError):
-            self._file.pwrite(encode_mark(self._mark), mark_position(self._mark))
+        self._mark = move_mark(self._file, self._mark, end, self._begun.state)
 
     def rewrite(self, entries: Iterable[JournalEntry]) -> None:
         """Replace all entries by others that say the same.
@@ -357,7 +351,7 @@ class Journal:
         Raises:
             OSError: see `append`, unless `failed` says that the old one is still good.
         """
-        file, mark, standing = _write_beside(self._files, self._path, entries)
+        file, mark, begun = _write_beside(self._files, self._path, entries)
         try:
             self._files.replace(_beside(self._path), self._path)
         except OSError as error:
@@ -365,7 +359,7 @@ class Journal:
             self._failed = error
             raise
         self._file.close()
-        self._file, self._mark, self._standing = file, mark, standing
+        self._file, self._mark, self._begun = file, mark, begun
         self._in_place, self._renew = False, None
         self._sync_place()
 
@@ -410,13 +404,8 @@ def _beside(path: Path) -> Path:
 def _write_beside(
     files: Files, path: Path, entries: Iterable[JournalEntry]
 ) -> tuple[File, DurableMark, OpenDecisions]:
-    remove_if_there(files, _beside(path))
-    body, standing = b"", OpenDecisions()
+    body, begun = b"", OpenDecisions()
     for entry in entries:
         body += encode_entry(entry)
-        standing.add(entry)
-    mark = DurableMark(HEAD_BYTES + len(body), state=standing.state)
-    file = files.open(_beside(path), create=True)
-    file.pwrite(encode_head(MAGIC, mark) + body, 0)
-    file.sync()
-    return file, mark, standing
+        begun.add(entry)
+    return *write_beside(files, path, MAGIC, body, begun.state), begun

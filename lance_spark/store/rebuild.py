@@ -25,6 +25,7 @@ from lance_spark.store.format import (
     IndexMark,
     Kind,
     Rows,
+    SegmentName,
     decode_rows,
     encode_header,
     make_batch_rows,
@@ -55,8 +56,11 @@ class Rebuilt:
     """Rows of a segment, old and new, up to `end`.
 
     Args:
-        end: how far the rows reach.
+        data: the segment's data.
+        framing: finds record starts.
+        stride: distance of inner rows.
         last_append_ns: time of the last row.
+        end: how far the rows reach.
         parts: the rows' bytes.
         rows: how many they are.
         made: ranges whose rows were made from the data.
@@ -65,13 +69,22 @@ class Rebuilt:
             they held, but no record is shorter than a byte.
     """
 
-    end: Boundary = _START
+    data: File
+    framing: Framing
+    stride: int
     last_append_ns: int = 0
+    end: Boundary = _START
     parts: list[bytes] = field(default_factory=list)
     rows: int = 0
     made: list[tuple[int, int]] = field(default_factory=list)
     lost: list[tuple[int, int]] = field(default_factory=list)
     unknown: int = 0
+
+    @classmethod
+    def begin(cls, context: Context, data: File, name: SegmentName) -> Rebuilt:
+        """Begin with no rows; the first ones are dated as the segment is."""
+        stride = context.config.index_stride_bytes
+        return cls(data, context.framing, stride, name.start_ns)
 
     def keep(self, rows: Rows) -> None:
         """Take over the rows of whole batches as they are."""
@@ -83,26 +96,21 @@ class Rebuilt:
             self.unknown = count_unknown(rows)
             self._add(rows.tobytes(), len(rows))
 
-    def make(
-        self, data: File, end: int, framing: Framing, stride: int, *, cut_tail: bool
-    ) -> None:
+    def make(self, end: int, *, cut_tail: bool) -> None:
         """Make rows from the data up to a position.
 
         Args:
-            data: the segment's data.
             end: where the data to look at ends.
-            framing: finds record starts.
-            stride: distance of inner rows.
             cut_tail: leave out a last record that is not whole, instead of counting
                 it as lost.
         """
         first, window = self.end.position, _WINDOW_BYTES
         while self.end.position < end:
             start = self.end.position
-            chunk = data.pread(min(window, end - start), start)
-            scan = framing(chunk)
+            chunk = self.data.pread(min(window, end - start), start)
+            scan = self.framing(chunk)
             if scan.end:
-                self._make_batch(chunk[: scan.end], scan.starts, stride)
+                self._make_batch(chunk[: scan.end], scan.starts)
                 window = _WINDOW_BYTES
             elif scan.fault and scan.fault.truncated and start + len(chunk) < end:
                 window *= 2
@@ -113,7 +121,7 @@ class Rebuilt:
         if self.end.position > first:
             self.made.append((first, self.end.position))
 
-    def _make_batch(self, data: bytes, starts: NDArray[np.int64], stride: int) -> None:
+    def _make_batch(self, data: bytes, starts: NDArray[np.int64]) -> None:
         position, record = self.end.position, self.end_record
         rows = make_batch_rows(
             position,
@@ -122,7 +130,7 @@ class Rebuilt:
             len(data),
             starts,
             crc32c(data),
-            stride,
+            self.stride,
         )
         self._add(rows, len(rows) // ROW.itemsize)
         self.end = Boundary(position + len(data), record + len(starts))
@@ -152,27 +160,16 @@ class Rebuilt:
 
 
 def rebuild(
-    rows: Rows,
-    data: File,
-    end: int,
-    *,
-    start_ns: int,
-    framing: Framing,
-    stride: int,
-    cut_tail: bool = False,
+    result: Rebuilt, rows: Rows, end: int, *, cut_tail: bool = False
 ) -> Rebuilt:
     """Keep the rows that are sound and make the others from the data.
 
     Args:
+        result: takes the rows; its time is that of rows that have none before them.
         rows: what the index holds.
-        data: the segment's data.
-        end: where its data ends, or the part of it that is to be covered.
-        start_ns: append time of rows that have none before them.
-        framing: finds record starts.
-        stride: distance of inner rows.
+        end: where the data ends, or the part of it that is to be covered.
         cut_tail: see `Rebuilt.make`.
     """
-    result = Rebuilt(last_append_ns=start_ns)
     valid = valid_rows(rows)
     heads = valid & (rows["kind"] != Kind.INNER)
     number = 0
@@ -190,12 +187,12 @@ def rebuild(
         if size and position > result.end.position:
             # A clock that went back may have dated the segment after its batches.
             result.last_append_ns = min(result.last_append_ns, int(row["append_ns"]))
-            result.make(data, position, framing, stride, cut_tail=False)
+            result.make(position, cut_tail=False)
         # A kept row knows how many records there were before it, also if some of the
         # bytes between could not be framed.
         result.keep(rows[number : number + size])
         number += max(size, 1)
-    result.make(data, end, framing, stride, cut_tail=cut_tail)
+    result.make(end, cut_tail=cut_tail)
     return result
 
 
@@ -312,14 +309,8 @@ def _mend(log: Log, segment: Segment) -> None:
     rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
     if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
         return  # Another thread was here first.
-    rebuilt = rebuild(
-        rows[: segment.rows],
-        opened.data,
-        segment.size,
-        start_ns=segment.name.start_ns,
-        framing=context.framing,
-        stride=context.config.index_stride_bytes,
-    )
+    rebuilt = Rebuilt.begin(context, opened.data, segment.name)
+    rebuild(rebuilt, rows[: segment.rows], segment.size)
     header = segment.header(log.topic)
     try:
         context.spare.insist(

@@ -27,7 +27,7 @@ import numpy as np
 
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
-from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.store.files import Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     INNER_ROWS,
@@ -317,14 +317,12 @@ class _Recovery:
             )
             return None
         segment = self._segment(found, end.offset, end.record)
-        data = self._open_data(found)
-        rebuilt = self._rebuild(
-            _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following
-        )
+        cut_tail = following is None
+        rebuilt = self._rebuild(_NO_ROWS, found, found.data_bytes, cut_tail=cut_tail)
         if following:
             self._place_before(segment, following, rebuilt, known=known)
         shown = replace(found, index_bytes=None)
-        self._finish(segment, shown, data, rebuilt, "the last record is not whole")
+        self._finish(segment, shown, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
         base = segment.base_offset
         self._context.findings.note(self._where, text, base, segment.end)
@@ -350,21 +348,19 @@ class _Recovery:
 
     def _recover_overlong(self, segment: Segment, found: Found, limit: int) -> Segment:
         """Leave out what is behind a segment's end: offsets behind it must not move."""
-        data = self._open_data(found)
-        rebuilt = self._rebuild(self._read_rows(found), data, limit, segment)
+        rebuilt = self._rebuild(self._read_rows(found), found, limit)
         start = segment.base_offset + limit
         text = f"{found.name.data_file} goes on behind the start of the next segment"
         self._context.findings.damage(self._where, text, start, start)
         # As if it had no index: a new one is written, and the data is left alone.
         shown = replace(found, data_bytes=limit, index_bytes=None)
-        self._finish(segment, shown, data, rebuilt)
+        self._finish(segment, shown, rebuilt)
         return segment
 
     def _recover(
         self, segment: Segment, found: Found, mark: IndexMark, promising: bool
     ) -> Segment:
         """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
-        data = self._open_data(found)
         data_bytes = found.data_bytes or 0
         rows = self._read_rows(found)
         cut, damaged = "written but never acknowledged", 0
@@ -372,21 +368,19 @@ class _Recovery:
             mark, damaged = find_promise(mark, rows)
             cut = "there is no index row for it"
         there = min(mark.position, data_bytes)
-        rebuilt = self._rebuild(rows[: mark.rows], data, there, segment)
+        rebuilt = self._rebuild(rows[: mark.rows], found, there)
         if data_bytes < mark.position:
             rebuilt.lose(mark.position)
             segment.closed = True
         elif damaged and data_bytes > mark.position:
-            self._make_tail(rebuilt, data, data_bytes, segment)
+            self._make_tail(rebuilt, data_bytes, segment)
             cut = "the last record is not whole"
         else:
-            self._keep_tail(rebuilt, rows[mark.rows :], data, data_bytes)
-        self._finish(segment, found, data, rebuilt, cut)
+            self._keep_tail(rebuilt, rows[mark.rows :], data_bytes)
+        self._finish(segment, found, rebuilt, cut)
         return segment
 
-    def _make_tail(
-        self, rebuilt: Rebuilt, data: File, data_bytes: int, segment: Segment
-    ) -> None:
+    def _make_tail(self, rebuilt: Rebuilt, data_bytes: int, segment: Segment) -> None:
         """Rule 3: keep what rows stood for that were acknowledged and are damaged."""
         span = (segment.base_offset + n for n in (rebuilt.end.position, data_bytes))
         text = (
@@ -394,52 +388,34 @@ class _Recovery:
             "nothing tells whether these bytes are as they were written"
         )
         self._context.findings.damage(self._where, text, *span)
-        stride = self._context.config.index_stride_bytes
-        rebuilt.make(data, data_bytes, self._context.framing, stride, cut_tail=True)
+        rebuilt.make(data_bytes, cut_tail=True)
 
-    def _keep_tail(
-        self, rebuilt: Rebuilt, rows: Rows, data: File, data_bytes: int
-    ) -> None:
+    @staticmethod
+    def _keep_tail(rebuilt: Rebuilt, rows: Rows, data_bytes: int) -> None:
         """Rule 3: keep batches behind the mark for as long as everything agrees."""
         rows = rows[: sound_rows(rows, rebuilt.end.position, data_bytes)]
         table = IndexTable()
         table.extend(rows)
         for number in range(table.batches):
             batch = table.batch(number)
-            if check_batch(batch, data):
+            if check_batch(batch, rebuilt.data):
                 rows = rows[rows["position"] < batch.position]
                 break
         rebuilt.keep(rows)
 
     def _rebuild(
-        self,
-        rows: Rows,
-        data: File,
-        end: int,
-        segment: Segment,
-        *,
-        cut_tail: bool = False,
+        self, rows: Rows, found: Found, end: int, *, cut_tail: bool = False
     ) -> Rebuilt:
-        return rebuild(
-            rows,
-            data,
-            end,
-            start_ns=segment.name.start_ns,
-            framing=self._context.framing,
-            stride=self._context.config.index_stride_bytes,
-            cut_tail=cut_tail,
-        )
-
-    def _open_data(self, found: Found) -> File:
         path = self._directory / found.name.data_file
         # A data file that is gone is made anew, empty: its bytes are lost rows then.
-        return self._context.files.open(path, create=found.data_bytes is None)
+        data = self._context.files.open(path, create=found.data_bytes is None)
+        result = Rebuilt.begin(self._context, data, found.name)
+        return rebuild(result, rows, end, cut_tail=cut_tail)
 
     def _finish(
         self,
         segment: Segment,
         found: Found,
-        data: File,
         rebuilt: Rebuilt,
         cut: str = "",
     ) -> None:
@@ -448,8 +424,7 @@ class _Recovery:
         Args:
             segment: is given its end.
             found: its files.
-            data: its open data.
-            rebuilt: its rows.
+            rebuilt: its rows, with its open data.
             cut: why what is behind the rows goes.
         """
         reached = Boundary(rebuilt.end.position, rebuilt.end_record)
@@ -462,12 +437,12 @@ class _Recovery:
             end = segment.base_offset + data_bytes
             self._context.findings.note(self._where, f"{cut}; cut off", start, end)
         if not _is_prefix(rebuilt, found):
-            data.sync()
+            rebuilt.data.sync()
             header = segment.header(self._topic)
             write_index(self._context, self._directory, header, rebuilt)
             if data_bytes > segment.size:
-                data.truncate(segment.size)
-                data.sync()
+                rebuilt.data.truncate(segment.size)
+                rebuilt.data.sync()
             return
         opened = OpenSegment(self._context.files, self._directory, found.name)
         _cut(opened, segment.size, segment.rows)

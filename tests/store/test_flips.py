@@ -331,7 +331,7 @@ def test_a_page_of_the_journal_with_more_than_one_entry(filled: DiskFiles) -> No
 
 def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     now = look(store)
-    if store._staging._failure is not None:
+    if store._decisions.failure is not None:
         # It waits, with all of its topics.
         assert not now.topics.keys() & {1, 2, 4}, at
         assert damage(store.findings), at
