@@ -62,7 +62,7 @@ class Catalog:
         # Held while topics come and go. The two tables are replaced rather than
         # changed, so that looking something up never waits for the disk.
         self._lock = threading.RLock()
-        # Names that a commit writes to, and who waits for them. A commit takes its
+        # Names that commits write to, and threads that wait for them. A commit takes
         # time: the lock is not held meanwhile, so that other topics come and go.
         self._claimed: set[str] = set()
         self._released = threading.Condition(self._lock)
@@ -375,7 +375,7 @@ class Catalog:
             ) from cause
 
     def prepare(self, topics: Sequence[TopicMetadata]) -> list[Topic]:
-        """Make topics' files without letting anybody see the topics yet.
+        """Make the files of topics that readers must not see yet.
 
         Raises:
             OSError: some may be there; they are to be discarded.
@@ -403,7 +403,7 @@ class Catalog:
             self._context.files.sync_dir(self._segments)
 
     def add(self, topics: Iterable[Topic]) -> None:
-        """Let everybody see topics that were prepared, all at once."""
+        """Show topics that were prepared, all at once."""
         with self._lock:
             new = {topic.metadata.id: topic for topic in topics}
             if not new:
@@ -576,7 +576,7 @@ class Catalog:
             topic.log.fail(reason)
 
     def _check_open(self) -> None:
-        # Asked under the lock: whoever waited for it may come too late.
+        # Asked under the lock: a thread that waited for it may come too late.
         if self._closed:
             raise StoreClosed("the store is closed")
         if self._failure is not None:

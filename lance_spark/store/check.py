@@ -63,7 +63,7 @@ def check_store(
     files: Files | None = None,
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """Verify a store that nobody has open.
+    """Verify a store that no process has open.
 
     Args:
         path: the data directory.
@@ -96,7 +96,7 @@ _REPAIR = "`lance-spark check --repair` says what to do"
 
 
 def _silent(verified: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def _note(where: str, text: str, *span: int) -> Finding:

@@ -134,7 +134,7 @@ def _add_stage(topic: Topic, stage: Stage, now_ns: int) -> None:
 
 
 def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:
-    """Let everybody see what was carried out."""
+    """Show readers what was carried out."""
     logs = [topics[planned.id].log for planned in plan.topics]
     for log, planned in zip(logs, plan.topics, strict=True):
         log.release(planned.new_start if planned.overwrite else None)
@@ -281,7 +281,7 @@ def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
     """Tell whether a topic shows what only happens once a commit is done."""
     directory = _topic_directory(root, topic)
     if not context.files.exists(directory):
-        return not topic.created  # Somebody has deleted it.
+        return not topic.created  # It was deleted since.
     metadata = _read_topic(context, directory)
     if metadata is not None and metadata.start.offset > topic.end.offset:
         return True  # Retention has moved the start.

@@ -111,7 +111,7 @@ class Files(Protocol):
         file has to be there then, and is not changed.
 
         Raises:
-            StoreLocked: somebody has it.
+            StoreLocked: another process has it.
         """
 
 
@@ -345,7 +345,7 @@ def is_out_of_files(error: OSError) -> bool:
 
 
 class Spare:
-    """A few open files that nobody reads."""
+    """A few open files that are kept only for their descriptors."""
 
     def __init__(
         self, files: Files, path: Path, *, patience_s: float = _PATIENCE_S

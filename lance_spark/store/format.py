@@ -32,7 +32,7 @@ be before the header's time floor, for the same reason.
 A BATCH row stands for one appended batch and is followed by `inner` INNER rows, one for
 the first record boundary behind each stride. An INNER row's length reaches to the end
 of its batch, its records count those left in it, its data crc is 0. A LOST row covers
-bytes that nobody can frame; it is only made when an index is rebuilt.
+bytes that could not be framed; it is only made when an index is rebuilt.
 
 Kind 0 is no row, so that a hole of zeros is never mistaken for one.
 """

@@ -583,7 +583,7 @@ class Log:
         self.retire(text)
 
     def retire(self, reason: str) -> None:
-        """Refuse every further write, and wake everybody who waits."""
+        """Refuse every further write, and wake all threads that wait."""
         with self._state:
             self._failure = self._failure or f"{self.where}: {reason}"
             self._state.notify_all()
@@ -661,7 +661,7 @@ class Syncer:
         try:
             log.sync()
         except StoreReadOnly:
-            # The log has noted it and tells everyone who waits.
+            # The log has noted it and tells all threads that wait.
             logger.debug("%s: sync failed", log.where, exc_info=True)
         except StoreError:
             # It was not even tried, for want of a file descriptor: once more.

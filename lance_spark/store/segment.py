@@ -125,8 +125,8 @@ class IndexTable:
         self._lost.extend(batches["kind"] == Kind.LOST)
         self._verified.extend(np.zeros(len(batches), np.bool_))
         self._boundary_record.extend(rows["record"])
-        # Last, because they are what is searched: whoever finds a row, while others
-        # are added, finds all of it.
+        # Last, because they are what is searched: a reader that finds a row,
+        # while others are added, finds all of it.
         self._position.extend(batches["position"])
         self._boundary_position.extend(rows["position"])
         self.rows += len(rows)
@@ -280,7 +280,7 @@ class OpenSegment:
     def __init__(self, files: Files, directory: Path, name: SegmentName) -> None:
         self.data: File = files.open(directory / name.data_file)
         self.index: File = files.open(directory / name.index_file)
-        # Appended to since the last sync. Whoever drops the files syncs them first:
+        # Appended to since the last sync. The files are synced before they are dropped:
         # a later descriptor might not be told of an earlier write's failure.
         self.dirty = False
         # A sync that failed once must never count as done: the kernel reports the

@@ -184,7 +184,7 @@ class Stage:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let nobody append: whoever tries waits, and may find the stage gone."""
+        """Keep appends waiting; behind this they may find the stage gone."""
         with self._lock:
             yield
 

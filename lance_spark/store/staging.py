@@ -1,6 +1,6 @@
 """Stages and their commits: exactly-once for writers that may fail and retry.
 
-Who waits for whom, in the order in which these are taken:
+What waits for what, in the order in which these are taken:
 
 - A writer ends one job at a time (`_turn`), whether by commit, abort or expiry.
 - A commit freezes its stages, then claims the names of its topics, all at once
@@ -89,7 +89,7 @@ class Staging:
         self._catalog = catalog
         self._decisions = decisions
         self._history = decisions.history
-        # The writers whose jobs are being ended, and who waits for them.
+        # The writers whose jobs are being ended, and threads that wait for them.
         self._turns = threading.Condition()
         self._busy: set[str] = set()
         self._stages_lock = threading.Lock()
@@ -276,7 +276,7 @@ class Staging:
             return self._forget(self._job(Job(writer, sequence)))
 
     def expire(self, now_ns: int) -> None:
-        """Drop the stages of jobs that nobody has touched for too long."""
+        """Drop the stages of jobs that were not active for too long."""
         oldest_ns = now_ns - self._context.config.stage_ttl_s * 1_000_000_000
         self._decisions.check_writable()
         for job in dict.fromkeys(stage.metadata.job for stage in self.all()):
@@ -510,7 +510,7 @@ class Staging:
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
-        """Let everybody see a commit that is done; nothing here can fail."""
+        """Show a commit that is done; nothing here can fail."""
         self._catalog.add(created)
         show(plan, self._catalog.by_id())
 

@@ -96,7 +96,7 @@ class Store:
             files: file operations.
             clock_ns: the time.
             background: sync on a thread of its own, so that appends share syncs;
-                without it whoever waits for an append syncs it himself.
+                without it the thread that waits for an append syncs it.
             observe_sync: told how many seconds each sync of a log has taken.
 
         Raises:
@@ -389,7 +389,7 @@ class Store:
             data_crc: CRC32C of the bytes, where it is known already.
             expected_record: store the batch only if its first record gets this number.
             wait: return only when the batch is durable; otherwise `wait_durable` is
-                to be called before it is reported to anybody.
+                to be called before the batch is acknowledged.
 
         Raises:
             RecordError: the bytes are not whole records.
@@ -563,7 +563,7 @@ class Store:
         """Commit stages to their topics, all or nothing, once per (writer, sequence).
 
         Args:
-            writer: who writes.
+            writer: the name that the writer has given itself.
             sequence: rises with each commit of the writer.
             stages: the stages that won, in order. All other stages of the job go.
             overwrite: topics whose content is replaced, by zero rows if no stage is
@@ -665,7 +665,7 @@ class Store:
         topic.log.roll_if_aged(now_ns)
 
     def _retain(self, topic: Topic, now_ns: int) -> None:
-        # Nobody may commit meanwhile: an overwrite moves the start as well.
+        # No commit may run meanwhile: an overwrite moves the start as well.
         with topic.log.exclusive():
             segments = topic.log.segments()
             start = plan_retention(segments, topic.metadata.retention, now_ns)
