@@ -504,22 +504,23 @@ class Catalog:
 
     def remove_all(self, topics: Collection[int]) -> None:
         """Delete topics and their data, all or none; see `Store.delete_topics`."""
-        with self._lock, self._decisions.deciding("the deletion of topics"):
+        with self._lock:
             found = self._find_whole(topics)
-            with self._decisions.writing("delete topics"):
-                self._decisions.note(encode_remove(topics))
-            # They are deleted from here on, now or by the next opening.
-            for topic in found:
-                with topic.log.exclusive():
-                    topic.log.retire("the topic was deleted")
-            self._forget(topics)
-            try:
-                for each in topics:
-                    self._bury(each)
-                self._context.files.sync_dir(self._segments)
-                self._settle(topics)
-            except OSError as error:
-                logger.warning("topics %s: could not remove: %s", [*topics], error)
+            with self._decisions.deciding("the deletion of topics"):
+                with self._decisions.writing("delete topics"):
+                    self._decisions.note(encode_remove(topics))
+                # They are deleted from here on, now or by the next opening.
+                for topic in found:
+                    with topic.log.exclusive():
+                        topic.log.retire("the topic was deleted")
+                self._forget(topics)
+                try:
+                    for each in topics:
+                        self._bury(each)
+                    self._context.files.sync_dir(self._segments)
+                    self._settle(topics)
+                except OSError as error:
+                    logger.warning("topics %s: could not remove: %s", topics, error)
         self._empty_trash(topics)
 
     def _find_whole(self, topics: Collection[int]) -> list[Topic]:

@@ -348,9 +348,10 @@ class Store:
         Once this returns, or fails with StoreReadOnly, the next opening finishes it.
         """
         self._check_open()
-        with self._disk(f"delete topics {list(topics)}"):
-            self._catalog.remove_all(topics)
-        for topic in topics:
+        ids = sorted(set(topics))
+        with self._disk(f"delete topics {ids}"):
+            self._catalog.remove_all(ids)
+        for topic in ids:
             self._consumers.forget_topic(topic)
 
     def set_retention(self, topic: int, retention: Retention) -> None:
