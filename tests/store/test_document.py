@@ -1,4 +1,4 @@
-"""Ids that are given out."""
+"""`store.json`: the ids that are given out."""
 
 from __future__ import annotations
 
