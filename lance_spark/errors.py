@@ -666,6 +666,50 @@ class UnknownTopic(StoreError):
         return f"topic {self.topic!r} {'was deleted' if self.deleted else 'not found'}"
 
 
+class PartitionedTopic(UnknownTopic):
+    """A topic has several partitions, and each of them is a log of its own.
+
+    Args:
+        topic: the topic's name.
+        partitions: how many it has.
+    """
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        super().__init__(topic)
+        self.args = (topic, partitions)
+        self.partitions = partitions
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r} has {self.partitions} partitions: name one of them, "
+            f"{f'{self.topic}/0'!r} to {f'{self.topic}/{self.partitions - 1}'!r}"
+        )
+
+
+class AppendConflict(StoreError):
+    """The next record does not have the number that the append expects.
+
+    The records before `next_record` are durable when this is raised.
+
+    Args:
+        expected: the number that the append asked for.
+        next_record: the number that the next record gets.
+        next_offset: the offset that it gets.
+    """
+
+    def __init__(self, expected: int, next_record: int, next_offset: int) -> None:
+        super().__init__(expected, next_record, next_offset)
+        self.expected = expected
+        self.next_record = next_record
+        self.next_offset = next_offset
+
+    def __str__(self) -> str:
+        return (
+            f"the append expects to write record {self.expected}, but the next record "
+            f"is number {self.next_record}; nothing was stored"
+        )
+
+
 class TopicExists(StoreError):
     """A topic of that name exists."""
 

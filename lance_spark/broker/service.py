@@ -37,20 +37,20 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer, Location, Retention
 from lance_spark.store import (
     DEFAULT_TOPIC,
+    FIRST_STAGE_ID,
     Appended,
     CommitResult,
     CommitStatus,
+    ConsumerKey,
+    Finding,
     NamedStage,
     Slice,
+    Stage,
     Store,
     Topic,
     View,
+    Wake,
 )
-from lance_spark.store.consumers import ConsumerKey
-from lance_spark.store.finding import Finding
-from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.stage import Stage
-from lance_spark.store.watch import Wake
 
 logger = logging.getLogger(__name__)
 

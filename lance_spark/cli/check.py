@@ -19,9 +19,14 @@ from lance_spark.columnar.layout import validate
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.quantity import parse_duration, parse_size
-from lance_spark.store import DEFAULT_TOPIC, Severity, check_store
-from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.repair import Answers, repairing
+from lance_spark.store import (
+    DEFAULT_TOPIC,
+    FIRST_STAGE_ID,
+    Answers,
+    Severity,
+    check_store,
+    repairing,
+)
 
 
 def _parse_number(text: str) -> int:

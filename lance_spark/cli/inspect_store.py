@@ -36,9 +36,9 @@ from lance_spark.store.document import decode_document
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     decode_header,
     decode_mark,
     decode_rows,
@@ -47,8 +47,8 @@ from lance_spark.store.format import (
     valid_rows,
 )
 from lance_spark.store.journal import parse_journal
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.topic import decode_metadata as decode_topic
+from lance_spark.store.stage import decode_stage
+from lance_spark.store.topic import decode_topic
 from lance_spark.wire.lwp import decode_record
 
 # Files that are read as a whole, such as the journal, are a few MiB long. Anything
@@ -394,7 +394,7 @@ def show_index(file: InspectedFile, selection: Selection) -> None:
         raise file.error(f"{text}, at byte {file.size - rest}")
 
 
-def _show_header(header: Header, head: bytes, rows: int) -> None:
+def _show_header(header: IndexHeader, head: bytes, rows: int) -> None:
     name = header.name
     print(f"index of {name.data_file}, {count(rows, 'row')}")
     print(f"  topic        {header.topic}")
@@ -416,7 +416,7 @@ def _show_header(header: Header, head: bytes, rows: int) -> None:
         print(f"  mark {number}       {text}")
 
 
-def _decode_one_mark(head: bytes, number: int) -> Mark:
+def _decode_one_mark(head: bytes, number: int) -> IndexMark:
     """Decode one of the two marks, by blanking the other one: zeros are no mark."""
     other = mark_position(1 - number)
     blank = head[:other] + bytes(_MARK_BYTES) + head[other + _MARK_BYTES :]
@@ -424,7 +424,7 @@ def _decode_one_mark(head: bytes, number: int) -> Mark:
 
 
 def _rows(
-    file: InspectedFile, selection: Selection, header: Header, damaged: list[int]
+    file: InspectedFile, selection: Selection, header: IndexHeader, damaged: list[int]
 ) -> Iterator[tuple[str, ...]]:
     """Give the rows as text, and note the numbers of those that are damaged."""
     for first in range(selection.skip, selection.end, _WINDOW_ROWS):

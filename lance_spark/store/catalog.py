@@ -13,6 +13,7 @@ from typing import Any
 from lance_spark.errors import (
     DamagedFile,
     LimitReached,
+    PartitionedTopic,
     StoreClosed,
     StoreError,
     StoreReadOnly,
@@ -21,21 +22,28 @@ from lance_spark.errors import (
     UnknownTopic,
 )
 from lance_spark.model import Retention
-from lance_spark.store.context import Context
-from lance_spark.store.files import make_directories, remove_tree
-from lance_spark.store.identity import Identity
+from lance_spark.store.context import Context, Watchers
+from lance_spark.store.decisions import (
+    JOURNAL,
+    Decisions,
+    encode_remove,
+    encode_settled,
+)
+from lance_spark.store.files import is_full, list_ids, make_directories, remove_tree
 from lance_spark.store.log import Log
 from lance_spark.store.recovery import list_segments, open_log
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
-    METADATA,
+    TOPIC_METADATA,
     Topic,
     TopicMetadata,
+    check_log_name,
     check_name,
-    read_metadata,
-    write_metadata,
+    is_partition_name,
+    name_partitions,
+    read_topic,
+    write_topic,
 )
-from lance_spark.store.watch import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +51,25 @@ logger = logging.getLogger(__name__)
 class Catalog:
     """All topics of a store."""
 
-    def __init__(self, context: Context, root: Path, identity: Identity) -> None:
+    def __init__(self, context: Context, root: Path, decisions: Decisions) -> None:
         self._context = context
         self._root = root
         self._segments = root / "segments"
         self._trash = root / "trash"
-        self._identity = identity
+        self._identity = context.identity
+        self._decisions = decisions
+        decisions.on_failure = self.fail
         # Held while topics come and go. The two tables are replaced rather than
         # changed, so that looking something up never waits for the disk.
         self._lock = threading.RLock()
-        # Names that a commit writes to, and who waits for them. A commit takes its
+        # Names that commits write to, and threads that wait for them. A commit takes
         # time: the lock is not held meanwhile, so that other topics come and go.
         self._claimed: set[str] = set()
         self._released = threading.Condition(self._lock)
         self._topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
+        # Topics with several partitions, and how many.
+        self._partitioned: dict[str, int] = {}
         # Topics that are not opened, and why; the name where that is known. Nothing of
         # them is changed until a person has run `lance-spark check --repair`.
         self._closed_topics: dict[int, tuple[DamagedFile, str | None]] = {}
@@ -82,17 +94,44 @@ class Catalog:
         # A process that was killed may have left names that only the kernel knows. What
         # is written from here on relies on them.
         files.sync_dir(self._segments)
-        entries = files.list(self._segments)
-        ids = sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+        ids = list_ids(files, self._segments)
         topics = [topic for topic in map(self._load_topic, ids) if topic is not None]
-        self._topics = {topic.metadata.id: topic for topic in topics}
-        self._names = {
-            topic.metadata.name: topic.metadata.id
-            for topic in topics
-            if topic.metadata.id != DEFAULT_TOPIC
-        }
+        self._set_topics({topic.metadata.id: topic for topic in topics})
+        self._report_missing()
         if not self.has(DEFAULT_TOPIC):
             self.make(TopicMetadata(DEFAULT_TOPIC, "", now_s))
+
+    def finish_removals(self) -> None:
+        """Remove topics that a crash has left half made or half deleted."""
+        files = self._context.files
+        for topics in sorted(self._decisions.history.removals):
+            for topic in topics:
+                remove_tree(files, self.directory(topic))
+            make_directories(files, self._segments)
+            files.sync_dir(self._segments)
+            text = f"topics {list(topics)} were being made or deleted; removed"
+            self._context.findings.note(JOURNAL, text)
+            self._settle(topics)
+
+    def _settle(self, topics: Collection[int]) -> None:
+        """Say that there is nothing to remove any more, if there is room to say it."""
+        try:
+            self._decisions.note_end(encode_settled(topics))
+        except OSError as error:
+            # The next opening removes what is not there, which does no harm.
+            if self._decisions.journal.failed or not is_full(error):
+                raise
+
+    def _report_missing(self) -> None:
+        """Say which partitions are gone, unless a closed topic may be one of them."""
+        if any(name is None for _, name in self._closed_topics.values()):
+            return
+        held = {name for _, name in self._closed_topics.values()}
+        for topic, count in self._partitioned.items():
+            for name in name_partitions(topic, count):
+                if name not in self._names and name not in held:
+                    text = f"partition {name!r} is missing"
+                    self._context.findings.damage("segments", text)
 
     def _load_topic(self, topic: int) -> Topic | None:
         if topic in self._closed_topics:
@@ -113,11 +152,11 @@ class Catalog:
     def _read_metadata(self, topic: int) -> TopicMetadata | None:
         directory = self.directory(topic)
         try:
-            metadata = read_metadata(self._context, directory)
+            metadata = read_topic(self._context, directory)
             if metadata is None and list_segments(self._context.files, directory):
                 raise StoreError("it is missing")
         except StoreError as error:
-            file = f"segments/{topic}/{METADATA}"
+            file = f"segments/{topic}/{TOPIC_METADATA}"
             effect = f"topic {topic} is closed"
             raise DamagedFile(self._root, file, str(error), effect) from error
         return metadata
@@ -179,7 +218,7 @@ class Catalog:
 
     def _check_unknown(self, name: str) -> None:
         for topic, (error, known) in self._closed_topics.items():
-            if known == name:
+            if known is not None and name in (known, known.rpartition("/")[0]):
                 raise copy(error)
             if known is None and topic != DEFAULT_TOPIC:
                 effect = (
@@ -191,6 +230,38 @@ class Catalog:
     def has(self, topic: int) -> bool:
         """Tell whether there is a topic with that id, open or closed."""
         return topic in self._topics or topic in self._closed_topics
+
+    def partitions(self, name: str) -> int:
+        """Tell how many partitions a topic has; 0 if there is no such topic."""
+        return self._partitioned.get(name) or int(self.find(name) is not None)
+
+    def family(self, topic: int) -> list[Topic]:
+        """Give all partitions of the topic that a log belongs to, the log among them.
+
+        Raises:
+            UnknownTopic, DamagedFile: as `get`, also for another partition.
+        """
+        metadata = self.get(topic).metadata
+        if metadata.partitions is None:
+            return [self.get(topic)]
+        names = name_partitions(metadata.partition.topic, metadata.partitions)
+        found = [self.find(name) for name in names]
+        return [each for each in found if each is not None]
+
+    def check_target(self, name: str) -> None:
+        """Refuse a name that can't be staged for: a commit makes no partition.
+
+        Raises:
+            InvalidName: no log can have that name.
+            PartitionedTopic, UnknownTopic: it is not a log, and never becomes one.
+            DamagedFile: see `find`.
+        """
+        check_log_name(name)
+        if self.find(name) is None:
+            if name in self._partitioned:
+                raise PartitionedTopic(name, self._partitioned[name])
+            if is_partition_name(name):
+                raise UnknownTopic(name)
 
     def by_id(self) -> Mapping[int, Topic]:
         """Give all topics by id."""
@@ -220,12 +291,65 @@ class Catalog:
         check_name(name)
         with self._lock:
             self._await_names([name])
-            if self.find(name) is not None:
-                raise TopicExists(f"topic {name!r} exists already")
+            self._check_free(name)
             self._check_room([name], topics_max)
             topic = self._identity.new_topic()
             metadata = TopicMetadata(topic, name, now_s, retention=retention, auth=auth)
             return self.make(metadata)
+
+    def _check_free(self, name: str) -> None:
+        if self.partitions(name):
+            raise TopicExists(f"topic {name!r} exists already")
+
+    def create_all(
+        self,
+        topics: Mapping[str, int],
+        *,
+        retention: Retention,
+        auth: Mapping[str, Any] | None,
+        now_s: int,
+        topics_max: int | None,
+    ) -> list[Topic]:
+        """Create topics with their partitions, all or none; see `Store.create_topics`.
+
+        The journal condemns them until the last one is there: see `encode_remove`.
+        """
+        names = {
+            name: count if count > 1 else None
+            for topic, count in topics.items()
+            for name in name_partitions(topic, count)
+        }
+        with self._lock:
+            self._await_names([*topics, *names])
+            for topic in topics:
+                self._check_free(topic)
+            self._check_room(list(names), topics_max)
+            ids = self._identity.new_topics(len(names))
+            rules: Any = {"retention": retention, "auth": auth}
+            planned = [
+                TopicMetadata(topic, name, now_s, partitions=count, **rules)
+                for topic, (name, count) in zip(ids, names.items(), strict=True)
+            ]
+            making = self._decisions.deciding("the making of topics")
+            with making, self._decisions.writing("make topics"):
+                self._decisions.note(encode_remove(ids))
+                try:
+                    prepared = self.prepare(planned)
+                    self._decisions.note(encode_settled(ids))
+                except Exception:
+                    if not self._decisions.journal.failed:
+                        self._give_up(ids)
+                    raise
+                self.add(prepared)
+            return prepared
+
+    def _give_up(self, topics: Collection[int]) -> None:
+        """Remove topics that were condemned, or leave it to the next opening."""
+        try:
+            self._context.spare.insist(lambda: self.discard(topics))
+            self._settle(topics)
+        except OSError as error:
+            logger.warning("topics %s: could not remove: %s", list(topics), error)
 
     def make(self, metadata: TopicMetadata) -> Topic:
         """Make a topic whose id was given out already."""
@@ -251,7 +375,7 @@ class Catalog:
             ) from cause
 
     def prepare(self, topics: Sequence[TopicMetadata]) -> list[Topic]:
-        """Make topics' files without letting anybody see the topics yet.
+        """Make the files of topics that readers must not see yet.
 
         Raises:
             OSError: some may be there; they are to be discarded.
@@ -260,7 +384,7 @@ class Catalog:
         for metadata in topics:
             directory = self.directory(metadata.id)
             self._context.files.mkdir(directory)
-            write_metadata(self._context, directory, metadata)
+            write_topic(self._context, directory, metadata)
             log = Log(self._context, metadata.id, directory, metadata.start, ())
             prepared.append(Topic(metadata, log))
         if prepared:
@@ -272,24 +396,19 @@ class Catalog:
         for topic in topics:
             self._context.segments.drop_topic(topic)
             if topic in self._topics:
-                self._forget(topic)  # The last process had made it: see `settle`.
+                self._forget([topic])  # The last process had made it: see `settle`.
             remove_tree(self._context.files, self.directory(topic))
         if topics:
             # They must not come back once the journal says that they are gone.
             self._context.files.sync_dir(self._segments)
 
     def add(self, topics: Iterable[Topic]) -> None:
-        """Let everybody see topics that were prepared, all at once."""
+        """Show topics that were prepared, all at once."""
         with self._lock:
             new = {topic.metadata.id: topic for topic in topics}
             if not new:
                 return
-            self._topics = {**self._topics, **new}
-            named = {t.metadata.name: t.metadata.id for t in new.values()}
-            self._names = {
-                **self._names,
-                **{n: t for n, t in named.items() if t != DEFAULT_TOPIC},
-            }
+            self._set_topics({**self._topics, **new})
             self._changed()
 
     @contextmanager
@@ -305,10 +424,13 @@ class Catalog:
 
         Raises:
             LimitReached: those that are not there would be more than `topics_max`.
+            PartitionedTopic, UnknownTopic: a name is not that of a log any more.
             Timeout: another commit to one of them takes too long.
         """
         with self._lock:
             self._await_names(names)
+            for name in names:
+                self.check_target(name)
             self._check_room(names, topics_max)
             targets = {name: self.find(name) for name in names}
             self._claimed |= targets.keys()
@@ -359,37 +481,81 @@ class Catalog:
 
         Raises:
             UnknownTopic: there is none.
-            StoreError: it is the default topic.
+            StoreError: it is the default topic, or a part of one.
             StoreReadOnly: it is gone, but may be back after the loss of power.
             Timeout: a commit to it takes too long.
         """
-        if topic == DEFAULT_TOPIC:
-            raise StoreError("the default topic can't be deleted")
-        files = self._context.files
         with self._lock:
-            self._await_names([self.get(topic).metadata.name])
-            found = self.get(topic)
+            [found] = self._find_whole([topic])
             with found.log.exclusive():
-                grave = self._trash / str(topic)
-                remove_tree(files, grave)
-                files.replace(self.directory(topic), grave)
+                self._bury(topic)
                 # The files are gone from their place: whatever happens from here on,
                 # nothing more may be written to them.
                 found.log.retire("the topic was deleted")
-                self._forget(topic)
+                self._forget([topic])
             try:
-                files.sync_dir(self._segments)
+                self._context.files.sync_dir(self._segments)
             except OSError as error:
                 raise StoreReadOnly(
                     f"topic {topic} is deleted, but may be back after a loss of power, "
                     f"as its directory could not be synced: {error}"
                 ) from error
-        self._context.segments.drop_topic(topic)
-        try:
-            remove_tree(files, grave)
-        except OSError as error:
-            # The topic is gone all the same; the next opening empties the trash.
-            logger.warning("trash/%d: could not remove: %s", topic, error)
+        self._empty_trash([topic])
+
+    def remove_all(self, topics: Collection[int]) -> None:
+        """Delete topics and their data, all or none; see `Store.delete_topics`."""
+        with self._lock:
+            found = self._find_whole(topics)
+            with self._decisions.deciding("the deletion of topics"):
+                with self._decisions.writing("delete topics"):
+                    self._decisions.note(encode_remove(topics))
+                # They are deleted from here on, now or by the next opening.
+                for topic in found:
+                    with topic.log.exclusive():
+                        topic.log.retire("the topic was deleted")
+                self._forget(topics)
+                try:
+                    for each in topics:
+                        self._bury(each)
+                    self._context.files.sync_dir(self._segments)
+                    self._settle(topics)
+                except OSError as error:
+                    logger.warning("topics %s: could not remove: %s", topics, error)
+        self._empty_trash(topics)
+
+    def _find_whole(self, topics: Collection[int]) -> list[Topic]:
+        """Find topics that are to be deleted, once no commit writes to them.
+
+        Raises:
+            StoreError: not all partitions of one are among them.
+        """
+        if DEFAULT_TOPIC in topics:
+            raise StoreError("the default topic can't be deleted")
+        self._await_names([self.get(topic).metadata.name for topic in topics])
+        found = [self.get(topic) for topic in topics]
+        for topic in found:
+            family = {each.metadata.id for each in self.family(topic.metadata.id)}
+            if not family.issubset(topics):
+                raise StoreError(
+                    f"{topic.metadata.name!r} is a partition of topic "
+                    f"{topic.metadata.partition.topic!r}: only all of its partitions "
+                    "can be deleted, together"
+                )
+        return found
+
+    def _bury(self, topic: int) -> None:
+        grave = self._trash / str(topic)
+        remove_tree(self._context.files, grave)
+        self._context.files.replace(self.directory(topic), grave)
+
+    def _empty_trash(self, topics: Collection[int]) -> None:
+        for topic in topics:
+            self._context.segments.drop_topic(topic)
+            try:
+                remove_tree(self._context.files, self._trash / str(topic))
+            except OSError as error:
+                # The topic is gone all the same; the next opening empties the trash.
+                logger.warning("trash/%d: could not remove: %s", topic, error)
 
     def close(self) -> None:
         """Close all topics; raise what the last one that failed has raised."""
@@ -405,11 +571,13 @@ class Catalog:
             raise failure
 
     def fail(self, reason: str) -> None:
-        """Let no topic come or go: the next opening decides about some of them."""
+        """Let no topic come, go or change: the next opening decides about some."""
         self._failure = self._failure or reason
+        for topic in self:
+            topic.log.fail(reason)
 
     def _check_open(self) -> None:
-        # Asked under the lock: whoever waited for it may come too late.
+        # Asked under the lock: a thread that waited for it may come too late.
         if self._closed:
             raise StoreClosed("the store is closed")
         if self._failure is not None:
@@ -418,11 +586,16 @@ class Catalog:
                 "and reopen the store"
             )
 
-    def _forget(self, topic: int) -> None:
-        name = self._topics[topic].metadata.name
-        self._names = {n: t for n, t in self._names.items() if n != name}
-        self._topics = {t: o for t, o in self._topics.items() if t != topic}
+    def _forget(self, gone: Collection[int]) -> None:
+        self._set_topics({t: o for t, o in self._topics.items() if t not in gone})
         self._changed()
+
+    def _set_topics(self, topics: dict[int, Topic]) -> None:
+        named = [t.metadata for i, t in topics.items() if i != DEFAULT_TOPIC]
+        counts = ((m.partition.topic, m.partitions) for m in named if m.partitions)
+        self._partitioned = dict(counts)
+        self._names = {metadata.name: metadata.id for metadata in named}
+        self._topics = topics
 
     def _changed(self) -> None:
         self.version += 1

@@ -7,7 +7,7 @@ opening ties up; those are notes. Everything else is damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +16,22 @@ from crc32c import crc32c
 
 from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
-from lance_spark.store.commit import complete, decode_begin
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.document import decode_document
-from lance_spark.store.extent import LogStart
-from lance_spark.store.files import File, Files, OsFiles, read_file
-from lance_spark.store.finding import Finding, Severity
+from lance_spark.store.context import Finding, Severity
+from lance_spark.store.decisions import (
+    JOURNAL,
+    History,
+    complete,
+    decode_begin,
+)
+from lance_spark.store.document import IDENTITY, Identity, decode_document
+from lance_spark.store.files import File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
     decode_header,
     decode_mark,
@@ -35,18 +39,18 @@ from lance_spark.store.format import (
     has_lost_mark,
     valid_rows,
 )
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import Identity
 from lance_spark.store.journal import parse_journal
+from lance_spark.store.log import Point
 from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.staging import JOURNAL
+from lance_spark.store.stage import STAGE_METADATA, decode_stage
 from lance_spark.store.store import CONSUMERS, LOCK
-from lance_spark.store.topic import METADATA as TOPIC_METADATA
-from lance_spark.store.topic import decode_metadata as decode_topic
-from lance_spark.store.writers import Writers
+from lance_spark.store.topic import (
+    TOPIC_METADATA,
+    TopicMetadata,
+    decode_topic,
+    name_partitions,
+)
 
 # A reader of long logs wants to know how far the checker is.
 Progress = Callable[[int], None]
@@ -59,7 +63,7 @@ def check_store(
     files: Files | None = None,
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """Verify a store that nobody has open.
+    """Verify a store that no process has open.
 
     Args:
         path: the data directory.
@@ -92,7 +96,7 @@ _REPAIR = "`lance-spark check --repair` says what to do"
 
 
 def _silent(verified: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def _note(where: str, text: str, *span: int) -> Finding:
@@ -124,15 +128,9 @@ class _Checker:
         identity = identity or Identity.derive(self.files, self.root, is_new=False)
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
-        pending = self._pending_ends()
-        for entry in self.files.list(self.root / "segments"):
-            if entry.is_dir and entry.name.isdecimal():
-                topic, where = int(entry.name), f"segments/{entry.name}"
-                yield from self._topic(where, topic, pending.get(topic), identity)
-        for entry in self.files.list(self.root / "stages"):
-            if entry.is_dir and entry.name.isdecimal():
-                where = f"stages/{entry.name}"
-                yield from self._stage(where, int(entry.name), identity)
+        yield from self._topics(identity)
+        for stage in list_ids(self.files, self.root / "stages"):
+            yield from self._stage(f"stages/{stage}", stage, identity)
 
     @staticmethod
     def _whole(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -159,14 +157,17 @@ class _Checker:
         if len(data) > max(parsed.end, parsed.mark.end):
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
-        writers = Writers()
-        writers.replay(complete(parsed))
-        for _ in writers.pending:
+        history = History()
+        history.replay(complete(parsed))
+        for _ in history.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
+        for topics in sorted(history.removals):
+            text = "were being made or deleted; the next opening removes them"
+            yield _note(JOURNAL, f"topics {list(topics)} {text}")
         if parsed.is_begun_unread:
             text = f"a commit is begun, and its entry can't be read; {_REPAIR}"
             yield _damage(JOURNAL, text)
-        for at_ns in writers.lost_ns:
+        for at_ns in history.lost_ns:
             text = f"it was lost at {at_ns} ns; commits before that are forgotten"
             yield _damage(JOURNAL, text)
 
@@ -186,41 +187,65 @@ class _Checker:
             text = "an entry is not finished; the next opening leaves it out"
             yield _note(CONSUMERS, text, parsed.torn, len(data))
 
-    def _pending_ends(self) -> dict[int, int]:
-        """Find the topics that commits are at work on, and their last segments.
+    def _pending(self) -> tuple[dict[int, int], frozenset[int]]:
+        """Find what the next opening changes.
 
-        What is behind those is set back by the next opening.
+        Returns:
+            The topics that commits are at work on, with their last segments: what is
+            behind those is set back. And the topics that are removed.
         """
         data = read_file(self.files, self.root / JOURNAL)
-        writers = Writers()
+        history = History()
         try:
-            writers.replay(complete(parse_journal(data or b"")))
-            plans = [decode_begin(entry) for entry in writers.pending.values()]
+            history.replay(complete(parse_journal(data or b"")))
+            plans = [decode_begin(entry) for entry in history.pending.values()]
         except StoreError:
-            return {}  # Reported with the journal.
-        return {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
+            return {}, frozenset()  # Reported with the journal.
+        ends = {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
+        return ends, frozenset().union(*history.removals)
 
-    def _topic(
-        self, where: str, topic: int, last_segment: int | None, identity: Identity
-    ) -> Iterator[Finding]:
-        name = f"{where}/{TOPIC_METADATA}"
-        data = read_file(self.files, self.root / name)
-        start: LogStart | None = None
-        if data is None:
-            if not list_segments(self.files, self.root / where):
-                yield _note(where, "half-made topic; the next opening removes it")
-                return
-            yield _damage(name, f"missing; {_REPAIR}")
-        else:
-            try:
-                identity.accept(decode_document(data))
-                metadata = decode_topic(data)
-                if metadata.id != topic:
-                    raise StoreError(f"it is that of topic {metadata.id}")
-                start = metadata.start
-            except StoreError as error:
-                yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
-        yield from self._log(where, topic, start, last_segment)
+    def _topics(self, identity: Identity) -> Iterator[Finding]:
+        pending, doomed = self._pending()
+        found: list[TopicMetadata] = []
+        closed = False
+        for topic in list_ids(self.files, self.root / "segments"):
+            where = f"segments/{topic}"
+            name = f"{where}/{TOPIC_METADATA}"
+            data = read_file(self.files, self.root / name)
+            start: Point | None = None
+            if topic in doomed:
+                continue
+            if data is None:
+                if not list_segments(self.files, self.root / where):
+                    yield _note(where, "half-made topic; the next opening removes it")
+                    continue
+                closed = True
+                yield _damage(name, f"missing; {_REPAIR}")
+            else:
+                try:
+                    identity.accept(decode_document(data))
+                    metadata = decode_topic(data)
+                    if metadata.id != topic:
+                        raise StoreError(f"it is that of topic {metadata.id}")
+                    start = metadata.start
+                    found.append(metadata)
+                except StoreError as error:
+                    closed = True
+                    yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
+            yield from self._log(where, topic, start, pending.get(topic))
+        if not closed:  # Else it may be the one that is missing.
+            yield from self._partitions({metadata.name: metadata for metadata in found})
+
+    @staticmethod
+    def _partitions(topics: Mapping[str, TopicMetadata]) -> Iterator[Finding]:
+        counts = {(m.partition.topic, m.partitions) for m in topics.values()}
+        for topic, count in sorted((t, n) for t, n in counts if n is not None):
+            for name in name_partitions(topic, count):
+                if name not in topics:
+                    yield _damage("segments", f"partition {name!r} is missing")
+            if topic in topics:
+                text = f"topic {topic!r} has partitions, and a log of its own name"
+                yield _damage("segments", text)
 
     def _stage(self, where: str, stage: int, identity: Identity) -> Iterator[Finding]:
         name = f"{where}/{STAGE_METADATA}"
@@ -235,13 +260,13 @@ class _Checker:
                 raise StoreError(f"it is that of stage {metadata.id}")
         except StoreError as error:
             yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
-        yield from self._log(where, stage, LogStart())
+        yield from self._log(where, stage, Point())
 
     def _log(
         self,
         where: str,
         topic: int,
-        start: LogStart | None,
+        start: Point | None,
         last_segment: int | None = None,
     ) -> Iterator[Finding]:
         found = list_segments(self.files, self.root / where)
@@ -269,6 +294,7 @@ class _SegmentChecker:
         self._found = found
         self._directory = store.root / where
         self._base = 0
+        self._is_uncounted = False
         self.end: tuple[int, int] | None = None
 
     def check(
@@ -318,7 +344,13 @@ class _SegmentChecker:
         return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
-        self, header: Header, mark: Mark, rows: Rows, damaged: int, *, last: bool
+        self,
+        header: IndexHeader,
+        mark: IndexMark,
+        rows: Rows,
+        damaged: int,
+        *,
+        last: bool,
     ) -> Iterator[Finding]:
         name = f"{self._where}/{self._found.name.index_file}"
         data_bytes = self._found.data_bytes or 0
@@ -341,6 +373,9 @@ class _SegmentChecker:
         heads = np.flatnonzero(rows["kind"] != Kind.INNER)
         for number in heads:
             group = rows[number : number + 1 + int(rows[number]["inner"])]
+            if self._is_uncounted:
+                # How many records were lost is known by the row behind them.
+                record = max(record, int(group[0]["record"]))
             fault = self._check_batch(data, group, position, record, last_ns)
             length, records = int(group[0]["length"]), int(group[0]["records"])
             start = self._base + position
@@ -355,9 +390,11 @@ class _SegmentChecker:
                 text = "a batch of one record that does not follow the framing"
                 yield _note(self._where, text, start, start + length)
             position, record = position + length, record + records
+            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST)
             last_ns = max(last_ns, int(group[0]["append_ns"]))
             self._store.progress(length)
-        self.end = (self._base + position, header.base_record + record)
+        if not self._is_uncounted:
+            self.end = (self._base + position, header.base_record + record)
         if data_bytes > position:
             text = "bytes without index rows"
             span = (self._base + position, self._base + data_bytes)

@@ -1,39 +1,58 @@
-"""One commit of stages, all or nothing over its topics.
+"""What a commit of stages does to files, all or nothing over its topics.
 
 The order of things is the guarantee:
 
 1. Stages and target topics are made durable; then the plan is written to the journal.
    From that moment on the commit will happen, now or when the store is next opened.
-2. The plan is carried out behind the visible ends of its topics.
+2. The plan is carried out behind the visible ends of its topics. A stage's segments are
+   copied, or taken over as they are.
 3. `done` is written to the journal; then everything is shown, and the stages go.
 
 A crash between 1 and 3 is answered by setting each topic back to where the plan found
 it and carrying out the plan once more: the stages are still whole, because a segment
-taken over from a stage is linked, not moved. Nobody else can write to the topics
+taken over from a stage is linked, not moved. No other writer can write to the topics
 meanwhile, so nothing is set back that was acknowledged. Commits to different topics
 run side by side, each with a plan of its own in the journal.
+
+After a crash, `settle` decides about a commit from the files alone, before any topic is
+opened: a topic in the middle of a commit may look damaged, and is only to be set back.
+
+- Something is written behind the commit, or its stages are gone and all of its bytes
+  are there: it was carried out, only the entry that says so is missing.
+- Its stages are all there: its topics are set back, and it is carried out again.
+- Otherwise it can't be carried out any more: its topics are set back.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
-from lance_spark.errors import StageMismatch, StoreError
-from lance_spark.store.extent import LogEnd, LogStart
-from lance_spark.store.journal import Entry, Parsed
-from lance_spark.store.stage import Stage, StageMetadata
-from lance_spark.store.topic import Topic
-from lance_spark.store.transfer import adopt_segment, copy_segment
-from lance_spark.store.writers import (
-    Commit,
-    CommittedRange,
-    Job,
-    encode_done,
-    encode_undone,
+from lance_spark.errors import Corrupt, StageMismatch, StoreError
+from lance_spark.store.context import Context
+from lance_spark.store.decisions import Commit, CommitPlan, CommittedRange, TopicPlan
+from lance_spark.store.files import remove_tree
+from lance_spark.store.format import (
+    HEADER_BYTES,
+    ROW_BYTES,
+    IndexMark,
+    Rows,
+    SegmentName,
+    decode_rows,
+    encode_header,
+    valid_rows,
 )
+from lance_spark.store.log import Log
+from lance_spark.store.recovery import list_segments, reset_files
+from lance_spark.store.segment import DamagedIndex, Segment, verify_range
+from lance_spark.store.stage import Stage, read_stage
+from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
+
+logger = logging.getLogger(__name__)
 
 
 class CommitStatus(str, Enum):
@@ -58,133 +77,6 @@ class CommitResult:
 
     status: CommitStatus
     ranges: tuple[CommittedRange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPlan:
-    """What a commit does to one topic.
-
-    Args:
-        id: the topic's id, already given out if the topic is new.
-        name: its name.
-        created: the commit creates it.
-        overwrite: its old content goes.
-        start: where its log started before.
-        end: where it ended before.
-        stages: the stages that are added, in order.
-        bytes: how much they hold together.
-    """
-
-    id: int
-    name: str
-    created: bool
-    overwrite: bool
-    start: LogStart
-    end: LogEnd
-    stages: tuple[int, ...]
-    bytes: int
-
-    @property
-    def range(self) -> CommittedRange:
-        """What the topic gains."""
-        start = self.end.offset
-        return CommittedRange(self.id, self.name, start, start + self.bytes)
-
-    @property
-    def new_start(self) -> LogStart:
-        """Where the log starts if the old content goes."""
-        return LogStart(self.end.offset, self.end.record, self.end.next_segment)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPlan:
-    """All that has to be known to carry out a commit, again if need be."""
-
-    job: Job
-    at_ns: int
-    next_stage: int
-    topics: tuple[TopicPlan, ...]
-
-    @property
-    def stages(self) -> frozenset[int]:
-        """All stages that are used."""
-        return frozenset(stage for topic in self.topics for stage in topic.stages)
-
-    def stage_metadata(self, stage: int) -> StageMetadata:
-        """Tell what one of its stages was opened for."""
-        (topic,) = (topic.name for topic in self.topics if stage in topic.stages)
-        return StageMetadata(stage, topic, self.job, self.at_ns)
-
-    @property
-    def commit(self) -> Commit:
-        """What is remembered of it."""
-        overwritten = frozenset(t.name for t in self.topics if t.overwrite)
-        ranges = tuple(topic.range for topic in self.topics)
-        return Commit(self.job, self.at_ns, ranges, self.next_stage, overwritten)
-
-
-def encode_begin(plan: CommitPlan) -> Entry:
-    """Make the journal entry of a plan."""
-    return {
-        "kind": "begin",
-        "writer": plan.job.writer,
-        "sequence": plan.job.sequence,
-        "at_ns": plan.at_ns,
-        "next_stage": plan.next_stage,
-        "topics": [asdict(topic) for topic in plan.topics],
-    }
-
-
-def decode_begin(entry: Entry) -> CommitPlan:
-    """Read the journal entry of a plan.
-
-    Raises:
-        StoreError: it is not one that this version writes.
-    """
-    try:
-        return _decode_begin(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"a commit of another version is begun: {error!r}") from error
-
-
-def _decode_begin(entry: Entry) -> CommitPlan:
-    topics = [
-        TopicPlan(
-            **{
-                **t,
-                "start": LogStart(*t["start"]),
-                "end": LogEnd(**t["end"]),
-                "stages": tuple(t["stages"]),
-            }
-        )
-        for t in entry["topics"]
-    ]
-    job = Job(entry["writer"], entry["sequence"])
-    return CommitPlan(job, entry["at_ns"], entry["next_stage"], tuple(topics))
-
-
-def find_end(parsed: Parsed) -> Entry | None:
-    """Make up for a damaged entry that ended a commit, where the mark tells of it."""
-    if parsed.ended is None:
-        return None
-    plan = decode_begin(parsed.ended.begin)
-    return encode_done(plan.commit) if parsed.ended.is_done else encode_undone(plan.job)
-
-
-def complete(parsed: Parsed) -> list[Entry]:
-    """Give the entries of a journal, with the one that its mark makes up for.
-
-    It goes right behind the begin of its commit: the writer may have committed since,
-    and its last entry counts.
-    """
-    entries = list(parsed.entries)
-    end = find_end(parsed)
-    if end is not None:
-        assert parsed.ended is not None
-        # The same commit may have been begun before, with an entry that is equal.
-        numbers = (n for n, e in enumerate(entries) if e is parsed.ended.begin)
-        entries.insert(next(numbers) + 1, end)
-    return entries
 
 
 def is_same_commit(
@@ -242,9 +134,194 @@ def _add_stage(topic: Topic, stage: Stage, now_ns: int) -> None:
 
 
 def show(plan: CommitPlan, topics: Mapping[int, Topic]) -> None:
-    """Let everybody see what was carried out."""
+    """Show readers what was carried out."""
     logs = [topics[planned.id].log for planned in plan.topics]
     for log, planned in zip(logs, plan.topics, strict=True):
         log.release(planned.new_start if planned.overwrite else None)
     for log in logs:
         log.remove_dropped()
+
+
+def copy_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) -> None:
+    """Append all batches of a segment to another log, with the rows that they have."""
+    with target.exclusive(), target.writing("copy a stage"):
+        data = _read_sound(source, segment)
+        rows = _read_rows(source, segment).copy()
+        target.append_rows(data, rows, segment.records, now_ns)
+
+
+def adopt_segment(target: Log, source: Log, segment: Segment, *, now_ns: int) -> None:
+    """Make a segment the next one of another log, without copying its data.
+
+    The data file gets a second name, so that the source stays whole until it is
+    removed; the index is written anew with the new log's header.
+    """
+    with target.exclusive(), target.writing("adopt a stage"):
+        last = target.segments()[-1:]
+        if last and not last[0].closed:
+            # A stage before this one may have been copied there, and a later sync
+            # looks only at the segment that is the last one then.
+            target.sync()
+        source.open_segment(segment).sync()
+        rows = _read_rows(source, segment)
+        adopted = _moved(segment, target, now_ns)
+        _link_or_copy(source, segment, target.directory / adopted.name.data_file)
+        index_path = target.directory / adopted.name.index_file
+        index = target.context.files.open(index_path, create=True)
+        header = encode_header(adopted.header(target.topic), IndexMark())
+        index.pwrite(header + rows.tobytes(), 0)
+        index.sync()
+        target.open_segment(adopted).write_mark(segment.size, segment.rows)
+        target.add_segment(adopted)
+
+
+def _moved(segment: Segment, target: Log, now_ns: int) -> Segment:
+    end = target.end()
+    # Not before any of its rows either, should the clock have gone back.
+    append_ns = max(now_ns, target.last_append_ns, segment.last_append_ns)
+    return replace(
+        segment,
+        name=SegmentName(end.next_segment, segment.name.start_ns),
+        base_offset=end.offset,
+        base_record=end.record,
+        time_floor_ns=append_ns,
+        last_append_ns=append_ns,
+        # The file has two names until the stage is surely gone: if it grew, the stage
+        # would seem to hold more than it was given.
+        closed=True,
+    )
+
+
+def _link_or_copy(source: Log, segment: Segment, target: Path) -> None:
+    files = source.context.files
+    try:
+        files.link(source.directory / segment.name.data_file, target)
+    except OSError as error:
+        # Not every file system has hard links; real trouble shows in the copy too.
+        logger.info("%s: copying a stage, it can't be linked: %s", target, error)
+        opened = source.open_segment(segment)
+        copy = files.open(target, create=True)
+        step = source.context.config.stage_adopt_bytes
+        for position in range(0, segment.size, step):
+            end = min(position + step, segment.size)
+            copy.pwrite(opened.read(position, end), position)
+        copy.sync()
+
+
+def _read_rows(source: Log, segment: Segment) -> Rows:
+    index = source.open_segment(segment).index
+    rows = decode_rows(index.pread(segment.rows * ROW_BYTES, HEADER_BYTES))
+    if len(rows) < segment.rows or not valid_rows(rows).all():
+        raise DamagedIndex(f"{source.where}: rows of the index are damaged")
+    return rows
+
+
+def _read_sound(source: Log, segment: Segment) -> bytes:
+    opened = source.open_segment(segment)
+    table = opened.table(segment.rows)
+    base, size = segment.base_offset, segment.size
+    sound = verify_range(source.where, base, opened, table, 0, size)
+    if sound < size:
+        start = base + sound
+        raise Corrupt(source.where, start, segment.end, "the checksum differs")
+    return opened.read(0, size)
+
+
+class Outcome(str, Enum):
+    """What is to be done about the commit once topics and stages are open."""
+
+    DONE = "was carried out"
+    AGAIN = "was finished"
+    UNDONE = "is undone: its stages are missing"
+
+
+def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
+    """Decide about an interrupted commit and set its topics back if need be."""
+    if any(_is_behind(context, root, topic) for topic in plan.topics):
+        return Outcome.DONE
+    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
+    if not whole and all(
+        _added_bytes(context, root, topic) == topic.bytes for topic in plan.topics
+    ):
+        return Outcome.DONE
+    made = [t for t in plan.topics if whole and _is_made(context, root, t)]
+    kept = {topic.id for topic in made}
+    for topic in plan.topics:
+        if topic.id not in kept:
+            _set_back(context, root, topic)
+    if made:
+        # They were made one after the other, so that of the last one only it is not
+        # known whether its names are durable.
+        context.files.sync_dir(_topic_directory(root, made[-1]))
+    if any(topic.created for topic in plan.topics):
+        context.files.sync_dir(root / "segments")
+    return Outcome.AGAIN if whole else Outcome.UNDONE
+
+
+def _is_made(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a new topic without records is as the commit wants it.
+
+    Such topics are kept: a commit that makes very many of them is not repeated as a
+    whole before the store is open.
+    """
+    if not topic.created or topic.bytes:
+        return False
+    directory = _topic_directory(root, topic)
+    metadata = _read_topic(context, directory)
+    if metadata is None or (metadata.id, metadata.name) != (topic.id, topic.name):
+        return False
+    return not list_segments(context.files, directory)
+
+
+def _topic_directory(root: Path, topic: TopicPlan) -> Path:
+    return root / "segments" / str(topic.id)
+
+
+def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
+    """Tell whether a topic shows what only happens once a commit is done."""
+    directory = _topic_directory(root, topic)
+    if not context.files.exists(directory):
+        return not topic.created  # It was deleted since.
+    metadata = _read_topic(context, directory)
+    if metadata is not None and metadata.start.offset > topic.end.offset:
+        return True  # Retention has moved the start.
+    if topic.overwrite and topic.end.segment >= topic.start.segment:
+        numbers = {s.name.number for s in list_segments(context.files, directory)}
+        if topic.end.segment not in numbers:
+            return True  # What is overwritten is removed at the very end.
+    return _added_bytes(context, root, topic) > topic.bytes
+
+
+def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
+    """Count the bytes that a topic has gained since the plan was made."""
+    directory = _topic_directory(root, topic)
+    found = list_segments(context.files, directory)
+    sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
+    return sum(sizes) - topic.end.size
+
+
+def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+    try:
+        return read_topic(context, directory)
+    except StoreError:
+        return None  # Reported when the topic is opened.
+
+
+def _has_stage(context: Context, root: Path, stage: int) -> bool:
+    try:
+        return read_stage(context, root / "stages" / str(stage)) is not None
+    except StoreError:
+        return True  # It is damaged, not gone, and the plan says what it is for.
+
+
+def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
+    directory = _topic_directory(root, topic)
+    if topic.created:
+        remove_tree(context.files, directory)
+        return
+    metadata = _read_topic(context, directory)
+    if metadata is not None and metadata.start != topic.start:
+        # Else opening the topic would drop what is overwritten before its time.
+        before = replace(metadata, start=topic.start)
+        context.reserve.spend(lambda: write_topic(context, directory, before))
+    reset_files(context, directory, topic.end)

@@ -11,7 +11,7 @@ KIB = 1024
 MIB = 1024 * KIB
 DAY_S = 24 * 3600
 
-# Settings that may have a fraction, and the most that anybody can mean with them.
+# Settings that may have a fraction, and the largest value that makes sense.
 _SECONDS = ("sync_interval_s", "wait_timeout_s")
 _SECONDS_MAX = 3600
 

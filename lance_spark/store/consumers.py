@@ -18,23 +18,20 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from lance_spark.errors import StoreClosed, StoreWriteFailed
-from lance_spark.store.files import File, Files, is_full, remove_if_there
-from lance_spark.store.head import (
+from lance_spark.store.entrylog import (
     HEAD_BYTES,
     NO_MARK,
-    DurableMark,
     decode_head,
-    encode_head,
-    encode_mark,
-    mark_position,
+    move_mark,
+    write_beside,
 )
+from lance_spark.store.files import File, Files, is_full
 
 MAGIC = b"LSCONSU0"
 _ENTRY = struct.Struct("<QIIQ")
@@ -49,7 +46,7 @@ class ConsumerKey(NamedTuple):
     topic: int
 
 
-class Parsed(NamedTuple):
+class ConsumersContent(NamedTuple):
     """The content of a file of offsets.
 
     Args:
@@ -79,7 +76,7 @@ def _checksum(key: ConsumerKey, offset: int) -> int:
     return checksum
 
 
-def parse_consumers(data: bytes) -> Parsed:
+def parse_consumers(data: bytes) -> ConsumersContent:
     """Find the offsets in a file.
 
     Raises:
@@ -87,7 +84,9 @@ def parse_consumers(data: bytes) -> Parsed:
     """
     head = decode_head(data, MAGIC, "the offsets have")
     if head is None:
-        return Parsed({}, lost=f"{len(data)} bytes are no file of consumer offsets")
+        return ConsumersContent(
+            {}, lost=f"{len(data)} bytes are no file of consumer offsets"
+        )
     offsets: dict[ConsumerKey, int] = {}
     bad: list[tuple[int, int]] = []
     entries = (len(data) - head.start) // _ENTRY.size
@@ -101,7 +100,7 @@ def parse_consumers(data: bytes) -> Parsed:
             at = head.start + number * _ENTRY.size
             bad.append((at, at + _ENTRY.size))
     if head.faults and not offsets and head.version == 1:
-        return Parsed({}, lost="not a file of consumer offsets")
+        return ConsumersContent({}, lost="not a file of consumer offsets")
     torn = whole if whole < len(data) else None
     if whole < head.mark.end:
         bad.append((whole, head.mark.end))
@@ -109,7 +108,7 @@ def parse_consumers(data: bytes) -> Parsed:
     elif head.version > 1 and bad and bad[-1][1] == whole > head.mark.end:
         # One entry is synced before the next is written: only the last can be torn.
         torn = bad.pop()[0]
-    return Parsed(offsets, entries, tuple(bad), torn, head.faults)
+    return ConsumersContent(offsets, entries, tuple(bad), torn, head.faults)
 
 
 class Consumers:
@@ -196,13 +195,7 @@ class Consumers:
             self._entries += 1
             self._offsets[key] = offset
             if self._sync:
-                self._set_mark(file, position + _ENTRY.size)
-
-    def _set_mark(self, file: File, end: int) -> None:
-        self._mark = DurableMark(end, self._mark.turn + 1)
-        # The entry is durable, whatever becomes of the mark: an old one only says less.
-        with suppress(OSError):
-            file.pwrite(encode_mark(self._mark), mark_position(self._mark))
+                self._mark = move_mark(file, self._mark, position + _ENTRY.size)
 
     def forget_topic(self, topic: int) -> None:
         """Forget the offsets of a deleted topic; the file follows when rewritten."""
@@ -219,14 +212,9 @@ class Consumers:
 
     def _rewrite(self) -> File:
         self._prepare()
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        remove_if_there(self._files, temporary)
         entries = [encode_entry(k, offset) for k, offset in self._offsets.items()]
-        file = self._files.open(temporary, create=True)
-        mark = DurableMark(HEAD_BYTES + len(entries) * _ENTRY.size)
-        file.pwrite(encode_head(MAGIC, mark) + b"".join(entries), 0)
-        file.sync()
-        self._files.replace(temporary, self._path)
+        file, mark = write_beside(self._files, self._path, MAGIC, b"".join(entries))
+        self._files.replace(self._path.with_name(self._path.name + ".tmp"), self._path)
         self._files.sync_dir(self._path.parent)
         self._entries, self._mark = len(entries), mark
         return file

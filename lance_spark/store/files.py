@@ -9,6 +9,11 @@ any operation. What an operation promises about durability is said here once:
   `sync_dir` of that directory makes the change survive the loss of power.
 
 `OSError` passes through this module unchanged; its callers translate it.
+
+Some things must not fail for want of descriptors or room. A commit that can't be
+carried out has to be undone, which opens files: `Spare` keeps a few descriptors back
+for that. Retention makes room on a full disk, but has to write down first what it
+drops: `Reserve` keeps some room back.
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +38,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """A name in a directory; `size` is 0 for directories."""
 
     name: str
@@ -90,7 +98,7 @@ class Files(Protocol):
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
 
-    def list(self, path: Path) -> list[Entry]:
+    def list(self, path: Path) -> list[DirectoryEntry]:
         """List a directory, sorted by name; empty if it is not there."""
 
     def sync_dir(self, path: Path) -> None:
@@ -103,7 +111,7 @@ class Files(Protocol):
         file has to be there then, and is not changed.
 
         Raises:
-            StoreLocked: somebody has it.
+            StoreLocked: another process has it.
         """
 
 
@@ -190,7 +198,7 @@ class OsFiles:
     def rmdir(self, path: Path) -> None:
         os.rmdir(path)
 
-    def list(self, path: Path) -> list[Entry]:
+    def list(self, path: Path) -> list[DirectoryEntry]:
         try:
             with os.scandir(path) as entries:
                 found = [self._entry(e) for e in entries]
@@ -199,10 +207,10 @@ class OsFiles:
         return sorted(found, key=lambda e: e.name)
 
     @staticmethod
-    def _entry(entry: os.DirEntry[str]) -> Entry:
+    def _entry(entry: os.DirEntry[str]) -> DirectoryEntry:
         if entry.is_dir():
-            return Entry(entry.name, True, 0)
-        return Entry(entry.name, False, entry.stat().st_size)
+            return DirectoryEntry(entry.name, True, 0)
+        return DirectoryEntry(entry.name, False, entry.stat().st_size)
 
     def sync_dir(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -265,6 +273,12 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     files.sync_dir(path.parent)
 
 
+def list_ids(files: Files, directory: Path) -> list[int]:
+    """List the topics or stages in a directory: those of its names that are numbers."""
+    entries = files.list(directory)
+    return sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+
+
 def keep_copy(files: Files, path: Path) -> None:
     """Keep a damaged file beside the one that replaces it, for a person to look at.
 
@@ -313,3 +327,114 @@ def remove_tree(files: Files, path: Path) -> None:
         files.rmdir(path)
     except FileNotFoundError:
         return
+
+
+RESERVE = "reserve"
+# Enough for metadata, and for the rebuilt index of a segment of the default size.
+RESERVE_BYTES = 64 * 1024
+
+# To set a log back takes three at a time: data, index and directory.
+SPARE_FILES = 4
+_PATIENCE_S = 2.0
+_PAUSE_S = 0.01
+
+
+def is_out_of_files(error: OSError) -> bool:
+    """Tell whether nothing was done because no descriptor was free."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+class Spare:
+    """A few open files that are kept only for their descriptors."""
+
+    def __init__(
+        self, files: Files, path: Path, *, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            files: file operations.
+            path: a file that is there as long as the store is open.
+            patience_s: how long `insist` tries.
+        """
+        self._files = files
+        self._path = path
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._kept: list[File] = []
+
+    def keep(self) -> None:
+        """Have all of them, before something is begun that may need them.
+
+        Raises:
+            OSError: there are not enough.
+        """
+        with self._lock:
+            while len(self._kept) < SPARE_FILES:
+                self._kept.append(self._files.open(self._path, write=False))
+
+    def give_up(self) -> bool:
+        """Close them; tell whether there were any."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for file in kept:
+            file.close()
+        return bool(kept)
+
+    def insist(self, do: Callable[[], None]) -> None:
+        """Do what can be repeated, again for as long as no descriptor is free for it.
+
+        Raises:
+            OSError: it failed for another reason, or there was none all the time.
+        """
+        end_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return do()
+            except OSError as error:
+                if not is_out_of_files(error) or time.monotonic() >= end_s:
+                    raise
+            # Another thread may be quicker to take them: then it is waited for.
+            if not self.give_up():
+                time.sleep(_PAUSE_S)
+
+
+class Reserve:
+    """A file that takes some room, until a full disk has none for what frees it."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path
+
+    def keep(self) -> None:
+        """Make the file unless it is there; a disk without room does without it."""
+        if self._files.exists(self._path):
+            return
+        try:
+            file = self._files.open(self._path, create=True)
+            try:
+                # Some file systems store what can be compressed in no room at all.
+                file.pwrite(random.Random(0).randbytes(RESERVE_BYTES), 0)
+            finally:
+                file.close()
+        except OSError:
+            with suppress(OSError):
+                remove_if_there(self._files, self._path)
+
+    def spend(self, do: Callable[[], None]) -> None:
+        """Do what can be repeated, and once more with the reserve's room.
+
+        Raises:
+            OSError: it failed all the same, or for another reason.
+        """
+        try:
+            return do()
+        except OSError as error:
+            if not (is_full(error) and self._files.exists(self._path)):
+                raise
+        self.give_up()
+        return do()
+
+    def give_up(self) -> None:
+        """Let others have its room."""
+        remove_if_there(self._files, self._path)

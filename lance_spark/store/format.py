@@ -32,7 +32,7 @@ be before the header's time floor, for the same reason.
 A BATCH row stands for one appended batch and is followed by `inner` INNER rows, one for
 the first record boundary behind each stride. An INNER row's length reaches to the end
 of its batch, its records count those left in it, its data crc is 0. A LOST row covers
-bytes that nobody can frame; it is only made when an index is rebuilt.
+bytes that could not be framed; it is only made when an index is rebuilt.
 
 Kind 0 is no row, so that a hole of zeros is never mistaken for one.
 """
@@ -119,7 +119,7 @@ def parse_segment_name(name: str) -> tuple[SegmentName, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class IndexMark:
     """Up to where a segment is known to be durable."""
 
     position: int = 0
@@ -128,7 +128,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class IndexHeader:
     """What an index says of its segment.
 
     Args:
@@ -148,7 +148,7 @@ class Header:
     lazy: bool = False
 
 
-def encode_header(header: Header, mark: Mark) -> bytes:
+def encode_header(header: IndexHeader, mark: IndexMark) -> bytes:
     """Encode a header with its first mark; the second one is left empty."""
     fixed = _HEADER.pack(
         MAGIC,
@@ -167,7 +167,7 @@ def encode_header(header: Header, mark: Mark) -> bytes:
     return head.ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(data: bytes) -> Header | str:
+def decode_header(data: bytes) -> IndexHeader | str:
     """Decode a header, or say what is wrong with it."""
     if len(data) < HEADER_BYTES:
         return f"header has {len(data)} of {HEADER_BYTES} bytes"
@@ -180,10 +180,10 @@ def decode_header(data: bytes) -> Header | str:
     if crc != crc32c(data[: _HEADER.size - 4]):
         return "header checksum differs"
     name = SegmentName(number, start_ns)
-    return Header(topic, name, offset, record, floor, bool(lazy))
+    return IndexHeader(topic, name, offset, record, floor, bool(lazy))
 
 
-def encode_mark(mark: Mark) -> bytes:
+def encode_mark(mark: IndexMark) -> bytes:
     """Encode a mark with its checksum."""
     crc = crc32c(struct.pack("<QQI", mark.position, mark.rows, mark.count))
     return _MARK.pack(mark.position, mark.rows, mark.count, crc)
@@ -194,10 +194,10 @@ def mark_position(count: int) -> int:
     return _MARK_POSITIONS[count % 2]
 
 
-def decode_mark(header: bytes) -> Mark:
+def decode_mark(header: bytes) -> IndexMark:
     """Take the newest whole mark of a header; an empty one if there is none."""
     marks = [mark for mark in _decode_marks(header) if mark is not None]
-    return max(marks, key=lambda mark: mark.count, default=Mark())
+    return max(marks, key=lambda mark: mark.count, default=IndexMark())
 
 
 def has_lost_mark(header: bytes) -> bool:
@@ -211,12 +211,12 @@ def has_lost_mark(header: bytes) -> bool:
     return first.count > 0 or any(header[_MARK_POSITIONS[1] : HEADER_BYTES])
 
 
-def _decode_marks(header: bytes) -> list[Mark | None]:
-    marks: list[Mark | None] = []
+def _decode_marks(header: bytes) -> list[IndexMark | None]:
+    marks: list[IndexMark | None] = []
     for at in _MARK_POSITIONS:
         position, rows, count, crc = _MARK.unpack_from(header, at)
         whole = crc == crc32c(struct.pack("<QQI", position, rows, count))
-        marks.append(Mark(position, rows, count) if whole else None)
+        marks.append(IndexMark(position, rows, count) if whole else None)
     return marks
 
 

@@ -1,6 +1,6 @@
 """The journal: decisions that concern more than one file.
 
-A head with two marks (see `head`), then entries, each appended and synced before
+A head with two marks (see `entrylog`), then entries, each appended and synced before
 anything that depends on it is done:
 
      0       4       8      12
@@ -11,14 +11,16 @@ anything that depends on it is done:
 
 An entry behind the mark that is not whole was never answered for: it is cut off. What
 is no entry before the mark, or before another entry, is damage; the search for the next
-entry goes on behind it. The mark's state says how commits stand (see `Standing`), so
-that this is known even if the entry that ended one of them is damaged.
+entry goes on behind it. The mark's state says what is begun and not ended (see
+`OpenDecisions`), so that this is known even if the entry that ended it is damaged.
 
 The kinds of entries:
 - `begin`: a commit is decided, with all that is needed to carry it out again.
 - `done`: it is carried out; with what a repeated commit is answered.
 - `undone`: it could not be carried out and nothing of it is left.
 - `expired`: the stages of a job were dropped for want of activity.
+- `remove`: the next opening removes these topics, which are being made or deleted.
+- `settled`: it need not: they are all there, or all gone.
 - `lost`: the journal before this entry is gone.
 """
 
@@ -28,7 +30,6 @@ import json
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -37,18 +38,15 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from lance_spark.errors import StoreError
-from lance_spark.store.files import File, Files, remove_if_there
-from lance_spark.store.head import (
-    HEAD_BYTES,
+from lance_spark.store.entrylog import (
     NO_MARK,
     VERSION,
     DurableMark,
     decode_head,
-    encode_head,
-    encode_mark,
-    mark_position,
+    move_mark,
+    write_beside,
 )
-from lance_spark.store.spare import is_out_of_files
+from lance_spark.store.files import File, Files, is_out_of_files
 
 MAGIC = b"LSJOURN0"
 _ENTRY_HEADER = struct.Struct("<4sII")
@@ -56,33 +54,34 @@ _ENTRY_MARK = b"LSJE"
 # The largest entry is a commit of all stages that may be open at once.
 ENTRY_BYTES_MAX = 64 * 1024 * 1024
 
-Entry = dict[str, Any]
+JournalEntry = dict[str, Any]
 _U32 = 2**32 - 1
 
 
-class Standing:
-    """How commits stand after some entries, and the state in a journal's mark.
+class OpenDecisions:
+    """What entries have begun and not ended, and the state in a journal's mark.
 
-    Several commits may be begun at once. The state has the exclusive or of their jobs'
-    checksums: once of those that are not ended, and once of those that are undone.
-    Where it differs from what the entries say, it names the job whose entry is damaged.
+    Several things may be begun at once, each under a checksum of what it is. The state
+    is the exclusive or of these: once of those that are not ended, and once of those
+    that are undone. Where it differs from what the entries say, it names the one whose
+    entry is damaged.
     """
 
     def __init__(self) -> None:
-        # The entries of commits that are begun and not ended, by their jobs.
-        self.begun: dict[int, Entry] = {}
+        # The entries that have begun something, by their checksums.
+        self.begun: dict[int, JournalEntry] = {}
         self._undone = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Take in an entry."""
-        kind, job = entry.get("kind"), _checksum_job(entry)
+        kind, key = entry.get("kind"), _checksum_subject(entry)
         if kind == "undone" and "writer" not in entry:
             # Of lance_spark 0.5, which had one commit at a time and did not name it.
-            job = next(iter(self.begun), job)
-        if kind == "begin":
-            self.begun[job] = entry
-        elif kind in ("done", "undone") and self.begun.pop(job, None) is not None:
-            self._undone ^= job if kind == "undone" else 0
+            key = next(iter(self.begun), key)
+        if kind in _BEGINS:
+            self.begun[key] = entry
+        elif kind in _ENDS and self.begun.pop(key, None) is not None:
+            self._undone ^= key if kind == "undone" else 0
 
     @property
     def state(self) -> int:
@@ -90,20 +89,31 @@ class Standing:
         return reduce(xor, self.begun, 0) | self._undone << 32
 
 
-def _checksum_job(entry: Entry) -> int:
-    job = json.dumps([entry.get("writer"), entry.get("sequence")])
-    checksum: int = crc32c(job.encode())
+_BEGINS = ("begin", "remove")
+_ENDS = ("done", "undone", "settled")
+
+
+def _checksum_subject(entry: JournalEntry) -> int:
+    """Give the checksum of the job, or of the topics, that an entry is about."""
+    job = [entry.get("writer"), entry.get("sequence")]
+    checksum: int = crc32c(
+        json.dumps(entry.get("topics") if _is_removal(entry) else job).encode()
+    )
     return checksum
 
 
-class EndedCommit(NamedTuple):
-    """A commit whose last entry is damaged: its `begin`, and how it ended."""
+def _is_removal(entry: JournalEntry) -> bool:
+    return entry.get("kind") in ("remove", "settled")
 
-    begin: Entry
+
+class Ended(NamedTuple):
+    """Something whose last entry is damaged: what began it, and whether it was done."""
+
+    begin: JournalEntry
     is_done: bool
 
 
-class Parsed(NamedTuple):
+class JournalContent(NamedTuple):
     """The content of a journal file.
 
     Args:
@@ -119,10 +129,10 @@ class Parsed(NamedTuple):
         torn: a mark is not whole, as after a crash.
     """
 
-    entries: list[Entry]
+    entries: list[JournalEntry]
     end: int
     damaged: list[tuple[int, int]]
-    ended: EndedCommit | None = None
+    ended: Ended | None = None
     is_begun_unread: bool = False
     mark: DurableMark = NO_MARK
     faults: tuple[str, ...] = ()
@@ -131,13 +141,13 @@ class Parsed(NamedTuple):
     torn: bool = False
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: JournalEntry) -> bytes:
     """Encode one entry."""
     body = json.dumps(entry, separators=(",", ":"), ensure_ascii=False).encode()
     return _ENTRY_HEADER.pack(_ENTRY_MARK, len(body), crc32c(body)) + body
 
 
-def parse_journal(data: bytes) -> Parsed:
+def parse_journal(data: bytes) -> JournalContent:
     """Find the entries of a journal.
 
     Raises:
@@ -145,8 +155,8 @@ def parse_journal(data: bytes) -> Parsed:
     """
     head = decode_head(data, MAGIC, "the journal has")
     if head is None:
-        return Parsed([], 0, [], lost=f"{len(data)} bytes are no journal")
-    entries: list[Entry] = []
+        return JournalContent([], 0, [], lost=f"{len(data)} bytes are no journal")
+    entries: list[JournalEntry] = []
     damaged: list[tuple[int, int]] = []
     end = at = head.start
     ends: list[int] = []
@@ -161,13 +171,13 @@ def parse_journal(data: bytes) -> Parsed:
         entries.append(entry[0])
         ends.append(end)
     if head.faults and not entries and head.version == 1:
-        return Parsed([], 0, [], lost="not a journal file")
+        return JournalContent([], 0, [], lost="not a journal file")
     if end < head.mark.end:
         damaged.append((end, head.mark.end))
     ended, is_begun_unread = None, False
     if damaged and head.mark != NO_MARK:
         ended, is_begun_unread = _explain(entries, ends, head.mark)
-    return Parsed(
+    return JournalContent(
         entries,
         end,
         damaged,
@@ -181,11 +191,11 @@ def parse_journal(data: bytes) -> Parsed:
 
 
 def _explain(
-    entries: list[Entry], ends: list[int], mark: DurableMark
-) -> tuple[EndedCommit | None, bool]:
+    entries: list[JournalEntry], ends: list[int], mark: DurableMark
+) -> tuple[Ended | None, bool]:
     """Tell what the damaged entries did to commits: one ended, one can't be read."""
     marked = bisect_right(ends, mark.end)
-    now = Standing()
+    now = OpenDecisions()
     for entry in entries[:marked]:
         now.add(entry)
     differs = now.state ^ mark.state
@@ -193,7 +203,7 @@ def _explain(
     begin = now.begun.get(job)
     for entry in entries[marked:]:
         now.add(entry)
-        if _checksum_job(entry) == job and entry.get("kind") in ("done", "undone"):
+        if _checksum_subject(entry) == job and entry.get("kind") in _ENDS:
             return None, False  # It says itself how the commit ended.
     if not job:
         return None, False
@@ -201,10 +211,10 @@ def _explain(
         return None, True
     # It may have been begun once more since.
     is_last = now.begun.get(job) is begin
-    return (EndedCommit(begin, undone == 0) if is_last else None), False
+    return (Ended(begin, undone == 0) if is_last else None), False
 
 
-def _parse_entry(data: bytes, at: int) -> tuple[Entry, int] | None:
+def _parse_entry(data: bytes, at: int) -> tuple[JournalEntry, int] | None:
     if at + _ENTRY_HEADER.size > len(data):
         return None
     _, length, crc = _ENTRY_HEADER.unpack_from(data, at)
@@ -227,13 +237,13 @@ class Journal:
         path: Path,
         file: File,
         mark: DurableMark,
-        standing: Standing,
+        begun: OpenDecisions,
     ) -> None:
         self._files = files
         self._path = path
         self._file = file
         self._mark = mark
-        self._standing = standing
+        self._begun = begun
         # Whether the loss of power would leave this file and not the one before it.
         self._in_place = True
         self._failed: OSError | None = None
@@ -241,15 +251,17 @@ class Journal:
         self._renew: Callable[[], None] | None = None
 
     @classmethod
-    def create(cls, files: Files, path: Path, entries: Iterable[Entry]) -> Journal:
+    def create(
+        cls, files: Files, path: Path, entries: Iterable[JournalEntry]
+    ) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
-        file, mark, standing = _write_beside(files, path, entries)
+        file, mark, begun = _write_beside(files, path, entries)
         files.replace(_beside(path), path)
         files.sync_dir(path.parent)
-        return cls(files, path, file, mark, standing)
+        return cls(files, path, file, mark, begun)
 
     @classmethod
-    def resume(cls, files: Files, path: Path, parsed: Parsed) -> Journal:
+    def resume(cls, files: Files, path: Path, parsed: JournalContent) -> Journal:
         """Go on with a journal behind its last whole entry."""
         file = files.open(path)
         if file.size() > parsed.end:
@@ -257,10 +269,10 @@ class Journal:
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        standing = Standing()
+        begun = OpenDecisions()
         for entry in parsed.entries:
-            standing.add(entry)
-        journal = cls(files, path, file, parsed.mark, standing)
+            begun.add(entry)
+        journal = cls(files, path, file, parsed.mark, begun)
         if parsed.torn or parsed.mark.end != parsed.end:
             journal._set_mark(parsed.end)
         return journal
@@ -270,7 +282,7 @@ class Journal:
         cls,
         files: Files,
         path: Path,
-        entries: Iterable[Entry],
+        entries: Iterable[JournalEntry],
         *,
         prepare: Callable[[], None],
     ) -> Journal:
@@ -283,7 +295,7 @@ class Journal:
             prepare: called before the new one is written.
         """
         file = files.open(path, write=False)
-        journal = cls(files, path, file, NO_MARK, Standing())
+        journal = cls(files, path, file, NO_MARK, OpenDecisions())
         kept = list(entries)
 
         def renew() -> None:
@@ -298,7 +310,7 @@ class Journal:
         """Length of the file."""
         return self._mark.end
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Add an entry, durably.
 
         Raises:
@@ -327,22 +339,19 @@ class Journal:
         except OSError as error:
             self._failed = error
             raise
-        self._standing.add(entry)
+        self._begun.add(entry)
         self._set_mark(self._mark.end + len(data))
 
     def _set_mark(self, end: int) -> None:
-        self._mark = DurableMark(end, self._mark.turn + 1, self._standing.state)
-        # The entry is durable, whatever becomes of the mark: an old one only says less.
-        with suppress(OSError):
-            self._file.pwrite(encode_mark(self._mark), mark_position(self._mark))
+        self._mark = move_mark(self._file, self._mark, end, self._begun.state)
 
-    def rewrite(self, entries: Iterable[Entry]) -> None:
+    def rewrite(self, entries: Iterable[JournalEntry]) -> None:
         """Replace all entries by others that say the same.
 
         Raises:
             OSError: see `append`, unless `failed` says that the old one is still good.
         """
-        file, mark, standing = _write_beside(self._files, self._path, entries)
+        file, mark, begun = _write_beside(self._files, self._path, entries)
         try:
             self._files.replace(_beside(self._path), self._path)
         except OSError as error:
@@ -350,7 +359,7 @@ class Journal:
             self._failed = error
             raise
         self._file.close()
-        self._file, self._mark, self._standing = file, mark, standing
+        self._file, self._mark, self._begun = file, mark, begun
         self._in_place, self._renew = False, None
         self._sync_place()
 
@@ -393,15 +402,10 @@ def _beside(path: Path) -> Path:
 
 
 def _write_beside(
-    files: Files, path: Path, entries: Iterable[Entry]
-) -> tuple[File, DurableMark, Standing]:
-    remove_if_there(files, _beside(path))
-    body, standing = b"", Standing()
+    files: Files, path: Path, entries: Iterable[JournalEntry]
+) -> tuple[File, DurableMark, OpenDecisions]:
+    body, begun = b"", OpenDecisions()
     for entry in entries:
         body += encode_entry(entry)
-        standing.add(entry)
-    mark = DurableMark(HEAD_BYTES + len(body), state=standing.state)
-    file = files.open(_beside(path), create=True)
-    file.pwrite(encode_head(MAGIC, mark) + body, 0)
-    file.sync()
-    return file, mark, standing
+        begun.add(entry)
+    return *write_beside(files, path, MAGIC, body, begun.state), begun

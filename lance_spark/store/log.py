@@ -1,6 +1,6 @@
 """A log: a row of segments with stable offsets. Topics and stages are logs.
 
-This is the side that writes; `reader` is the one that reads. Who may do what:
+This is the side that writes; `reader` is the one that reads. Which lock is for what:
 
 - `_write` serialises everything that changes files: append, roll, adopt, reset, drop.
 - `_syncing` lets one thread sync at a time; others find their bytes synced by it.
@@ -9,7 +9,8 @@ This is the side that writes; `reader` is the one that reads. Who may do what:
 
 They are taken in this order. `end` is where the next batch goes; `visible` is as far
 as readers see, which is what the fsync policy calls durable. A commit holds it back
-until all of its topics are written.
+until all of its topics are written. `Syncer` is the thread that makes the appends of
+all logs durable, many with one sync.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.errors import (
+    AppendConflict,
     StoreError,
     StoreReadOnly,
     StoreWriteFailed,
     Timeout,
 )
 from lance_spark.model import Buffer
-from lance_spark.store.cache import SegmentKey
 from lance_spark.store.config import Fsync
-from lance_spark.store.context import Context
-from lance_spark.store.extent import Appended, LogEnd, LogStart, LogState, Point
-from lance_spark.store.files import remove_if_there
+from lance_spark.store.context import Context, Watchers
+from lance_spark.store.files import is_out_of_files, remove_if_there
 from lance_spark.store.format import (
     ROW_BYTES,
     Rows,
@@ -45,13 +46,60 @@ from lance_spark.store.format import (
     make_batch_rows,
     seal_rows,
 )
-from lance_spark.store.segment import (
-    OpenSegment,
-    Segment,
-    create_files,
-)
-from lance_spark.store.spare import is_out_of_files
-from lance_spark.store.watch import Watchers
+from lance_spark.store.segment import OpenSegment, Segment, SegmentKey, create_files
+
+
+class Point(NamedTuple):
+    """A place between two records of a log: where it starts, or how far it goes.
+
+    Args:
+        offset: bytes before it, since the log was made.
+        record: records before it, which is the number of the next one.
+        segment: number of the segment that starts there; 0 for an end.
+    """
+
+    offset: int = 0
+    record: int = 0
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a log, as a place that it can be set back to.
+
+    Args:
+        offset: offset of the next byte.
+        record: number of the next record.
+        segment: number of the last segment, -1 if there is none.
+        size: bytes in that segment.
+        rows: index rows of that segment.
+        next_segment: number that a new segment would get.
+    """
+
+    offset: int
+    record: int
+    segment: int
+    size: int
+    rows: int
+    next_segment: int
+
+
+class LogState(NamedTuple):
+    """How many segments a log had, and a copy of the last one, to go back to."""
+
+    segments: int
+    last: Segment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch that is written, and durable once `Log.wait` says so."""
+
+    start: int
+    end: int
+    record: int
+    records: int
+
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +116,7 @@ class Log:
         context: Context,
         topic: int,
         directory: Path,
-        start: LogStart,
+        start: Point,
         segments: Iterable[Segment],
     ) -> None:
         self.context = context
@@ -90,6 +138,8 @@ class Log:
         # The same for names of files. After an opening some may be known to the kernel
         # only, if the process before was killed.
         self._names, self._names_synced = 1, 0
+        # `sync_written` has made all segments before this one durable.
+        self._lazy_from = 0
         self._failure: str | None = None
         # Told whenever more can be read, and when nothing more will come.
         self.watchers = Watchers()
@@ -97,7 +147,7 @@ class Log:
     # What is there.
 
     @property
-    def start(self) -> LogStart:
+    def start(self) -> Point:
         """Where the log starts."""
         return self._start
 
@@ -129,20 +179,20 @@ class Log:
             last = replace(self._segments[-1]) if self._segments else None
             return LogState(len(self._segments), last)
 
-    def snapshot(self) -> tuple[LogStart, Point, tuple[Segment, ...]]:
+    def snapshot(self) -> tuple[Point, Point, tuple[Segment, ...]]:
         """Give start, visible end and segments as they are at one moment."""
         with self._state:
             return self._start, self._visible, self._segments
 
-    def end(self) -> LogEnd:
+    def end(self) -> Tail:
         """Describe the end, so that `reset_files` can come back to it."""
         with self._state:
             if not self._segments:
                 start = self._start
-                return LogEnd(start.offset, start.record, -1, 0, 0, start.segment)
+                return Tail(start.offset, start.record, -1, 0, 0, start.segment)
             last = self._segments[-1]
             number = last.name.number
-            return LogEnd(
+            return Tail(
                 last.end, last.end_record, number, last.size, last.rows, number + 1
             )
 
@@ -159,6 +209,7 @@ class Log:
         *,
         now_ns: int,
         data_crc: int | None = None,
+        expected_record: int | None = None,
     ) -> Appended:
         """Write a batch of whole records behind the last one.
 
@@ -167,8 +218,10 @@ class Log:
             starts: where in `data` each record starts, ascending from 0.
             now_ns: append time; never taken to be before the last one.
             data_crc: CRC32C of the bytes, where it is known already.
+            expected_record: the number that its first record has to get.
 
         Raises:
+            AppendConflict: it would get another; what is before may not be durable.
             StoreWriteFailed: the disk refused; nothing of the batch is stored.
             StoreReadOnly: the disk failed earlier in a way that can't be taken back.
         """
@@ -182,6 +235,11 @@ class Log:
         if data_crc is None:
             data_crc = crc32c(data)
         with self._write:
+            if expected_record is not None:
+                self.check_writable()
+                end = self.end()
+                if end.record != expected_record:
+                    raise AppendConflict(expected_record, end.record, end.offset)
             segment = self._segment_for(length, now_ns)
             append_ns = max(now_ns, self.last_append_ns)
             rows = make_batch_rows(
@@ -341,7 +399,7 @@ class Log:
         with self._state:
             self._held = self._visible
 
-    def release(self, start: LogStart | None = None) -> None:
+    def release(self, start: Point | None = None) -> None:
         """Show what was held back, and hide what is before a new start, at once."""
         with self._state:
             self._held = None
@@ -365,7 +423,7 @@ class Log:
                     self._segments[-1].go_back(state.last)
                 self._held = None
 
-    def drop_before(self, start: LogStart) -> None:
+    def drop_before(self, start: Point) -> None:
         """Drop all segments before the one that `start` names.
 
         The new start has to be durable already: what is unlinked here would otherwise
@@ -376,7 +434,7 @@ class Log:
                 self._move_start(start)
             self.remove_dropped()
 
-    def _move_start(self, start: LogStart) -> None:
+    def _move_start(self, start: Point) -> None:
         if start > self._start:
             kept = [s for s in self._segments if s.name.number >= start.segment]
             self._dropped += self._segments[: len(self._segments) - len(kept)]
@@ -454,6 +512,30 @@ class Log:
                 self.open_segment(segment).sync()
         self.sync()
 
+    def sync_written(self) -> None:
+        """Make durable what was written so far, under any policy.
+
+        Raises:
+            NotSynced, StoreReadOnly: as `sync`.
+        """
+        segments = self.segments()
+        for segment in segments:
+            # The other ones were made durable before they got a successor.
+            if segment.lazy and segment.name.number >= self._lazy_from:
+                try:
+                    opened = self.open_segment(segment)
+                except OSError as error:
+                    raise self._not_synced(error) from error
+                try:
+                    opened.sync()
+                except OSError as error:
+                    self.fail(f"a sync failed ({error})")
+                    raise StoreReadOnly(self._failure) from error
+        if self._writes > self._writes_synced:
+            self.sync()
+        if segments:
+            self._lazy_from = segments[-1].name.number
+
     def wait(self, end: int, *, timeout_s: float) -> None:
         """Wait until the log is durable up to an offset.
 
@@ -501,7 +583,7 @@ class Log:
         self.retire(text)
 
     def retire(self, reason: str) -> None:
-        """Refuse every further write, and wake everybody who waits."""
+        """Refuse every further write, and wake all threads that wait."""
         with self._state:
             self._failure = self._failure or f"{self.where}: {reason}"
             self._state.notify_all()
@@ -524,3 +606,68 @@ class Log:
             yield
         except OSError as error:
             raise self._write_failed(doing, error) from error
+
+
+_RETRY_S = 0.01
+
+
+class Syncer:
+    """Syncs the logs that were appended to, at most once per interval.
+
+    Appends that arrive while a sync is under way share the next one.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._wake = threading.Condition()
+        self._dirty: dict[int, Log] = {}
+        self._stopped = False
+        self._thread = threading.Thread(
+            target=self._run, name="lance-store-sync", daemon=True
+        )
+        self._thread.start()
+
+    def request(self, log: Log) -> None:
+        """Have a log synced soon."""
+        with self._wake:
+            self._dirty[log.topic] = log
+            self._wake.notify()
+
+    def stop(self, timeout_s: float) -> None:
+        """Sync what is left and end the thread."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._dirty or self._stopped)
+                logs, self._dirty = list(self._dirty.values()), {}
+                if self._stopped and not logs:
+                    return
+            started = time.monotonic()
+            for log in logs:
+                if not self._sync(log) and not self._stopped:
+                    self.request(log)
+            rest = self._interval_s - (time.monotonic() - started)
+            if rest > 0 and not self._stopped:
+                time.sleep(rest)
+
+    @staticmethod
+    def _sync(log: Log) -> bool:
+        """Sync a log; tell whether that is settled, well or badly."""
+        try:
+            log.sync()
+        except StoreReadOnly:
+            # The log has noted it and tells all threads that wait.
+            logger.debug("%s: sync failed", log.where, exc_info=True)
+        except StoreError:
+            # It was not even tried, for want of a file descriptor: once more.
+            time.sleep(_RETRY_S)
+            return False
+        except Exception:
+            # A bug must not end the thread: every later append would wait in vain.
+            logger.exception("%s: sync failed", log.where)
+        return True

@@ -1,8 +1,15 @@
 """The side of a log that reads: ranges of whole records, and places in the log.
 
-Works on what is visible at the moment of the call and takes none of the log's writing
-locks. Nothing here looks at single records unless a boundary is asked for that the
-index does not hold, and then only at the few KiB around it.
+A `View` works on what was visible when it was made and takes none of the log's writing
+locks. The index knows a record boundary every few KiB (`Boundaries`). Nothing here
+looks at single records unless a boundary is asked for that lies between two of these,
+and then only at the bytes between them.
+
+Answers have a checksum. That of whole batches is put together from theirs, without
+reading a byte. A CRC is linear: the CRC of `a + b` is that of `a`, moved along by as
+many zero bytes as `b` has, exclusive or that of `b`. Moving along by 2^k bytes is a
+fixed linear function of 32 bits, kept as four tables of 256 numbers, one for each byte
+of its argument.
 """
 
 from __future__ import annotations
@@ -11,17 +18,102 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
-from lance_spark.model import Location
-from lance_spark.store.boundary import Boundaries
-from lance_spark.store.crc import combine_crc32c
-from lance_spark.store.extent import LogStart, Point
+from lance_spark.model import Bounds, Framing, Location, Scan
 from lance_spark.store.files import File
-from lance_spark.store.index import Boundary, IndexTable
-from lance_spark.store.log import Log
+from lance_spark.store.log import Log, Point
 from lance_spark.store.rebuild import open_with_table
-from lance_spark.store.segment import Segment, verify_range
+from lance_spark.store.segment import (
+    Boundary,
+    IndexTable,
+    OpenSegment,
+    Segment,
+    verify_range,
+)
+
+_NO_RECORD = Scan(np.empty(0, np.int64), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Finds the record boundaries of a segment up to a limit.
+
+    Args:
+        where: name of the log, for errors.
+        base: offset of the segment's first byte, for errors.
+        opened: the segment's files.
+        table: its index.
+        framing: finds record starts in bytes.
+        limit: the boundary behind the last record that may be seen.
+    """
+
+    where: str
+    base: int
+    opened: OpenSegment
+    table: IndexTable
+    framing: Framing
+    limit: Boundary
+
+    def at_or_after(self, position: int) -> Boundary:
+        """Find the first boundary that is not before a position."""
+        if position >= self.limit.position:
+            return self.limit
+        known = self.table.boundary_before(position)
+        if known.position == position:
+            return known
+        following = self._known_after(position)
+        scan = self._scan(known, following.position)
+        inside = int(scan.starts.searchsorted(position - known.position, "left"))
+        if inside == len(scan.starts):
+            return following
+        start = known.position + int(scan.starts[inside])
+        return Boundary(start, known.record + inside)
+
+    def at_or_before(self, position: int) -> Boundary:
+        """Find the last boundary that is not behind a position."""
+        if position >= self.limit.position:
+            return self.limit
+        known = self.table.boundary_before(position)
+        if known.position == position:
+            return known
+        # The bytes up to the position are enough: what is whole in them ends at the
+        # boundary that is looked for.
+        scan = self._scan(known, position)
+        return Boundary(known.position + scan.end, known.record + len(scan.starts))
+
+    def of_record(self, record: int) -> Boundary:
+        """Find where a record starts."""
+        if record >= self.limit.record:
+            return self.limit
+        known = self.table.boundary_of_record(record)
+        if known.record == record:
+            return known
+        scan = self._scan(known, self._known_after(known.position).position)
+        inside = record - known.record
+        return Boundary(known.position + int(scan.starts[inside]), record)
+
+    def _known_after(self, position: int) -> Boundary:
+        known = self.table.boundary_after(position)
+        if known is None or known.position > self.limit.position:
+            return self.limit
+        return known
+
+    def _scan(self, known: Boundary, end: int) -> Scan:
+        start = known.position
+        if self.table.batch(self.table.batch_at(start)).records == 1:
+            # Nothing to find inside, and its bytes need not follow the framing.
+            return _NO_RECORD
+        verify_range(self.where, self.base, self.opened, self.table, start, end)
+        scan = self.framing(self.opened.read(start, end))
+        if scan.fault is not None and not scan.fault.truncated:
+            at = self.base + start + scan.fault.position
+            raise Corrupt(self.where, at, self.base + end, scan.fault.reason)
+        return scan
+
 
 # Smaller batches are read faster than their checksums are put together.
 _COMBINED_BYTES_MIN = 128 * 1024
@@ -91,7 +183,7 @@ class View:
     """What is visible of a log at one moment."""
 
     log: Log
-    start: LogStart
+    start: Point
     end: Point
     segments: tuple[Segment, ...]
 
@@ -99,6 +191,16 @@ class View:
     def of(cls, log: Log) -> View:
         """Look at a log."""
         return cls(log, *log.snapshot())
+
+    @property
+    def offsets(self) -> Bounds:
+        """The first offset that can be read, and the next."""
+        return Bounds(self.start.offset, self.end.offset)
+
+    @property
+    def records(self) -> Bounds:
+        """The number of the first record that can be read, and the next."""
+        return Bounds(self.start.record, self.end.record)
 
     def read(
         self, offset: int, max_bytes: int, *, whole_batches: bool = False
@@ -294,3 +396,64 @@ def _find_crc32c(table: IndexTable, start: int, end: int) -> int | None:
         batch = table.batch(number)
         crc = combine_crc32c(crc, batch.data_crc, batch.length)
     return crc
+
+
+# CRC32C (Castagnoli), with its bits reversed as all implementations have them.
+_POLYNOMIAL = 0x82F63B78
+_Tables = tuple[tuple[int, ...], ...]
+
+
+def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """Give the CRC32C of two runs of bytes, one behind the other.
+
+    Args:
+        first: CRC32C of the first.
+        second: CRC32C of the second.
+        second_bytes: how long the second is.
+    """
+    power = 0
+    while second_bytes:
+        if second_bytes & 1:
+            a, b, c, d = _moving(power)
+            first = (
+                a[first & 0xFF]
+                ^ b[first >> 8 & 0xFF]
+                ^ c[first >> 16 & 0xFF]
+                ^ d[first >> 24]
+            )
+        second_bytes >>= 1
+        power += 1
+    return first ^ second
+
+
+@cache
+def _moving(power: int) -> _Tables:
+    """Give the tables that move a CRC along by 2^power zero bytes."""
+    matrix = _matrix(power)
+    return tuple(
+        tuple(_times(matrix, byte << shift) for byte in range(256))
+        for shift in (0, 8, 16, 24)
+    )
+
+
+@cache
+def _matrix(power: int) -> tuple[int, ...]:
+    """Give what becomes of each single bit."""
+    if power:
+        half = _matrix(power - 1)
+        return tuple(_times(half, column) for column in half)
+    return tuple(_move_byte(1 << bit) for bit in range(32))
+
+
+def _move_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+    return crc
+
+
+def _times(matrix: tuple[int, ...], vector: int) -> int:
+    product = 0
+    for bit, column in enumerate(matrix):
+        if vector >> bit & 1:
+            product ^= column
+    return product

@@ -16,25 +16,31 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.model import Framing
-from lance_spark.store.cache import SegmentKey
 from lance_spark.store.context import Context
 from lance_spark.store.files import File, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
+    SegmentName,
     decode_rows,
     encode_header,
     make_batch_rows,
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.index import Boundary, IndexTable
 from lance_spark.store.log import Log
-from lance_spark.store.segment import DamagedIndex, OpenSegment, Segment
+from lance_spark.store.segment import (
+    Boundary,
+    DamagedIndex,
+    IndexTable,
+    OpenSegment,
+    Segment,
+    SegmentKey,
+)
 
 # How much is framed at once; a longer record makes it grow.
 _WINDOW_BYTES = 1024 * 1024
@@ -50,20 +56,35 @@ class Rebuilt:
     """Rows of a segment, old and new, up to `end`.
 
     Args:
-        end: how far the rows reach.
+        data: the segment's data.
+        framing: finds record starts.
+        stride: distance of inner rows.
         last_append_ns: time of the last row.
+        end: how far the rows reach.
         parts: the rows' bytes.
         rows: how many they are.
         made: ranges whose rows were made from the data.
         lost: ranges of bytes that could not be framed.
+        unknown: how many bytes at the end are lost. Nothing tells how many records
+            they held, but no record is shorter than a byte.
     """
 
-    end: Boundary = _START
+    data: File
+    framing: Framing
+    stride: int
     last_append_ns: int = 0
+    end: Boundary = _START
     parts: list[bytes] = field(default_factory=list)
     rows: int = 0
     made: list[tuple[int, int]] = field(default_factory=list)
     lost: list[tuple[int, int]] = field(default_factory=list)
+    unknown: int = 0
+
+    @classmethod
+    def begin(cls, context: Context, data: File, name: SegmentName) -> Rebuilt:
+        """Begin with no rows; the first ones are dated as the segment is."""
+        stride = context.config.index_stride_bytes
+        return cls(data, context.framing, stride, name.start_ns)
 
     def keep(self, rows: Rows) -> None:
         """Take over the rows of whole batches as they are."""
@@ -72,28 +93,24 @@ class Rebuilt:
             record = int(last["record"] + last["records"])
             self.end = Boundary(int(last["position"] + last["length"]), record)
             self.last_append_ns = int(last["append_ns"])
+            self.unknown = count_unknown(rows)
             self._add(rows.tobytes(), len(rows))
 
-    def make(
-        self, data: File, end: int, framing: Framing, stride: int, *, cut_tail: bool
-    ) -> None:
+    def make(self, end: int, *, cut_tail: bool) -> None:
         """Make rows from the data up to a position.
 
         Args:
-            data: the segment's data.
             end: where the data to look at ends.
-            framing: finds record starts.
-            stride: distance of inner rows.
             cut_tail: leave out a last record that is not whole, instead of counting
                 it as lost.
         """
         first, window = self.end.position, _WINDOW_BYTES
         while self.end.position < end:
             start = self.end.position
-            chunk = data.pread(min(window, end - start), start)
-            scan = framing(chunk)
+            chunk = self.data.pread(min(window, end - start), start)
+            scan = self.framing(chunk)
             if scan.end:
-                self._make_batch(chunk[: scan.end], scan.starts, stride)
+                self._make_batch(chunk[: scan.end], scan.starts)
                 window = _WINDOW_BYTES
             elif scan.fault and scan.fault.truncated and start + len(chunk) < end:
                 window *= 2
@@ -104,8 +121,8 @@ class Rebuilt:
         if self.end.position > first:
             self.made.append((first, self.end.position))
 
-    def _make_batch(self, data: bytes, starts: NDArray[np.int64], stride: int) -> None:
-        position, record = self.end
+    def _make_batch(self, data: bytes, starts: NDArray[np.int64]) -> None:
+        position, record = self.end.position, self.end_record
         rows = make_batch_rows(
             position,
             record,
@@ -113,14 +130,16 @@ class Rebuilt:
             len(data),
             starts,
             crc32c(data),
-            stride,
+            self.stride,
         )
         self._add(rows, len(rows) // ROW.itemsize)
         self.end = Boundary(position + len(data), record + len(starts))
+        self.unknown = 0
 
     def lose(self, end: int) -> None:
         """Cover everything up to a position with rows that say it is lost."""
         self.lost.append((self.end.position, end))
+        self.unknown += end - self.end.position
         while self.end.position < end:
             length = min(end - self.end.position, _LOST_BYTES_MAX)
             row = np.zeros(1, ROW)
@@ -130,33 +149,27 @@ class Rebuilt:
             self._add(seal_rows(row), 1)
             self.end = Boundary(self.end.position + length, self.end.record)
 
+    @property
+    def end_record(self) -> int:
+        """A number that no record before the end has been given."""
+        return self.end.record + self.unknown
+
     def _add(self, rows: bytes, count: int) -> None:
         self.parts.append(rows)
         self.rows += count
 
 
 def rebuild(
-    rows: Rows,
-    data: File,
-    end: int,
-    *,
-    start_ns: int,
-    framing: Framing,
-    stride: int,
-    cut_tail: bool = False,
+    result: Rebuilt, rows: Rows, end: int, *, cut_tail: bool = False
 ) -> Rebuilt:
     """Keep the rows that are sound and make the others from the data.
 
     Args:
+        result: takes the rows; its time is that of rows that have none before them.
         rows: what the index holds.
-        data: the segment's data.
-        end: where its data ends, or the part of it that is to be covered.
-        start_ns: append time of rows that have none before them.
-        framing: finds record starts.
-        stride: distance of inner rows.
+        end: where the data ends, or the part of it that is to be covered.
         cut_tail: see `Rebuilt.make`.
     """
-    result = Rebuilt(last_append_ns=start_ns)
     valid = valid_rows(rows)
     heads = valid & (rows["kind"] != Kind.INNER)
     number = 0
@@ -174,13 +187,19 @@ def rebuild(
         if size and position > result.end.position:
             # A clock that went back may have dated the segment after its batches.
             result.last_append_ns = min(result.last_append_ns, int(row["append_ns"]))
-            result.make(data, position, framing, stride, cut_tail=False)
+            result.make(position, cut_tail=False)
         # A kept row knows how many records there were before it, also if some of the
         # bytes between could not be framed.
         result.keep(rows[number : number + size])
         number += max(size, 1)
-    result.make(data, end, framing, stride, cut_tail=cut_tail)
+    result.make(end, cut_tail=cut_tail)
     return result
+
+
+def count_unknown(rows: Rows) -> int:
+    """Count the bytes of the lost rows that are the last ones."""
+    kinds = np.flatnonzero(rows["kind"] != Kind.LOST)
+    return int(rows["length"][kinds[-1] + 1 if len(kinds) else 0 :].sum())
 
 
 def sound_rows(
@@ -215,11 +234,11 @@ class Promise(NamedTuple):
     half a row behind its last one, never a whole one that differs.
     """
 
-    mark: Mark
+    mark: IndexMark
     damaged: int
 
 
-def find_promise(mark: Mark, rows: Rows) -> Promise:
+def find_promise(mark: IndexMark, rows: Rows) -> Promise:
     """Find what was acknowledged of a lazy segment, beyond its mark."""
     valid = valid_rows(rows)
     end = len(rows)
@@ -232,25 +251,25 @@ def find_promise(mark: Mark, rows: Rows) -> Promise:
         # Whatever its kind: it reaches to the end of its batch.
         row = rows[known[-1]]
         count = int(known[-1]) + 1 + int(row["inner"])
-        mark = Mark(int(row["position"] + row["length"]), count)
+        mark = IndexMark(int(row["position"] + row["length"]), count)
     return Promise(mark, abs(end - mark.rows))
 
 
 def write_index(
-    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
 ) -> None:
     """Put a rebuilt index in the place of the old one."""
     context.reserve.spend(lambda: _write_index(context, directory, header, rebuilt))
 
 
 def _write_index(
-    context: Context, directory: Path, header: Header, rebuilt: Rebuilt
+    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
 ) -> None:
     path = directory / header.name.index_file
     temporary = path.with_name(path.name + ".tmp")
     remove_if_there(context.files, temporary)
     file = context.files.open(temporary, create=True)
-    mark = Mark(rebuilt.end.position, rebuilt.rows)
+    mark = IndexMark(rebuilt.end.position, rebuilt.rows)
     file.pwrite(encode_header(header, mark) + b"".join(rebuilt.parts), 0)
     file.sync()
     file.close()
@@ -290,14 +309,8 @@ def _mend(log: Log, segment: Segment) -> None:
     rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
     if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
         return  # Another thread was here first.
-    rebuilt = rebuild(
-        rows[: segment.rows],
-        opened.data,
-        segment.size,
-        start_ns=segment.name.start_ns,
-        framing=context.framing,
-        stride=context.config.index_stride_bytes,
-    )
+    rebuilt = Rebuilt.begin(context, opened.data, segment.name)
+    rebuild(rebuilt, rows[: segment.rows], segment.size)
     header = segment.header(log.topic)
     try:
         context.spare.insist(

@@ -27,15 +27,14 @@ import numpy as np
 
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
-from lance_spark.store.extent import LogEnd, LogStart, Point
-from lance_spark.store.files import File, Files, remove_if_there
+from lance_spark.store.files import Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     INNER_ROWS,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     Rows,
     SegmentName,
     decode_header,
@@ -47,17 +46,23 @@ from lance_spark.store.format import (
     parse_segment_name,
     valid_rows,
 )
-from lance_spark.store.index import Boundary, IndexTable
-from lance_spark.store.log import Log
+from lance_spark.store.log import Log, Point, Tail
 from lance_spark.store.rebuild import (
     Rebuilt,
+    count_unknown,
     find_promise,
     rebuild,
     report_rebuilt,
     sound_rows,
     write_index,
 )
-from lance_spark.store.segment import OpenSegment, Segment, check_batch
+from lance_spark.store.segment import (
+    Boundary,
+    IndexTable,
+    OpenSegment,
+    Segment,
+    check_batch,
+)
 
 _NO_ROWS = decode_rows(b"")
 # All rows of a batch are among the last ones, as this version writes them.
@@ -71,8 +76,8 @@ class _Index(NamedTuple):
     the segment is lazy, or a mark is lost that may have been the newest.
     """
 
-    header: Header | str
-    mark: Mark = Mark()
+    header: IndexHeader | str
+    mark: IndexMark = IndexMark()
     last_rows: Rows = _NO_ROWS
     promising: bool = False
 
@@ -101,9 +106,7 @@ def list_segments(files: Files, directory: Path) -> list[Found]:
     return [found[name] for name in sorted(found)]
 
 
-def open_log(
-    context: Context, topic: int, directory: Path, start: LogStart | None
-) -> Log:
+def open_log(context: Context, topic: int, directory: Path, start: Point | None) -> Log:
     """Open the log in a directory, mending what a crash has left.
 
     Args:
@@ -122,26 +125,31 @@ def open_log(
     segments: list[Segment] = []
     for number, files in enumerate(found):
         following = found[number + 1] if number + 1 < len(found) else None
-        segment = recovery.load(files, following, end, known=bool(start or segments))
+        known = bool(start or segments)
+        recovery.is_counted = not segments or segments[-1].is_counted
+        segment = recovery.load(files, following, end, known=known)
         if segment is None:
             continue
         if start is None and not segments:
             end = Point(segment.base_offset, segment.base_record)
         if segment.base_offset > end.offset:
             recovery.report_gap(end.offset, segment.base_offset)
+        elif segments and not segments[-1].is_counted:
+            # Its header knows how many records there were, also if they are lost.
+            segments[-1].records = segment.base_record - segments[-1].base_record
         segments.append(segment)
         recovery.floor_ns = segment.last_append_ns
         end = Point(segment.end, segment.end_record)
     if start is None:
         first = segments[0] if segments else None
-        start = LogStart()
+        start = Point()
         if first is not None:
             number = first.name.number
-            start = LogStart(first.base_offset, first.base_record, number)
+            start = Point(first.base_offset, first.base_record, number)
     return Log(context, topic, directory, start, segments)
 
 
-def reset_files(context: Context, directory: Path, end: LogEnd) -> None:
+def reset_files(context: Context, directory: Path, end: Tail) -> None:
     """Bring a directory back to an end that was durable once."""
     files = context.files
     for segment in list_segments(files, directory):
@@ -161,7 +169,7 @@ def _cut(opened: OpenSegment, size: int, rows: int) -> None:
     if old.position > size or old.rows > rows:
         # Both slots, since the older mark may be too high as well.
         for count in (old.count + 1, old.count + 2):
-            mark = encode_mark(Mark(size, rows, count))
+            mark = encode_mark(IndexMark(size, rows, count))
             opened.index.pwrite(mark, mark_position(count))
         opened.index.sync()
     # A row without its bytes would be damage in a lazy segment.
@@ -177,7 +185,7 @@ def _remove_temporary(files: Files, directory: Path) -> None:
 
 
 def _remove_before(
-    files: Files, directory: Path, found: list[Found], start: LogStart
+    files: Files, directory: Path, found: list[Found], start: Point
 ) -> list[Found]:
     if any(segment.name.number < start.segment for segment in found):
         # The start may be known to the kernel only, if the process before was killed.
@@ -201,6 +209,8 @@ class _Recovery:
         # Time of the last batch so far. No later one counts as older: a search by time
         # relies on that, also where a rebuilt index does not know the times any more.
         self.floor_ns = 0
+        # Whether it is known how many records the segment before holds.
+        self.is_counted = True
 
     def report_gap(self, start: int, end: int) -> None:
         """Say that a segment between two others is gone."""
@@ -235,7 +245,7 @@ class _Recovery:
             return None
         data_bytes = found.data_bytes or 0
         if following:
-            mark = Mark(
+            mark = IndexMark(
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
@@ -307,25 +317,27 @@ class _Recovery:
             )
             return None
         segment = self._segment(found, end.offset, end.record)
-        data = self._open_data(found)
-        rebuilt = self._rebuild(
-            _NO_ROWS, data, found.data_bytes, segment, cut_tail=not following
-        )
-        if not known and following:
-            self._place_before(segment, following, rebuilt.end)
+        cut_tail = following is None
+        rebuilt = self._rebuild(_NO_ROWS, found, found.data_bytes, cut_tail=cut_tail)
+        if following:
+            self._place_before(segment, following, rebuilt, known=known)
         shown = replace(found, index_bytes=None)
-        self._finish(segment, shown, data, rebuilt, "the last record is not whole")
+        self._finish(segment, shown, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
         base = segment.base_offset
         self._context.findings.note(self._where, text, base, segment.end)
         return segment
 
-    def _place_before(self, segment: Segment, following: Found, end: Boundary) -> None:
+    def _place_before(
+        self, segment: Segment, following: Found, rebuilt: Rebuilt, *, known: bool
+    ) -> None:
         """Find a segment's first offset and record from the segment behind it."""
         header = self._read_index(following).header
-        if isinstance(header, Header):
-            segment.base_offset = header.base_offset - end.position
-            segment.base_record = header.base_record - end.record
+        if isinstance(header, IndexHeader):
+            if not known:
+                segment.base_offset = header.base_offset - rebuilt.end.position
+            if not known or not (self.is_counted or rebuilt.lost):
+                segment.base_record = header.base_record - rebuilt.end.record
 
     def _end_before(self, following: Found, segment: Segment) -> int | None:
         """Find where a segment has to end, from the one behind it."""
@@ -336,21 +348,19 @@ class _Recovery:
 
     def _recover_overlong(self, segment: Segment, found: Found, limit: int) -> Segment:
         """Leave out what is behind a segment's end: offsets behind it must not move."""
-        data = self._open_data(found)
-        rebuilt = self._rebuild(self._read_rows(found), data, limit, segment)
+        rebuilt = self._rebuild(self._read_rows(found), found, limit)
         start = segment.base_offset + limit
         text = f"{found.name.data_file} goes on behind the start of the next segment"
         self._context.findings.damage(self._where, text, start, start)
         # As if it had no index: a new one is written, and the data is left alone.
         shown = replace(found, data_bytes=limit, index_bytes=None)
-        self._finish(segment, shown, data, rebuilt)
+        self._finish(segment, shown, rebuilt)
         return segment
 
     def _recover(
-        self, segment: Segment, found: Found, mark: Mark, promising: bool
+        self, segment: Segment, found: Found, mark: IndexMark, promising: bool
     ) -> Segment:
         """Rules 2, 3 and 5: bring rows and data to the same, sound end."""
-        data = self._open_data(found)
         data_bytes = found.data_bytes or 0
         rows = self._read_rows(found)
         cut, damaged = "written but never acknowledged", 0
@@ -358,21 +368,19 @@ class _Recovery:
             mark, damaged = find_promise(mark, rows)
             cut = "there is no index row for it"
         there = min(mark.position, data_bytes)
-        rebuilt = self._rebuild(rows[: mark.rows], data, there, segment)
+        rebuilt = self._rebuild(rows[: mark.rows], found, there)
         if data_bytes < mark.position:
             rebuilt.lose(mark.position)
             segment.closed = True
         elif damaged and data_bytes > mark.position:
-            self._make_tail(rebuilt, data, data_bytes, segment)
+            self._make_tail(rebuilt, data_bytes, segment)
             cut = "the last record is not whole"
         else:
-            self._keep_tail(rebuilt, rows[mark.rows :], data, data_bytes)
-        self._finish(segment, found, data, rebuilt, cut)
+            self._keep_tail(rebuilt, rows[mark.rows :], data_bytes)
+        self._finish(segment, found, rebuilt, cut)
         return segment
 
-    def _make_tail(
-        self, rebuilt: Rebuilt, data: File, data_bytes: int, segment: Segment
-    ) -> None:
+    def _make_tail(self, rebuilt: Rebuilt, data_bytes: int, segment: Segment) -> None:
         """Rule 3: keep what rows stood for that were acknowledged and are damaged."""
         span = (segment.base_offset + n for n in (rebuilt.end.position, data_bytes))
         text = (
@@ -380,52 +388,34 @@ class _Recovery:
             "nothing tells whether these bytes are as they were written"
         )
         self._context.findings.damage(self._where, text, *span)
-        stride = self._context.config.index_stride_bytes
-        rebuilt.make(data, data_bytes, self._context.framing, stride, cut_tail=True)
+        rebuilt.make(data_bytes, cut_tail=True)
 
-    def _keep_tail(
-        self, rebuilt: Rebuilt, rows: Rows, data: File, data_bytes: int
-    ) -> None:
+    @staticmethod
+    def _keep_tail(rebuilt: Rebuilt, rows: Rows, data_bytes: int) -> None:
         """Rule 3: keep batches behind the mark for as long as everything agrees."""
         rows = rows[: sound_rows(rows, rebuilt.end.position, data_bytes)]
         table = IndexTable()
         table.extend(rows)
         for number in range(table.batches):
             batch = table.batch(number)
-            if check_batch(batch, data):
+            if check_batch(batch, rebuilt.data):
                 rows = rows[rows["position"] < batch.position]
                 break
         rebuilt.keep(rows)
 
     def _rebuild(
-        self,
-        rows: Rows,
-        data: File,
-        end: int,
-        segment: Segment,
-        *,
-        cut_tail: bool = False,
+        self, rows: Rows, found: Found, end: int, *, cut_tail: bool = False
     ) -> Rebuilt:
-        return rebuild(
-            rows,
-            data,
-            end,
-            start_ns=segment.name.start_ns,
-            framing=self._context.framing,
-            stride=self._context.config.index_stride_bytes,
-            cut_tail=cut_tail,
-        )
-
-    def _open_data(self, found: Found) -> File:
         path = self._directory / found.name.data_file
         # A data file that is gone is made anew, empty: its bytes are lost rows then.
-        return self._context.files.open(path, create=found.data_bytes is None)
+        data = self._context.files.open(path, create=found.data_bytes is None)
+        result = Rebuilt.begin(self._context, data, found.name)
+        return rebuild(result, rows, end, cut_tail=cut_tail)
 
     def _finish(
         self,
         segment: Segment,
         found: Found,
-        data: File,
         rebuilt: Rebuilt,
         cut: str = "",
     ) -> None:
@@ -434,11 +424,12 @@ class _Recovery:
         Args:
             segment: is given its end.
             found: its files.
-            data: its open data.
-            rebuilt: its rows.
+            rebuilt: its rows, with its open data.
             cut: why what is behind the rows goes.
         """
-        _set_end(segment, rebuilt.end, rebuilt.rows, rebuilt.last_append_ns)
+        reached = Boundary(rebuilt.end.position, rebuilt.end_record)
+        _set_end(segment, reached, rebuilt.rows, rebuilt.last_append_ns)
+        segment.is_counted = not rebuilt.unknown
         report_rebuilt(self._context, self._where, segment.base_offset, rebuilt)
         data_bytes = found.data_bytes or 0
         if data_bytes > segment.size:
@@ -446,12 +437,12 @@ class _Recovery:
             end = segment.base_offset + data_bytes
             self._context.findings.note(self._where, f"{cut}; cut off", start, end)
         if not _is_prefix(rebuilt, found):
-            data.sync()
+            rebuilt.data.sync()
             header = segment.header(self._topic)
             write_index(self._context, self._directory, header, rebuilt)
             if data_bytes > segment.size:
-                data.truncate(segment.size)
-                data.sync()
+                rebuilt.data.truncate(segment.size)
+                rebuilt.data.sync()
             return
         opened = OpenSegment(self._context.files, self._directory, found.name)
         _cut(opened, segment.size, segment.rows)
@@ -476,7 +467,9 @@ def _take_rows(segment: Segment, rows: Rows, count: int) -> None:
             return  # Inner rows of the last batch are missing.
         # Whatever its kind: a row reaches to the end of its batch.
         end = int(rows[-1]["position"] + rows[-1]["length"])
-        records = int(rows[-1]["record"] + rows[-1]["records"])
+        unknown = count_unknown(rows)
+        records = int(rows[-1]["record"] + rows[-1]["records"]) + unknown
+        segment.is_counted = not unknown
         _set_end(segment, Boundary(end, records), count, int(rows[-1]["append_ns"]))
 
 

@@ -16,35 +16,44 @@ from typing import Any
 
 from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
-from lance_spark.store.cache import SegmentCache
-from lance_spark.store.commit import TopicPlan, complete, decode_begin
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.context import Context
-from lance_spark.store.extent import LogStart
-from lance_spark.store.files import Files, OsFiles, keep_copy, read_file
-from lance_spark.store.finding import Findings
+from lance_spark.store.context import Context, Findings
+from lance_spark.store.decisions import (
+    JOURNAL,
+    History,
+    TopicPlan,
+    complete,
+    decode_begin,
+)
+from lance_spark.store.document import IDENTITY, Identity
+from lance_spark.store.files import (
+    RESERVE,
+    Files,
+    OsFiles,
+    Reserve,
+    Spare,
+    keep_copy,
+    list_ids,
+    read_file,
+)
 from lance_spark.store.format import HEADER_BYTES, decode_header
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import Identity
-from lance_spark.store.journal import Journal, Parsed, parse_journal
+from lance_spark.store.journal import Journal, JournalContent, parse_journal
+from lance_spark.store.log import Point
 from lance_spark.store.recovery import Found, list_segments, open_log
-from lance_spark.store.spare import RESERVE, Reserve, Spare
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import read_metadata as read_stage
-from lance_spark.store.stage import remove_stage
-from lance_spark.store.staging import JOURNAL
+from lance_spark.store.segment import SegmentCache
+from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
 from lance_spark.store.store import CONSUMERS, LOCK
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
-    METADATA,
     PLACE_MAX,
+    TOPIC_METADATA,
     TopicMetadata,
-    check_name,
-    read_metadata,
-    write_metadata,
+    check_log_name,
+    is_partition_name,
+    read_topic,
+    write_topic,
 )
-from lance_spark.store.writers import Writers
 
 _NO_ANSWER = object()
 
@@ -60,6 +69,8 @@ class Answers:
         created: when they were made, in seconds since 1970. Streams take a topic with
             another time for another topic.
         dropped: stages that are to go.
+        partitions: how many partitions their topics have, of those whose name is that
+            of a partition. Only needed if no other partition of the topic tells it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -67,16 +78,17 @@ class Answers:
     rules: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     created: Mapping[int, int] = field(default_factory=dict)
     dropped: Set[int] = frozenset()
+    partitions: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def topics(self) -> frozenset[int]:
         """All topics that something is said of."""
-        said = (self.names, self.retentions, self.rules, self.created)
+        said = (self.names, self.retentions, self.rules, self.created, self.partitions)
         return frozenset(topic for answers in said for topic in answers)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One thing that is damaged.
 
     Args:
@@ -93,7 +105,7 @@ class Step:
 @contextmanager
 def repairing(
     root: Path, answers: Answers, *, framing: Framing, files: Files | None = None
-) -> Iterator[list[Step]]:
+) -> Iterator[list[RepairStep]]:
     """Plan the repair of a store that no process has open; it stays locked meanwhile.
 
     Raises:
@@ -121,10 +133,13 @@ class _Repair:
         self._answers = answers
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
-        writers = Writers()
-        writers.replay(complete(self._journal))
-        self._pending = [decode_begin(entry) for entry in writers.pending.values()]
+        history = History()
+        history.replay(complete(self._journal))
+        self._doomed = frozenset[int]().union(*history.removals)
+        self._pending = [decode_begin(entry) for entry in history.pending.values()]
         self._damage: DamagedFile | None = None
+        # How many partitions the topics have that can be read.
+        self._partitions: dict[str, int] = {}
         identity = None
         try:
             identity = Identity.read(files, root / IDENTITY)
@@ -142,16 +157,16 @@ class _Repair:
             self._identity,
         )
 
-    def plan(self) -> Iterator[Step]:
+    def plan(self) -> Iterator[RepairStep]:
         if self._damage is not None:
-            yield Step(
+            yield RepairStep(
                 IDENTITY,
                 f"{self._damage.reason}: write it anew; ids go on far above all that "
                 f"can be seen, those of topics at {self._identity.next_topic}",
                 self._write_identity,
             )
         if self._journal.is_begun_unread:
-            yield Step(
+            yield RepairStep(
                 JOURNAL,
                 "the entry of a commit that was begun is damaged: give the commit up; "
                 "its topics may show a part of it, and its writer has to write again",
@@ -164,7 +179,7 @@ class _Repair:
         keep_copy(self._files, self._root / IDENTITY)
         self._identity.prepare()
 
-    def _write_journal(self, parsed: Parsed) -> None:
+    def _write_journal(self, parsed: JournalContent) -> None:
         path = self._root / JOURNAL
         self._identity.prepare()
         keep_copy(self._files, path)
@@ -173,26 +188,29 @@ class _Repair:
 
     # Topics.
 
-    def _plan_topics(self) -> Iterator[Step]:
+    def _plan_topics(self) -> Iterator[RepairStep]:
         taken: dict[str, int] = {}
         damaged: dict[int, str] = {}
-        for topic in _ids(self._files, self._root / "segments"):
+        topics = list_ids(self._files, self._root / "segments")
+        for topic in [t for t in topics if t not in self._doomed]:
             directory = self._directory(topic)
             try:
-                metadata = read_metadata(self._context, directory)
+                metadata = read_topic(self._context, directory)
                 if metadata is not None:
                     taken[metadata.name] = topic
+                    if metadata.partitions is not None:
+                        self._partitions[metadata.partition.topic] = metadata.partitions
                 elif list_segments(self._files, directory):
                     damaged[topic] = "it is missing"
             except StoreError as error:
                 damaged[topic] = str(error)
         for topic in self._answers.topics - damaged.keys():
-            raise OptionError(f"topic {topic}: its {METADATA} is not damaged")
+            raise OptionError(f"topic {topic}: its {TOPIC_METADATA} is not damaged")
         for topic, reason in damaged.items():
             yield self._plan_topic(topic, reason, taken)
 
-    def _plan_topic(self, topic: int, reason: str, taken: dict[str, int]) -> Step:
-        file = f"segments/{topic}/{METADATA}"
+    def _plan_topic(self, topic: int, reason: str, taken: dict[str, int]) -> RepairStep:
+        file = f"segments/{topic}/{TOPIC_METADATA}"
         answers = self._answers
         name = "" if topic == DEFAULT_TOPIC else answers.names.get(topic)
         retention = answers.retentions.get(topic)
@@ -207,12 +225,26 @@ class _Repair:
             if not said
         ]
         if name is None or retention is None or missing:
-            return Step(file, f"{reason}: the topic is closed; say {' '.join(missing)}")
+            return RepairStep(
+                file, f"{reason}: the topic is closed; say {' '.join(missing)}"
+            )
         if topic != DEFAULT_TOPIC:
             self._check_name(topic, name, taken)
+        partitions = None
+        if is_partition_name(name):
+            owner, _, number = name.rpartition("/")
+            partitions = answers.partitions.get(topic, self._partitions.get(owner))
+            if partitions is None:
+                text = "the topic is closed, and no other partition tells their number"
+                return RepairStep(file, f"{reason}: {text}; say --partitions {topic}=N")
+            if not int(number) < partitions > 1:
+                raise OptionError(
+                    f"--name {topic}={name}: topic {owner!r} has {partitions} "
+                    "partitions, and they are numbered from 0"
+                )
         start = self._find_start(topic)
         if isinstance(start, str):
-            return Step(file, f"{reason}: the topic stays closed: {start}")
+            return RepairStep(file, f"{reason}: the topic stays closed: {start}")
         made = answers.created.get(topic)
         metadata = TopicMetadata(
             topic,
@@ -220,7 +252,8 @@ class _Repair:
             int(time.time()) if made is None else made,
             retention=retention,
             auth=rule,
-            start=start or LogStart(),
+            start=start or Point(),
+            partitions=partitions,
         )
         where = (
             "found by rebuilding its first index"
@@ -237,16 +270,22 @@ class _Repair:
         else:
             text += f"made at {made} s"
         prove = start is None
-        return Step(file, text, lambda: self._write_topic(metadata, prove=prove))
+        return RepairStep(file, text, lambda: self._write_topic(metadata, prove=prove))
 
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
-            check_name(name)
+            check_log_name(name)
         except InvalidName as error:
             raise OptionError(f"--name {topic}={name}: {error}") from error
         if name in taken:
             raise OptionError(
                 f"--name {topic}={name}: topic {taken[name]} has that name"
+            )
+        owner = name.rpartition("/")[0]
+        if name in self._partitions or (owner and owner in taken):
+            raise OptionError(
+                f"--name {topic}={name}: a topic has either partitions or a log of its "
+                "own name"
             )
         taken[name] = topic
         planned = self._planned(topic)
@@ -260,7 +299,7 @@ class _Repair:
         topics = [t for plan in self._pending for t in plan.topics]
         return next((t for t in topics if t.id == topic and not t.created), None)
 
-    def _find_start(self, topic: int) -> LogStart | str | None:
+    def _find_start(self, topic: int) -> Point | str | None:
         """Find where a log starts; None if its first index has to be rebuilt for that.
 
         A text says that nothing proves it.
@@ -272,17 +311,18 @@ class _Repair:
         found = list_segments(self._files, self._directory(topic))
         if not found:
             offset = self._highest_offset(topic)
+            # No record is shorter than a byte, and no number is given out twice.
             # Segment 0 is the proof that a log starts at 0: see below.
-            return LogStart(offset, segment=1 if offset else 0)
+            return Point(offset, offset, segment=1 if offset else 0)
         for segment in found[:2]:
             base = self._read_base(topic, segment)
             if base is not None:
                 return base if segment is found[0] else None
         if found[0].name.number == 0:
-            return LogStart()
+            return Point()
         return "nothing proves where its log starts: its first indexes are damaged"
 
-    def _read_base(self, topic: int, found: Found) -> LogStart | None:
+    def _read_base(self, topic: int, found: Found) -> Point | None:
         path = self._directory(topic) / found.name.index_file
         header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
         if isinstance(header, str) or (header.topic, header.name) != (
@@ -290,7 +330,7 @@ class _Repair:
             found.name,
         ):
             return None
-        return LogStart(header.base_offset, header.base_record, found.name.number)
+        return Point(header.base_offset, header.base_record, found.name.number)
 
     def _directory(self, topic: int) -> Path:
         return self._root / "segments" / str(topic)
@@ -316,15 +356,15 @@ class _Repair:
         if prove:
             start = open_log(self._context, metadata.id, directory, None).start
             metadata = replace(metadata, start=start)
-        if self._files.exists(directory / METADATA):
-            keep_copy(self._files, directory / METADATA)
-        write_metadata(self._context, directory, metadata)
+        if self._files.exists(directory / TOPIC_METADATA):
+            keep_copy(self._files, directory / TOPIC_METADATA)
+        write_topic(self._context, directory, metadata)
 
     # Stages.
 
-    def _plan_stages(self) -> Iterator[Step]:
+    def _plan_stages(self) -> Iterator[RepairStep]:
         damaged = {}
-        for stage in _ids(self._files, self._root / "stages"):
+        for stage in list_ids(self._files, self._root / "stages"):
             try:
                 read_stage(self._context, self._root / "stages" / str(stage))
             except StoreError as error:
@@ -336,19 +376,14 @@ class _Repair:
                 continue  # The journal says what it is for.
             yield self._plan_stage(stage, reason)
 
-    def _plan_stage(self, stage: int, reason: str) -> Step:
+    def _plan_stage(self, stage: int, reason: str) -> RepairStep:
         directory = self._root / "stages" / str(stage)
         file = f"stages/{stage}/{STAGE_METADATA}"
         if stage not in self._answers.dropped:
-            return Step(
+            return RepairStep(
                 file,
                 f"{reason}: nothing says which job and topic its rows are for; the job "
                 f"has to write them again; say --drop-stage {stage} to remove them",
             )
         text = f"{reason}: remove the stage with the rows that wait in it"
-        return Step(file, text, lambda: remove_stage(self._context, directory))
-
-
-def _ids(files: Files, directory: Path) -> list[int]:
-    entries = files.list(directory)
-    return sorted(int(e.name) for e in entries if e.is_dir and e.name.isdecimal())
+        return RepairStep(file, text, lambda: remove_stage(self._context, directory))

@@ -1,25 +1,37 @@
-"""One segment: what is known of it, and its two open files.
+"""One segment: what is known of it, its index in memory, and its two open files.
 
 `Segment` is the small value that a log keeps for each of its segments. `OpenSegment`
-has the files and the index table; it comes from the cache and may be dropped from it
-at any time, its files close when the last user lets go.
+has the files and the index; it comes from the `SegmentCache`, which bounds the open
+files and the memory of indexes over all topics, least recently used first out. It may
+be dropped from there at any time: its files close when the last user lets go.
+
+`IndexTable` has two tables: batches, and boundaries (every record start that the index
+knows, those of the batches among them). Columns are separate arrays because a binary
+search over a field of a structured array would copy the whole column each time.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from lance_spark.errors import Corrupt, StoreError
 from lance_spark.store.files import File, Files
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
-    Mark,
+    IndexHeader,
+    IndexMark,
+    Kind,
+    Rows,
     SegmentName,
     decode_mark,
     decode_rows,
@@ -28,7 +40,163 @@ from lance_spark.store.format import (
     mark_position,
     valid_rows,
 )
-from lance_spark.store.index import Batch, IndexTable
+
+
+class Column:
+    """An array that grows by doubling."""
+
+    __slots__ = ("_data", "_length")
+
+    def __init__(self, dtype: Any) -> None:
+        self._data: NDArray[Any] = np.empty(16, dtype)
+        self._length = 0
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Append values; arrays handed out before keep what they showed."""
+        length = self._length + len(values)
+        if length > len(self._data):
+            grown = np.empty(max(length, 2 * len(self._data)), self._data.dtype)
+            grown[: self._length] = self._data[: self._length]
+            self._data = grown
+        self._data[self._length : length] = values
+        self._length = length
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values so far."""
+        return self._data[: self._length]
+
+
+# A batch has six numbers and two flags, a boundary two numbers; columns may be half
+# empty after they have grown.
+_ROW_MEMORY_BYTES = 2 * (6 * 8 + 2 + 2 * 8)
+
+
+class Boundary(NamedTuple):
+    """A record start (or the end of the last record), inside a segment."""
+
+    position: int
+    record: int
+
+
+class IndexedBatch(NamedTuple):
+    """One batch of a segment."""
+
+    number: int
+    position: int
+    length: int
+    record: int
+    records: int
+    append_ns: int
+    data_crc: int
+    lost: bool
+
+    @property
+    def end(self) -> int:
+        """Position behind the batch."""
+        return self.position + self.length
+
+
+class IndexTable:
+    """The index of a segment, as far as it has been read."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._position = Column(np.int64)
+        self._record = Column(np.int64)
+        self._append_ns = Column(np.int64)
+        self._length = Column(np.int64)
+        self._records = Column(np.int64)
+        self._data_crc = Column(np.uint32)
+        self._lost = Column(np.bool_)
+        # Which batches were compared with their checksum since this was loaded.
+        self._verified = Column(np.bool_)
+        self._boundary_position = Column(np.int64)
+        self._boundary_record = Column(np.int64)
+
+    def extend(self, rows: Rows) -> None:
+        """Take in further rows, in the order of the file."""
+        batches = rows[rows["kind"] != Kind.INNER]
+        self._record.extend(batches["record"])
+        self._append_ns.extend(batches["append_ns"])
+        self._length.extend(batches["length"])
+        self._records.extend(batches["records"])
+        self._data_crc.extend(batches["data_crc"])
+        self._lost.extend(batches["kind"] == Kind.LOST)
+        self._verified.extend(np.zeros(len(batches), np.bool_))
+        self._boundary_record.extend(rows["record"])
+        # Last, because they are what is searched: a reader that finds a row,
+        # while others are added, finds all of it.
+        self._position.extend(batches["position"])
+        self._boundary_position.extend(rows["position"])
+        self.rows += len(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, about; asked often, so it is not added up."""
+        return self.rows * _ROW_MEMORY_BYTES
+
+    @property
+    def batches(self) -> int:
+        """How many batches there are."""
+        return len(self._position.values)
+
+    def batch(self, number: int) -> IndexedBatch:
+        """Give a batch by its number in the segment."""
+        return IndexedBatch(
+            number,
+            int(self._position.values[number]),
+            int(self._length.values[number]),
+            int(self._record.values[number]),
+            int(self._records.values[number]),
+            int(self._append_ns.values[number]),
+            int(self._data_crc.values[number]),
+            bool(self._lost.values[number]),
+        )
+
+    def batch_at(self, position: int) -> int:
+        """Find the batch that holds a position."""
+        found = np.searchsorted(self._position.values, position, "right")
+        return int(found) - 1
+
+    def batch_at_time(self, append_ns: int) -> int:
+        """Find the first batch appended at or after a time."""
+        return int(np.searchsorted(self._append_ns.values, append_ns, "left"))
+
+    def unverified(self, start: int, end: int) -> list[int]:
+        """List the batches in [start, end) that were not verified yet."""
+        first = self.batch_at(start)
+        last = int(np.searchsorted(self._position.values, end, "left"))
+        open_ones = np.flatnonzero(~self._verified.values[first:last])
+        return [first + int(n) for n in open_ones]
+
+    def set_verified(self, number: int) -> None:
+        """Note that a batch's bytes have the checksum of its row."""
+        self._verified.values[number] = True
+
+    def boundary_before(self, position: int) -> Boundary:
+        """Find the last known boundary at or before a position."""
+        found = np.searchsorted(self._boundary_position.values, position, "right")
+        return self._boundary(int(found) - 1)
+
+    def boundary_after(self, position: int) -> Boundary | None:
+        """Find the first known boundary behind a position."""
+        found = np.searchsorted(self._boundary_position.values, position, "right")
+        if found == len(self._boundary_position.values):
+            return None
+        return self._boundary(int(found))
+
+    def boundary_of_record(self, record: int) -> Boundary:
+        """Find the last known boundary whose record number is at most this one."""
+        found = np.searchsorted(self._boundary_record.values, record, "right")
+        return self._boundary(int(found) - 1)
+
+    def _boundary(self, number: int) -> Boundary:
+        return Boundary(
+            int(self._boundary_position.values[number]),
+            int(self._boundary_record.values[number]),
+        )
+
 
 # Batches are verified in pieces of this size.
 _PIECE_BYTES = 256 * 1024
@@ -49,6 +217,8 @@ class Segment:
         last_append_ns: time of the last batch, 0 if there is none.
         closed: nothing may be appended; set for a segment that lost bytes.
         lazy: written without syncs, see `format`.
+        is_counted: `records` is what was appended. Else its last bytes are lost, and
+            so many numbers are left out that none is given out twice.
     """
 
     name: SegmentName
@@ -61,6 +231,7 @@ class Segment:
     last_append_ns: int = 0
     closed: bool = False
     lazy: bool = False
+    is_counted: bool = True
 
     @property
     def end(self) -> int:
@@ -87,9 +258,9 @@ class Segment:
         self.time_floor_ns = max(self.time_floor_ns, time_floor_ns)
         self.last_append_ns = max(self.last_append_ns, self.time_floor_ns)
 
-    def header(self, topic: int) -> Header:
+    def header(self, topic: int) -> IndexHeader:
         """Make the header of this segment's index."""
-        return Header(
+        return IndexHeader(
             topic,
             self.name,
             self.base_offset,
@@ -109,7 +280,7 @@ class OpenSegment:
     def __init__(self, files: Files, directory: Path, name: SegmentName) -> None:
         self.data: File = files.open(directory / name.data_file)
         self.index: File = files.open(directory / name.index_file)
-        # Appended to since the last sync. Whoever drops the files syncs them first:
+        # Appended to since the last sync. The files are synced before they are dropped:
         # a later descriptor might not be told of an earlier write's failure.
         self.dirty = False
         # A sync that failed once must never count as done: the kernel reports the
@@ -117,7 +288,7 @@ class OpenSegment:
         # of two, one would be told that all is well.
         self._sync_failure: OSError | None = None
         self._syncing = threading.Lock()
-        self._mark: Mark | None = None
+        self._mark: IndexMark | None = None
         self._table = IndexTable()
         self._table_lock = threading.Lock()
 
@@ -166,7 +337,7 @@ class OpenSegment:
         if self._mark is None:
             self._mark = decode_mark(self.index.pread(HEADER_BYTES, 0))
         if (self._mark.position, self._mark.rows) != (size, rows):
-            mark = Mark(size, rows, self._mark.count + 1)
+            mark = IndexMark(size, rows, self._mark.count + 1)
             self.index.pwrite(encode_mark(mark), mark_position(mark.count))
             self._mark = mark
 
@@ -175,10 +346,10 @@ class OpenSegment:
         return self.data.pread(end - start, start)
 
 
-def create_files(files: Files, directory: Path, header: Header) -> None:
+def create_files(files: Files, directory: Path, header: IndexHeader) -> None:
     """Make the two files of a new segment, durably."""
     index = files.open(directory / header.name.index_file, create=True)
-    index.pwrite(encode_header(header, Mark()), 0)
+    index.pwrite(encode_header(header, IndexMark()), 0)
     # The header has to be there when a later sync makes rows durable.
     index.sync()
     index.close()
@@ -186,7 +357,7 @@ def create_files(files: Files, directory: Path, header: Header) -> None:
     files.sync_dir(directory)
 
 
-def check_batch(batch: Batch, data: File) -> str | None:
+def check_batch(batch: IndexedBatch, data: File) -> str | None:
     """Compare a batch with its row; say what is wrong, None if nothing is.
 
     Batches may be large and many threads may look at one, so it is read in pieces.
@@ -226,3 +397,80 @@ def verify_range(
         else:
             raise Corrupt(where, base + batch.position, base + batch.end, fault)
     return end
+
+
+class SegmentKey(NamedTuple):
+    """A segment of a topic or stage."""
+
+    topic: int
+    number: int
+
+
+class SegmentCache:
+    """The open segments of a store."""
+
+    def __init__(self, *, open_max: int, table_bytes_max: int) -> None:
+        self._open_max = open_max
+        self._table_bytes_max = table_bytes_max
+        self._lock = threading.Lock()
+        self._open: OrderedDict[SegmentKey, OpenSegment] = OrderedDict()
+
+    def get(self, key: SegmentKey, opener: Callable[[], OpenSegment]) -> OpenSegment:
+        """Give an open segment, opening it if need be."""
+        with self._lock:
+            opened = self._open.get(key)
+            if opened is None:
+                self._make_room()
+                opened = self._open[key] = opener()
+            else:
+                self._open.move_to_end(key)
+            return opened
+
+    def trim_tables(self) -> None:
+        """Free the tables of the least recently used segments above the limit."""
+        with self._lock:
+            used = 0
+            for opened in reversed(self._open.values()):
+                used += opened.table_bytes
+                if used > self._table_bytes_max:
+                    used -= opened.table_bytes
+                    opened.drop_table()
+
+    def drop(self, key: SegmentKey) -> None:
+        """Forget a segment, without syncing it."""
+        with self._lock:
+            self._open.pop(key, None)
+
+    def drop_topic(self, topic: int) -> None:
+        """Forget all segments of a topic or stage, without syncing them."""
+        with self._lock:
+            for key in [k for k in self._open if k.topic == topic]:
+                del self._open[key]
+
+    def clear(self) -> None:
+        """Forget everything; a file closes when the last slice of it is gone."""
+        with self._lock:
+            self._open.clear()
+
+    @property
+    def open_files(self) -> int:
+        """How many files are held open here."""
+        with self._lock:
+            return 2 * len(self._open)
+
+    def _make_room(self) -> None:
+        for key in list(self._open):
+            if len(self._open) < self._open_max:
+                return
+            if not self._open[key].dirty:
+                del self._open[key]
+        for key in list(self._open):
+            if len(self._open) < self._open_max:
+                return
+            try:
+                self._open[key].sync()
+            except OSError:
+                # It stays, and above the limit: the failure has to reach the log
+                # whose bytes these are, with its next sync.
+                continue
+            del self._open[key]

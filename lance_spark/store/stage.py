@@ -22,27 +22,26 @@ from numpy.typing import NDArray
 from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.context import Context
+from lance_spark.store.decisions import Job, check_job
 from lance_spark.store.document import (
+    STAGE_ID_END,
     check_keys,
     decode_document,
     encode_document,
     integer,
 )
-from lance_spark.store.extent import Appended, LogStart
 from lance_spark.store.files import (
     read_file,
     remove_if_there,
     remove_tree,
     replace_file,
 )
-from lance_spark.store.identity import STAGE_ID_END
-from lance_spark.store.log import Log
+from lance_spark.store.log import Appended, Log, Point
 from lance_spark.store.rebuild import open_with_table
 from lance_spark.store.recovery import open_log
-from lance_spark.store.topic import check_name
-from lance_spark.store.writers import Job, check_job
+from lance_spark.store.topic import check_log_name
 
-METADATA = "stage.json"
+STAGE_METADATA = "stage.json"
 _KEYS = {"id", "topic", "writer", "sequence", "opened_ns"}
 
 
@@ -56,7 +55,7 @@ class StageMetadata:
     opened_ns: int
 
 
-def encode_metadata(metadata: StageMetadata) -> bytes:
+def encode_stage(metadata: StageMetadata) -> bytes:
     """Encode metadata as the JSON file's content."""
     return encode_document(
         {
@@ -69,7 +68,7 @@ def encode_metadata(metadata: StageMetadata) -> bytes:
     )
 
 
-def decode_metadata(data: bytes) -> StageMetadata:
+def decode_stage(data: bytes) -> StageMetadata:
     """Decode the JSON file's content, whatever its format.
 
     Raises:
@@ -84,7 +83,7 @@ def _take(fields: dict[str, Any]) -> StageMetadata:
         raise StoreError("topic or writer is not text")
     job = Job(fields["writer"], integer(fields, "sequence"))
     check_job(*job)
-    check_name(fields["topic"])
+    check_log_name(fields["topic"])
     stage_id = integer(fields, "id", STAGE_ID_END - 1)
     return StageMetadata(stage_id, fields["topic"], job, integer(fields, "opened_ns"))
 
@@ -109,15 +108,15 @@ class Stage:
         """Make a stage on disk, durably."""
         context.identity.prepare()
         context.files.mkdir(directory)
-        replace_file(context.files, directory / METADATA, encode_metadata(metadata))
+        replace_file(context.files, directory / STAGE_METADATA, encode_stage(metadata))
         context.files.sync_dir(directory.parent)
-        log = Log(context, metadata.id, directory, LogStart(), ())
+        log = Log(context, metadata.id, directory, Point(), ())
         return cls(metadata, log, array("I"))
 
     @classmethod
     def open(cls, context: Context, directory: Path, metadata: StageMetadata) -> Stage:
         """Open a stage."""
-        log = open_log(context, metadata.id, directory, LogStart())
+        log = open_log(context, metadata.id, directory, Point())
         crcs = array("I")
         for segment in log.snapshot()[2]:
             _, table = open_with_table(log, segment)
@@ -185,7 +184,7 @@ class Stage:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let nobody append: whoever tries waits, and may find the stage gone."""
+        """Keep appends waiting; behind this they may find the stage gone."""
         with self._lock:
             yield
 
@@ -202,13 +201,13 @@ class Stage:
         self.log.context.segments.drop_topic(self.metadata.id)
 
 
-def read_metadata(context: Context, directory: Path) -> StageMetadata | None:
+def read_stage(context: Context, directory: Path) -> StageMetadata | None:
     """Read what a stage was opened for; None if it is half made or half removed.
 
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / METADATA)
+    data = read_file(context.files, directory / STAGE_METADATA)
     if data is None:
         return None
     metadata = _take(context.identity.accept(decode_document(data)))
@@ -219,5 +218,5 @@ def read_metadata(context: Context, directory: Path) -> StageMetadata | None:
 
 def remove_stage(context: Context, directory: Path) -> None:
     """Remove a stage's files, the one that makes it a stage first."""
-    remove_if_there(context.files, directory / METADATA)
+    remove_if_there(context.files, directory / STAGE_METADATA)
     remove_tree(context.files, directory)

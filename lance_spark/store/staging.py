@@ -1,12 +1,14 @@
 """Stages and their commits: exactly-once for writers that may fail and retry.
 
-Who waits for whom, in the order in which these are taken:
+What waits for what, in the order in which these are taken:
 
 - A writer ends one job at a time (`_turn`), whether by commit, abort or expiry.
 - A commit freezes its stages, then claims the names of its topics, all at once
   (`Catalog.claimed`), then takes their logs. Commits to different topics run side by
   side, and other topics are made, deleted, read and written meanwhile.
-- `_journaling` is held for one entry of the journal.
+- `Decisions` lets one entry of the journal be written at a time.
+
+What a commit does to files is in `commit`, what the journal proves in `decisions`.
 """
 
 from __future__ import annotations
@@ -30,220 +32,77 @@ from lance_spark.errors import (
     StageMismatch,
     StageUnknown,
     StoreError,
-    StoreReadOnly,
     StoreWriteFailed,
     Timeout,
 )
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import (
-    CommitPlan,
     CommitResult,
     CommitStatus,
     NamedStage,
-    TopicPlan,
+    Outcome,
     carry_out,
-    complete,
-    decode_begin,
-    encode_begin,
-    find_end,
     is_same_commit,
+    settle,
     show,
 )
 from lance_spark.store.context import Context
-from lance_spark.store.extent import LogEnd, LogStart, LogState
-from lance_spark.store.files import is_full, keep_copy, make_directories, read_file
-from lance_spark.store.identity import Identity
-from lance_spark.store.journal import (
-    Entry,
-    Journal,
-    Parsed,
-    encode_entry,
-    parse_journal,
-)
-from lance_spark.store.log import NotSynced
-from lance_spark.store.recovery import reset_files
-from lance_spark.store.segment import DamagedIndex
-from lance_spark.store.settlement import Outcome, settle
-from lance_spark.store.stage import METADATA as STAGE_METADATA
-from lance_spark.store.stage import (
-    Stage,
-    StageMetadata,
-    read_metadata,
-    remove_stage,
-)
-from lance_spark.store.topic import Topic, TopicMetadata, check_name
-from lance_spark.store.writers import (
+from lance_spark.store.decisions import (
+    JOURNAL,
+    CommitPlan,
+    Decisions,
     Expiry,
     Job,
-    Writers,
+    TopicPlan,
     check_job,
+    decode_begin,
+    encode_begin,
     encode_done,
     encode_expired,
     encode_undone,
 )
+from lance_spark.store.files import is_full, list_ids, make_directories
+from lance_spark.store.log import LogState, Point, Tail
+from lance_spark.store.recovery import reset_files
+from lance_spark.store.segment import DamagedIndex
+from lance_spark.store.stage import (
+    STAGE_METADATA,
+    Stage,
+    StageMetadata,
+    read_stage,
+    remove_stage,
+)
+from lance_spark.store.topic import Topic, TopicMetadata, check_log_name
 
 logger = logging.getLogger(__name__)
 
-JOURNAL = "journal.log"
-
 
 class Staging:
-    """The stages of a store, and what was committed."""
+    """The stages of a store, and how they are committed, aborted and expired."""
 
     def __init__(
-        self, context: Context, root: Path, identity: Identity, catalog: Catalog
+        self, context: Context, root: Path, catalog: Catalog, decisions: Decisions
     ) -> None:
         self._context = context
         self._root = root
         self._directory = root / "stages"
-        self._identity = identity
         self._catalog = catalog
-        # The writers whose jobs are being ended, and who waits for them.
+        self._decisions = decisions
+        self._history = decisions.history
+        # The writers whose jobs are being ended, and threads that wait for them.
         self._turns = threading.Condition()
         self._busy: set[str] = set()
-        # Held while an entry is written and taken in: whoever rewrites the journal
-        # finds in `_writers` what the journal says, neither less nor more.
-        self._journaling = threading.Lock()
         self._stages_lock = threading.Lock()
         self._stages: dict[int, Stage] = {}
         self._damaged: dict[int, StoreError] = {}
-        self._writers = Writers()
-        self._journal: Journal  # Made by `open_journal`, before anything else.
         # Commits that the last process did not end, and what to do about them.
         self._unsettled: list[tuple[CommitPlan, Outcome]] = []
-        # Why the journal is left alone until the next opening, which acts on it, and
-        # the commits that it finishes or undoes.
-        self._failure: str | None = None
-        self._doubtful: set[Job] = set()
-        # A journal that can't be made much shorter is not rewritten again and again.
-        self._worth_bytes = 0
 
     # Opening.
 
-    def load(self) -> None:
-        """Open all stages, and end the commits that were begun."""
-        files = self._context.files
-        make_directories(files, self._directory)
-        files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
-        for entry in files.list(self._directory):
-            if entry.is_dir and entry.name.isdecimal():
-                self._load_stage(self._directory / entry.name)
-        for plan, outcome in self._unsettled:
-            self._end_unsettled(plan, outcome)
-        self._unsettled = []
-
-    def open_journal(self, *, is_new: bool, now_ns: int) -> None:
-        """Read the journal, or make one."""
-        files, path = self._context.files, self._root / JOURNAL
-        data = None if is_new else read_file(files, path)
-        parsed = parse_journal(data or b"")
-        if parsed.lost is not None:
-            if not is_new:
-                self._lose_journal(path, parsed, missing=data is None, now_ns=now_ns)
-            self._journal = Journal.create(files, path, self._writers.entries())
-            return
-        if parsed.torn:
-            self._context.findings.note(JOURNAL, "a mark was not finished; set anew")
-        if len(data or b"") > max(parsed.end, parsed.mark.end):
-            text = "an entry was not finished; cut off"
-            self._context.findings.note(JOURNAL, text, parsed.end, len(data or b""))
-        if parsed.current:
-            self._writers.replay(parsed.entries)
-            self._journal = Journal.resume(files, path, parsed)
-            return
-        entries = self._mend_journal(parsed, now_ns)
-        self._writers.replay(entries)
-        try:
-            self._identity.prepare()
-            if parsed.damaged or parsed.faults:
-                keep_copy(files, path)
-            self._journal = Journal.create(files, path, entries)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            prepare = self._identity.prepare
-            self._journal = Journal.outdated(files, path, entries, prepare=prepare)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the journal is of this version; else there was no room for it."""
-        return not self._journal.is_outdated
-
-    def _lose_journal(
-        self, path: Path, parsed: Parsed, *, missing: bool, now_ns: int
-    ) -> None:
-        if not missing:
-            self._context.files.replace(path, path.with_name(path.name + ".damaged"))
-        reason = "it is missing" if missing else parsed.lost
-        text = f"the journal is lost ({reason}): earlier commits are forgotten"
-        self._context.findings.damage(JOURNAL, text)
-        self._writers.replay([{"kind": "lost", "at_ns": now_ns}])
-
-    def _mend_journal(self, parsed: Parsed, now_ns: int) -> list[Entry]:
-        """Report what is damaged; give the entries, with those that make up for it.
-
-        Raises:
-            DamagedFile: a commit is begun, and nothing says which one. Parts of it may
-                be in its topics: they must not be shown.
-        """
-        findings = self._context.findings
-        for fault in parsed.faults:
-            findings.damage(JOURNAL, f"{fault}; it is written anew")
-        if parsed.is_begun_unread:
-            reason = "a commit is begun, and its entry can't be read"
-            raise DamagedFile(self._root, JOURNAL, reason)
-        entries, forgotten = complete(parsed), False
-        known = find_end(parsed)
-        for start, end in parsed.damaged:
-            # Other entries may be in the same range: only one of that size is known.
-            if known is not None and end - start == len(encode_entry(known)):
-                job = Job(known["writer"], known["sequence"])
-                text = f"an entry is damaged; {_who(job)} was ended, by the mark"
-                known = None
-            else:
-                text = "an entry is damaged; the commit in it is forgotten"
-                forgotten = True
-            findings.damage(JOURNAL, text, start, end)
-        return [*entries, {"kind": "lost", "at_ns": now_ns}] if forgotten else entries
-
-    def _load_stage(self, directory: Path) -> None:
-        try:
-            metadata = self._read_stage(directory)
-            # A stage that a crash left over behind its commit is not even opened: its
-            # files may be a topic's by now, and are not to be mended as a stage's.
-            if metadata is None or self._is_over(metadata):
-                remove_stage(self._context, directory)
-                return
-            stage = Stage.open(self._context, directory, metadata)
-        except StoreError as error:
-            # Kept until a person drops it: a commit that names it is refused.
-            self._damaged[int(directory.name)] = error
-            self._context.findings.damage(f"stages/{directory.name}", str(error))
-            return
-        self._stages[stage.metadata.id] = stage
-
-    def _read_stage(self, directory: Path) -> StageMetadata | None:
-        stage_id = int(directory.name)
-        try:
-            return read_metadata(self._context, directory)
-        except StoreError as error:
-            for plan, _ in self._unsettled:
-                if stage_id in plan.stages:
-                    # The journal knows what the stage is for.
-                    return plan.stage_metadata(stage_id)
-            file = f"stages/{stage_id}/{STAGE_METADATA}"
-            effect = f"stage {stage_id} can't be used"
-            raise DamagedFile(self._root, file, str(error), effect) from error
-
-    def _is_over(self, stage: StageMetadata) -> bool:
-        last = self._writers.last(stage.job.writer)
-        if last is None or stage.job.sequence > last.job.sequence:
-            return False
-        return stage.job.sequence < last.job.sequence or stage.id < last.next_stage
-
     def settle(self) -> None:
         """Decide about commits that a crash has interrupted, before topics open."""
-        for entry in self._writers.pending.values():
+        for entry in self._history.pending.values():
             plan = decode_begin(entry)
             if not self._hold(plan):
                 outcome = settle(self._context, self._root, plan)
@@ -260,19 +119,67 @@ class Staging:
         error = next(errors, None)
         if error is None:
             return False
-        effect = f"{_who(plan.job)} waits, and its topics are closed"
+        effect = f"{plan.job} waits, and its topics are closed"
         waiting = DamagedFile(error.root, error.file, error.reason, effect)
         for planned in plan.topics:
             self._catalog.hold(planned.id, waiting, planned.name)
-        self._failure = self._failure or str(waiting)
-        self._doubtful.add(plan.job)
+        self._decisions.hold(str(waiting), plan.job)
         return True
 
+    def load(self) -> None:
+        """Open all stages, and end the commits that were begun."""
+        files = self._context.files
+        make_directories(files, self._directory)
+        files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
+        for stage_id in list_ids(files, self._directory):
+            self._load_stage(stage_id)
+        for plan, outcome in self._unsettled:
+            self._end_unsettled(plan, outcome)
+        self._unsettled = []
+
+    def _load_stage(self, stage_id: int) -> None:
+        directory = self._directory / str(stage_id)
+        try:
+            metadata = self._read_stage(stage_id, directory)
+            # A stage that a crash left over behind its commit is not even opened: its
+            # files may be a topic's by now, and are not to be mended as a stage's.
+            if metadata is None or self._is_over(metadata):
+                remove_stage(self._context, directory)
+                return
+            stage = Stage.open(self._context, directory, metadata)
+        except StoreError as error:
+            # Kept until a person drops it: a commit that names it is refused.
+            self._damaged[stage_id] = error
+            self._context.findings.damage(f"stages/{stage_id}", str(error))
+            return
+        self._stages[stage_id] = stage
+
+    def _read_stage(self, stage_id: int, directory: Path) -> StageMetadata | None:
+        try:
+            return read_stage(self._context, directory)
+        except StoreError as error:
+            for plan, _ in self._unsettled:
+                for planned in plan.topics:
+                    if stage_id in planned.stages:
+                        # The journal knows what the stage is for.
+                        return StageMetadata(
+                            stage_id, planned.name, plan.job, plan.at_ns
+                        )
+            file = f"stages/{stage_id}/{STAGE_METADATA}"
+            effect = f"stage {stage_id} can't be used"
+            raise DamagedFile(self._root, file, str(error), effect) from error
+
+    def _is_over(self, stage: StageMetadata) -> bool:
+        last = self._history.last(stage.job.writer)
+        if last is None or stage.job.sequence > last.job.sequence:
+            return False
+        return stage.job.sequence < last.job.sequence or stage.id < last.next_stage
+
     def _end_unsettled(self, plan: CommitPlan, outcome: Outcome) -> None:
-        who = _who(plan.job)
+        findings = self._context.findings
         if outcome is Outcome.UNDONE:
-            self._note_end(encode_undone(plan.job))
-            self._context.findings.damage(JOURNAL, f"{who} {outcome.value}")
+            self._decisions.note_end(encode_undone(plan.job))
+            findings.damage(JOURNAL, f"{plan.job} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
             saved = self._save(plan)
@@ -282,7 +189,7 @@ class Staging:
                 # Its stages are kept, for a person to look at. If it is only that the
                 # disk refuses, the store does not open and nothing is given up.
                 self._undo(plan, saved, error)
-                self._context.findings.damage(JOURNAL, f"{who} is undone: {error}")
+                findings.damage(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             except (StoreWriteFailed, OSError) as error:
                 cause = error if isinstance(error, OSError) else error.__cause__
@@ -291,14 +198,13 @@ class Staging:
                 # A full disk must not keep the store from opening. The stages stay, so
                 # that the writer can commit again once there is room.
                 self._undo(plan, saved, error)
-                self._context.findings.note(JOURNAL, f"{who} is undone: {error}")
+                findings.note(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             self._show(plan, created)
         else:
-            self._note_end(encode_done(plan.commit))
-        for stage in self._job(plan.job):
-            self._drop(stage)
-        self._context.findings.note(JOURNAL, f"{who} {outcome.value}")
+            self._decisions.note_end(encode_done(plan.commit))
+        self._drop(self._job(plan.job))
+        findings.note(JOURNAL, f"{plan.job} {outcome.value}")
 
     def _save(self, plan: CommitPlan) -> dict[int, LogState]:
         """Copy what `_undo` goes back to."""
@@ -312,17 +218,16 @@ class Staging:
 
     def open(self, topic: str, writer: str, sequence: int, *, now_ns: int) -> Stage:
         """Open a stage for a topic, which need not exist yet."""
-        check_name(topic)
         check_job(writer, sequence)
-        self._catalog.find(topic)  # Refuses a name that a damaged topic may have.
+        self._catalog.check_target(topic)
         with self._stages_lock:
             if len(self._stages) >= self._context.config.stages_max:
                 raise StageError(
                     f"{len(self._stages)} stages are open, no more are allowed "
                     "(stages_max); commit or abort some, or wait until they expire"
                 )
-        with self._writing("open a stage"):
-            stage_id = self._identity.new_stage()
+        with self._decisions.writing("open a stage"):
+            stage_id = self._context.identity.new_stage()
             metadata = StageMetadata(stage_id, topic, Job(writer, sequence), now_ns)
             directory = self._directory / str(stage_id)
             try:
@@ -346,7 +251,7 @@ class Staging:
         if stage is None:
             if stage_id in self._damaged:
                 raise copy(self._damaged[stage_id])
-            if self._writers.is_expired(stage_id):
+            if self._history.is_expired(stage_id):
                 raise StageExpired(
                     f"stage {stage_id} expired: nothing was written to its job for "
                     f"{self._context.config.stage_ttl_s} s; write it again"
@@ -361,24 +266,19 @@ class Staging:
 
     def writer_topics(self, writer: str) -> frozenset[str] | None:
         """Tell which topics a writer's last commit wrote; None if it is unknown."""
-        last = self._writers.last(writer)
+        last = self._history.last(writer)
         return None if last is None else last.topics
 
     def abort(self, writer: str, sequence: int) -> int:
         """Drop all stages of a job; tell how many there were."""
         with self._turn(writer, self._context.config.wait_timeout_s):
-            self._check_writable()
-            stages = self._job(Job(writer, sequence))
-            for stage in stages:
-                self._drop(stage)
-            with self._writing("forget stages for good"):
-                self._context.files.sync_dir(self._directory)
-            return len(stages)
+            self._decisions.check_writable()
+            return self._forget(self._job(Job(writer, sequence)))
 
     def expire(self, now_ns: int) -> None:
-        """Drop the stages of jobs that nobody has touched for too long."""
+        """Drop the stages of jobs that were not active for too long."""
         oldest_ns = now_ns - self._context.config.stage_ttl_s * 1_000_000_000
-        self._check_writable()
+        self._decisions.check_writable()
         for job in dict.fromkeys(stage.metadata.job for stage in self.all()):
             try:
                 with self._turn(job.writer, 0):
@@ -387,30 +287,36 @@ class Staging:
                 continue  # Its writer is ending a job right now.
 
     def _expire_job(self, job: Job, oldest_ns: int, now_ns: int) -> None:
-        self._check_writable()
+        self._decisions.check_writable()
         stages = self._job(job)
         if max((stage.active_ns for stage in stages), default=now_ns) >= oldest_ns:
             return
         ids = frozenset(stage.metadata.id for stage in stages)
-        with self._writing("note an expiry"):
-            self._note(encode_expired(Expiry(job, now_ns, ids)))
-        for stage in stages:
-            self._drop(stage)
-        with self._writing("forget stages for good"):
-            self._context.files.sync_dir(self._directory)
-        logger.info("%d stages of %s expired", len(stages), job)
+        with self._decisions.writing("note an expiry"):
+            self._decisions.note(encode_expired(Expiry(job, now_ns, ids)))
+        logger.info("%d stages of %s expired", self._forget(stages), job)
 
     def _job(self, job: Job) -> list[Stage]:
         return [stage for stage in self.all() if stage.metadata.job == job]
 
-    def _drop(self, stage: Stage) -> None:
-        with self._stages_lock:
-            self._stages.pop(stage.metadata.id, None)
-        try:
-            stage.drop()
-        except OSError as error:
-            # It is removed when the store is next opened, or expires.
-            logger.warning("stage %d: could not remove: %s", stage.metadata.id, error)
+    def _drop(self, stages: list[Stage]) -> None:
+        for stage in stages:
+            with self._stages_lock:
+                self._stages.pop(stage.metadata.id, None)
+            try:
+                stage.drop()
+            except OSError as error:
+                # It is removed when the store is next opened, or expires.
+                logger.warning(
+                    "stage %d: could not remove: %s", stage.metadata.id, error
+                )
+
+    def _forget(self, stages: list[Stage]) -> int:
+        """Drop stages whose end no entry tells: they must not come back."""
+        self._drop(stages)
+        with self._decisions.writing("forget stages for good"):
+            self._context.files.sync_dir(self._directory)
+        return len(stages)
 
     # Committing.
 
@@ -454,14 +360,14 @@ class Staging:
                 "are the most (overwrite_max): replace them in several commits"
             )
         for name in overwrite:
-            check_name(name)
+            check_log_name(name)
         job, replaced = Job(writer, sequence), frozenset(overwrite)
         with self._turn(writer, config.wait_timeout_s):
-            last = self._writers.last(writer)
+            last = self._history.last(writer)
             if last is not None and sequence <= last.job.sequence:
                 # Also when nothing can be committed any more: it is known to be done.
                 return self._repeat(job, named, replaced)
-            self._check_writable(job)
+            self._decisions.check_writable(job)
             stages = [self._find_named(job, stage) for stage in named]
             with ExitStack() as locks:
                 for stage in sorted(set(stages), key=lambda s: s.metadata.id):
@@ -477,14 +383,13 @@ class Staging:
                     result = self._commit(job, stages, targets, replaced, now_ns)
                 for stage in stages:
                     stage.retire()
-            for stage in self._job(job):
-                self._drop(stage)
+            self._drop(self._job(job))
             return result
 
     def _repeat(
         self, job: Job, named: Sequence[NamedStage], overwrite: frozenset[str]
     ) -> CommitResult:
-        last = self._writers.last(job.writer)
+        last = self._history.last(job.writer)
         assert last is not None
         result = CommitResult(CommitStatus.STALE)
         if job.sequence == last.job.sequence:
@@ -499,12 +404,9 @@ class Staging:
                     f"with {sorted(topics | overwrite)}"
                 )
             result = CommitResult(CommitStatus.REPEATED, last.ranges)
-        if self._failure is None:  # Else the files may be another process's by now.
-            for stage in self._job(job):
-                self._drop(stage)
-            # The journal does not say that these are over: they must not come back.
-            with self._writing("forget stages for good"):
-                self._context.files.sync_dir(self._directory)
+        if self._decisions.failure is None:
+            # Else the files may be another process's by now.
+            self._forget(self._job(job))
         return result
 
     def _find_named(self, job: Job, named: NamedStage) -> Stage:
@@ -524,7 +426,7 @@ class Staging:
     ) -> CommitResult:
         with ExitStack() as locks:
             topics = [topic for topic in targets.values() if topic is not None]
-            with self._writing("make ready for a commit"):
+            with self._decisions.writing("make ready for a commit"):
                 for topic in sorted(topics, key=lambda t: t.metadata.id):
                     locks.enter_context(topic.log.exclusive())
                     topic.log.sync()
@@ -534,29 +436,14 @@ class Staging:
                 self._context.spare.keep()
             plan = self._plan(job, stages, targets, overwrite, now_ns)
             saved = self._save(plan)
-            with self._deciding(job):
+            with self._decisions.deciding("a commit", job):
                 self._decide(plan, saved)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
 
-    @contextmanager
-    def _deciding(self, job: Job) -> Iterator[None]:
-        """Leave a commit that is interrupted, by a signal, to the next opening.
-
-        The interrupt may come right behind `begin` or `done`: what is begun is never
-        left alone, and what is done must not be undone.
-        """
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            self._fail("a commit was interrupted", job)
-            raise
-
     def _decide(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
         """Begin a commit, and carry it out or undo it."""
-        with self._writing("begin a commit", plan.job):
-            self._note(encode_begin(plan))
+        with self._decisions.writing("begin a commit", plan.job):
+            self._decisions.note(encode_begin(plan))
         try:
             created = self._carry_out(plan)
         except Exception as error:
@@ -581,14 +468,14 @@ class Staging:
         by_topic: dict[str, list[Stage]] = {}
         for stage in stages:
             by_topic.setdefault(stage.metadata.topic, []).append(stage)
-        with self._writing("reserve ids of topics"):
+        with self._decisions.writing("reserve ids of topics"):
             new = sum(topic is None for topic in targets.values())
-            new_ids = iter(self._identity.new_topics(new))
+            new_ids = iter(self._context.identity.new_topics(new))
         for name, topic in targets.items():
             own = by_topic.get(name, [])
             if topic is None:
                 topic_id = next(new_ids)
-                start, end = LogStart(), LogEnd(0, 0, -1, 0, 0, 0)
+                start, end = Point(), Tail(0, 0, -1, 0, 0, 0)
             else:
                 topic_id = topic.metadata.id
                 start, end = topic.metadata.start, topic.log.end()
@@ -604,7 +491,8 @@ class Staging:
                     bytes=sum(stage.size for stage in own),
                 )
             )
-        return CommitPlan(job, now_ns, self._identity.next_stage, tuple(planned))
+        next_stage = self._context.identity.next_stage
+        return CommitPlan(job, now_ns, next_stage, tuple(planned))
 
     def _carry_out(self, plan: CommitPlan) -> list[Topic]:
         """Carry out a plan that is in the journal; give the topics that are new."""
@@ -618,11 +506,11 @@ class Staging:
         )
         new = {topic.metadata.id: topic for topic in created}
         carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
-        self._note(encode_done(plan.commit))
+        self._decisions.note(encode_done(plan.commit))
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
-        """Let everybody see a commit that is done; nothing here can fail."""
+        """Show a commit that is done; nothing here can fail."""
         self._catalog.add(created)
         show(plan, self._catalog.by_id())
 
@@ -634,18 +522,18 @@ class Staging:
     ) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:
-            if self._journal.failed:
+            if self._decisions.journal.failed:
                 raise StoreError("the journal can't be written")
             reserve = self._context.reserve
             self._context.spare.insist(
                 lambda: reserve.spend(lambda: self._set_back(plan, saved))
             )
-            self._note_end(encode_undone(plan.job))
+            self._decisions.note_end(encode_undone(plan.job))
         except Exception as error:
             # Whether the commit counts is decided by the next opening, which sets
             # its topics back: nothing may be appended to them until then.
             reason = f"a commit failed ({cause}) and could not be undone ({error})"
-            self._fail(reason, plan.job)
+            self._decisions.fail(reason, plan.job)
             raise CommitUnknown(*plan.job, reason) from error
 
     def _set_back(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
@@ -663,48 +551,7 @@ class Staging:
             if planned.overwrite:
                 topic.update(start=planned.start)
 
-    def _fail(self, reason: str, job: Job | None = None) -> None:
-        """Leave everything as it is for the next opening, which ends the job's commit.
-
-        It does so by what it finds: nothing may be written to a topic, and none may be
-        deleted or made under a name that the commit creates.
-        """
-        if job is not None:
-            self._doubtful.add(job)
-        self._failure = self._failure or reason
-        self._catalog.fail(reason)
-        for topic in self._catalog:
-            topic.log.fail(reason)
-
-    def _note(self, entry: Entry) -> None:
-        """Write an entry to the journal, and take it in."""
-        with self._journaling:
-            self._journal.append(entry)
-            self._writers.replay([entry])
-
-    def _note_end(self, entry: Entry) -> None:
-        """Write that a commit is over, on a full disk too: all else depends on it."""
-        self._context.reserve.spend(lambda: self._note(entry))
-
-    def _check_writable(self, job: Job | None = None) -> None:
-        if self._failure is not None:
-            if job in self._doubtful:
-                raise CommitUnknown(*job, self._failure)
-            raise StoreReadOnly(
-                f"no commits since {self._failure}; mend the disk and reopen the store"
-            )
-
-    # Keeping the journal short.
-
-    def compact(self, now_ns: int) -> None:
-        """Forget old writers, and rewrite the journal when it has grown."""
-        config = self._context.config
-        with self._journaling, self._writing("compact the journal"):
-            self._check_writable()
-            self._writers.forget_before(now_ns - config.writer_ttl_s * 1_000_000_000)
-            if self._journal.size > max(config.journal_bytes_max, self._worth_bytes):
-                self._journal.rewrite(self._writers.entries())
-                self._worth_bytes = 2 * self._journal.size
+    # Closing.
 
     def drain(self) -> None:
         """Refuse commits from now on, and wait for those under way.
@@ -714,7 +561,7 @@ class Staging:
         """
         timeout_s = self._context.config.wait_timeout_s
         with self._turns:
-            self._failure = self._failure or "the store was closed"
+            self._decisions.hold("the store was closed")
             if not self._turns.wait_for(lambda: not self._busy, timeout_s):
                 raise Timeout(
                     f"a commit or abort of writer {min(self._busy)!r} is still under "
@@ -723,29 +570,9 @@ class Staging:
                 )
 
     def close(self) -> None:
-        """Make the stages durable and close the journal, once nothing is under way."""
-        with self._journaling:
-            try:
-                for stage in self.all():
-                    stage.log.close()
-            finally:
-                self._journal.close()
-
-    @contextmanager
-    def _writing(self, doing: str, job: Job | None = None) -> Iterator[None]:
-        try:
-            yield
-        except NotSynced as error:
-            raise StoreWriteFailed(f"could not {doing}: {error}") from error
-        except OSError as error:
-            if self._journal.failed:
-                # An entry may or may not be there, and the next opening acts on it.
-                reason = f"the journal could not be written ({error})"
-                self._fail(reason, job)
-                if job is not None:
-                    raise CommitUnknown(*job, reason) from error
-                raise StoreReadOnly(f"{reason}; reopen the store") from error
-            raise StoreWriteFailed(f"could not {doing}: {error}") from error
+        """Make the stages durable, once nothing is under way."""
+        for stage in self.all():
+            stage.log.close()
 
 
 def _check_content(stage: Stage, named: NamedStage) -> None:
@@ -754,7 +581,3 @@ def _check_content(stage: Stage, named: NamedStage) -> None:
             f"stage {named.id} holds {stage.batches} batches of {stage.size} "
             f"bytes; the commit says {named.batches} of {named.bytes}"
         )
-
-
-def _who(job: Job) -> str:
-    return f"commit {job.sequence} of {job.writer!r}"

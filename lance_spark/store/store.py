@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,41 +20,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark.errors import (
+    AppendConflict,
     DamagedFile,
     StoreClosed,
     StoreError,
+    StoreReadOnly,
     StoreWriteFailed,
 )
 from lance_spark.model import Buffer, Framing, Location, Retention
-from lance_spark.store.cache import SegmentCache
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
-from lance_spark.store.context import Context
-from lance_spark.store.extent import Appended
+from lance_spark.store.context import Context, Finding, Findings, Wake, Watchers
+from lance_spark.store.decisions import Decisions
+from lance_spark.store.document import (
+    FIRST_STAGE_ID,
+    IDENTITY,
+    UNCHECKED_FORMAT,
+    Identity,
+    decode_document,
+)
 from lance_spark.store.files import (
+    RESERVE,
     File,
     Files,
     OsFiles,
+    Reserve,
+    Spare,
     is_full,
     keep_copy,
+    list_ids,
     make_directories,
     read_file,
+    replace_file,
 )
-from lance_spark.store.finding import Finding, Findings
-from lance_spark.store.identity import FILE as IDENTITY
-from lance_spark.store.identity import FIRST_STAGE_ID, Identity
-from lance_spark.store.log import Log
+from lance_spark.store.log import Appended, Log, Syncer
 from lance_spark.store.reader import Slice, View
-from lance_spark.store.retention import plan_retention
-from lance_spark.store.spare import RESERVE, Reserve, Spare
-from lance_spark.store.stage import Stage
+from lance_spark.store.segment import SegmentCache
+from lance_spark.store.stage import STAGE_METADATA, Stage, decode_stage, encode_stage
 from lance_spark.store.staging import Staging
-from lance_spark.store.syncer import Syncer
-from lance_spark.store.topic import DEFAULT_TOPIC, Topic
-from lance_spark.store.upgrade import upgrade_files
-from lance_spark.store.watch import Wake, Watchers
+from lance_spark.store.topic import (
+    DEFAULT_TOPIC,
+    TOPIC_METADATA,
+    Topic,
+    decode_topic,
+    encode_topic,
+    plan_retention,
+)
 
 LOCK = "lock"
 CONSUMERS = "consumers.log"
@@ -82,7 +96,7 @@ class Store:
             files: file operations.
             clock_ns: the time.
             background: sync on a thread of its own, so that appends share syncs;
-                without it whoever waits for an append syncs it himself.
+                without it the thread that waits for an append syncs it.
             observe_sync: told how many seconds each sync of a log has taken.
 
         Raises:
@@ -136,22 +150,25 @@ class Store:
             observe_sync,
         )
         self._identity = identity
-        self._catalog = Catalog(context, self.path, identity)
-        self._staging = Staging(context, self.path, identity, self._catalog)
+        self._decisions = Decisions(context, self.path)
+        self._catalog = Catalog(context, self.path, self._decisions)
+        self._staging = Staging(context, self.path, self._catalog, self._decisions)
         if is_new:
-            self._staging.open_journal(is_new=True, now_ns=self._clock_ns())
+            self._decisions.open(is_new=True, now_ns=self._clock_ns())
             # A store is one from here on: its journal is there, and will be missed.
             identity.prepare()
         else:
             # Nothing of the new format is written before this file says so.
             self._if_room("say format 2", identity.prepare)
-            self._staging.open_journal(is_new=False, now_ns=self._clock_ns())
+            self._decisions.open(is_new=False, now_ns=self._clock_ns())
+        self._catalog.finish_removals()
         self._staging.settle()
-        upgraded = self._if_room("upgrade", lambda: upgrade_files(context, self.path))
+        upgraded = self._if_room("upgrade", lambda: _upgrade_files(context, self.path))
         self._catalog.load(self._clock_ns() // 1_000_000_000)
         self._staging.load()
         self._consumers = self._load_consumers(identity)
-        if upgraded and self._staging.is_current and self._consumers.is_written:
+        is_current = not self._decisions.journal.is_outdated
+        if upgraded and is_current and self._consumers.is_written:
             self._if_room("end the upgrade", identity.finish_upgrade)
         self._reserve.keep()
 
@@ -267,24 +284,90 @@ class Store:
                 topics_max=topics_max,
             )
 
+    def create_topics(
+        self,
+        topics: Mapping[str, int],
+        *,
+        retention: Retention | None = None,
+        auth: Mapping[str, Any] | None = None,
+        topics_max: int | None = None,
+    ) -> list[Topic]:
+        """Create topics with several partitions: all of their logs, or none.
+
+        The partitions of `orders` are the logs `orders/0`, `orders/1` and so on, each a
+        `Topic` with an id of its own. A topic with one partition is the log `orders`.
+
+        Args:
+            topics: how many partitions each topic has, by the topics' names.
+            retention: what may be dropped from each partition.
+            auth: access rules, which the store only keeps.
+            topics_max: how many logs with a name there may be.
+
+        Returns:
+            The logs, in the order of `topics` and of their numbers.
+
+        Raises:
+            InvalidName, TopicExists, LimitReached, Timeout: as `create_topic`.
+            StoreWriteFailed: none of them is created.
+            StoreReadOnly: all of them or none are there when the store is opened again.
+        """
+        self._check_open()
+        with self._disk(f"create topics {', '.join(topics)}"):
+            return self._catalog.create_all(
+                topics,
+                retention=retention or Retention(),
+                auth=auth,
+                now_s=self._clock_ns() // 1_000_000_000,
+                topics_max=topics_max,
+            )
+
+    def partitions(self, name: str) -> int:
+        """Tell how many partitions a topic has; 0 if there is no topic of that name.
+
+        Raises:
+            DamagedFile: see `find_topic`.
+        """
+        self._check_open()
+        return self._catalog.partitions(name)
+
     def delete_topic(self, topic: int) -> None:
-        """Delete a topic and all its data; its id is never used again."""
+        """Delete a topic and all its data; its id is never used again.
+
+        Raises:
+            UnknownTopic, DamagedFile: as `topic`.
+            StoreError: it is one of several partitions, or the default topic.
+        """
         self._check_open()
         with self._disk(f"delete topic {topic}"):
             self._catalog.remove(topic)
         self._consumers.forget_topic(topic)
 
+    def delete_topics(self, topics: Sequence[int]) -> None:
+        """Delete topics, all or none; of a partition, all others have to be named too.
+
+        Once this returns, or fails with StoreReadOnly, the next opening finishes it.
+        """
+        self._check_open()
+        ids = sorted(set(topics))
+        with self._disk(f"delete topics {ids}"):
+            self._catalog.remove_all(ids)
+        for topic in ids:
+            self._consumers.forget_topic(topic)
+
     def set_retention(self, topic: int, retention: Retention) -> None:
-        """Change what may be dropped from a topic."""
-        found = self.topic(topic)
+        """Change what may be dropped from a topic, in each of its partitions."""
+        self._check_open()
         with self._disk(f"change topic {topic}"):
-            # Lowering it is how a full disk gets room.
-            self._reserve.spend(lambda: found.update(retention=retention))
+            for each in self._catalog.family(topic):
+                # Lowering it is how a full disk gets room.
+                self._reserve.spend(partial(each.update, retention=retention))
 
     def set_auth(self, topic: int, auth: Mapping[str, Any]) -> None:
-        """Change a topic's access rules; an empty mapping removes them."""
+        """Change the access rules of a topic's partitions; an empty mapping removes."""
+        self._check_open()
         with self._disk(f"change topic {topic}"):
-            self.topic(topic).update(auth=auth)
+            for each in self._catalog.family(topic):
+                each.update(auth=auth)
 
     # Appending and reading.
 
@@ -295,6 +378,7 @@ class Store:
         starts: NDArray[np.int64] | None = None,
         *,
         data_crc: int | None = None,
+        expected_record: int | None = None,
         wait: bool = True,
     ) -> Appended:
         """Append a batch of whole records to a topic.
@@ -304,22 +388,53 @@ class Store:
             data: the records' bytes.
             starts: where each record starts; found by the framing if not given.
             data_crc: CRC32C of the bytes, where it is known already.
+            expected_record: store the batch only if its first record gets this number.
             wait: return only when the batch is durable; otherwise `wait_durable` is
-                to be called before it is reported to anybody.
+                to be called before the batch is acknowledged.
 
         Raises:
             RecordError: the bytes are not whole records.
             UnknownTopic: there is no such topic.
+            AppendConflict: the next record has another number than expected. What was
+                written before it is durable, also without `wait`.
             StoreWriteFailed, StoreReadOnly, Timeout: it is not durable.
         """
         log = self.topic(topic).log
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
-        appended = log.append(data, framed, now_ns=now_ns, data_crc=data_crc)
+        try:
+            appended = log.append(
+                data,
+                framed,
+                now_ns=now_ns,
+                data_crc=data_crc,
+                expected_record=expected_record,
+            )
+        except AppendConflict as conflict:
+            # The writer takes the records for its own, or writes elsewhere: they must
+            # not be lost again once it knows of them.
+            self._wait(log, conflict.next_offset)
+            raise
         self._request_sync(log)
         if wait:
             self._wait(log, appended.end)
         return appended
+
+    def sync(self) -> None:
+        """Make everything that was appended so far durable, whatever the policy.
+
+        Raises:
+            StoreReadOnly: the disk failed before all of it was durable.
+            StoreError: a sync could not be tried, and can be tried again.
+        """
+        self._check_open()
+        for log in self._logs():
+            try:
+                log.sync_written()
+            except StoreReadOnly:
+                # It may have been deleted or dropped meanwhile.
+                if log in self._logs():
+                    raise
 
     def wait_durable(
         self, topic: int, appended: Appended, *, timeout_s: float | None = None
@@ -449,7 +564,7 @@ class Store:
         """Commit stages to their topics, all or nothing, once per (writer, sequence).
 
         Args:
-            writer: who writes.
+            writer: the name that the writer has given itself.
             sequence: rises with each commit of the writer.
             stages: the stages that won, in order. All other stages of the job go.
             overwrite: topics whose content is replaced, by zero rows if no stage is
@@ -541,7 +656,7 @@ class Store:
                 except StoreError as error:
                     failure = error
         self._staging.expire(now_ns)
-        self._staging.compact(now_ns)
+        self._decisions.compact(now_ns)
         self._reserve.keep()
         if failure is not None:
             raise failure
@@ -551,7 +666,7 @@ class Store:
         topic.log.roll_if_aged(now_ns)
 
     def _retain(self, topic: Topic, now_ns: int) -> None:
-        # Nobody may commit meanwhile: an overwrite moves the start as well.
+        # No commit may run meanwhile: an overwrite moves the start as well.
         with topic.log.exclusive():
             segments = topic.log.segments()
             start = plan_retention(segments, topic.metadata.retention, now_ns)
@@ -575,17 +690,15 @@ class Store:
         self._released = True
         if self._syncer is not None:
             self._syncer.stop(self.config.wait_timeout_s)
-        try:
-            self._staging.close()
-        finally:
-            try:
-                self._catalog.close()
-            finally:
-                self._consumers.close()
-                self._identity.close()
-                self._segments.clear()
-                self._spare.give_up()
-                self._lock.close()
+        with ExitStack() as closing:  # The last one is called first, and all are.
+            closing.callback(self._lock.close)
+            closing.callback(self._spare.give_up)
+            closing.callback(self._segments.clear)
+            closing.callback(self._identity.close)
+            closing.callback(self._consumers.close)
+            closing.callback(self._decisions.close)
+            closing.callback(self._catalog.close)
+            closing.callback(self._staging.close)
 
     def __enter__(self) -> Store:
         return self
@@ -628,6 +741,10 @@ class Store:
             return self._staging.get(topic).log
         return self.topic(topic).log
 
+    def _logs(self) -> list[Log]:
+        owners = [*self._catalog, *self._staging.all()]
+        return [owner.log for owner in owners]
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"{self.path}: the store is closed")
@@ -650,3 +767,31 @@ def _check_starts(starts: NDArray[np.int64], length: int) -> None:
             "record starts have to rise from 0 and stay below the batch's "
             f"{length} bytes; leave them out to have them found"
         )
+
+
+def _upgrade_files(context: Context, root: Path) -> None:
+    """Give the metadata of all topics and stages a checksum, where it has none.
+
+    A damaged file is left as it is: what it belongs to is closed when it is opened.
+
+    Raises:
+        OSError: the disk refused; what is left to do is done by the next opening.
+    """
+    if not context.identity.upgrading:
+        return
+    context.identity.prepare()
+    for directory, name, convert in (
+        ("segments", TOPIC_METADATA, lambda data: encode_topic(decode_topic(data))),
+        ("stages", STAGE_METADATA, lambda data: encode_stage(decode_stage(data))),
+    ):
+        for stored in list_ids(context.files, root / directory):
+            _upgrade(context, root / directory / str(stored) / name, convert)
+
+
+def _upgrade(context: Context, path: Path, convert: Callable[[bytes], bytes]) -> None:
+    data = read_file(context.files, path)
+    try:
+        if data is not None and decode_document(data).format == UNCHECKED_FORMAT:
+            replace_file(context.files, path, convert(data))
+    except StoreError:
+        return  # Reported when the topic or stage is opened.

@@ -14,8 +14,7 @@ from lance_spark.broker.assignment import Strategy
 from lance_spark.errors import StageUnknown, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import Store
-from lance_spark.store.log import Log
-from lance_spark.store.syncer import Syncer
+from lance_spark.store.log import Log, Syncer
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import AssignmentStrategy, LocateKind
 from tests.broker.kit import Client, Dial, StartBroker, record

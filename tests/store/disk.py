@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from lance_spark.store.files import Entry
+from lance_spark.store.files import DirectoryEntry
 
 SECTOR = 512
 
@@ -320,14 +320,16 @@ class DiskFiles:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
         self.disk.change((str(path), None))
 
-    def list(self, path: Path) -> list[Entry]:
+    def list(self, path: Path) -> list[DirectoryEntry]:
         self.reading("list", str(path))
         entries = []
         prefix = f"{path}/"
         for name, number in self.disk.seen.items():
             if name.startswith(prefix) and "/" not in name[len(prefix) :]:
                 size = 0 if number == DIRECTORY else len(self.disk.inodes[number].seen)
-                entries.append(Entry(name[len(prefix) :], number == DIRECTORY, size))
+                entries.append(
+                    DirectoryEntry(name[len(prefix) :], number == DIRECTORY, size)
+                )
         return sorted(entries, key=lambda entry: entry.name)
 
     def sync_dir(self, path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.store.kit import batch, read_all
 
 RECORD_BYTES = 45
 NAMES = ("one", "two", "three")
+PARTITIONS = ("wide/0", "wide/1")
 WRITERS = ("v", "w")
 
 
@@ -192,17 +193,20 @@ class Historian:
             *[self._append_together] * 2,
             *[self._commit] * 4,
             *[self._retain, self._create, self._offset, self._auth, self._abort],
-            self._delete,
+            *[self._delete, self._create_wide, self._delete_wide],
         ]
         for number in range(steps):
             make = first[number] if number < len(first) else self._rng.choice(kinds)
             step = make() or self._create() or self._append()
             assert step is not None
-            self._state = step.after(self._state)[-1]
-            yield step
+            done = step.after(self._state)
+            if done:
+                self._state = done[-1]
+                yield step
 
-    def _pick(self) -> str | None:
-        return self._rng.choice(sorted(self._state.topics) or [None])
+    def _pick(self, partitions: tuple[str, ...] = ()) -> str | None:
+        names = {*NAMES, *partitions}.intersection(self._state.topics)
+        return self._rng.choice(sorted(names) or [None])
 
     def _batch(self) -> bytes:
         self._count += 1
@@ -219,11 +223,32 @@ class Historian:
             lambda s: [] if name in s.topics else [s.put(name, Known())],
         )
 
+    def _create_wide(self) -> Step:
+        def after(state: State) -> list[State]:
+            if PARTITIONS[0] in state.topics:
+                return []
+            return [state.put(PARTITIONS[0], Known()).put(PARTITIONS[1], Known())]
+
+        text = "create a topic with partitions"
+        return Step(text, lambda store: store.create_topics({"wide": 2}), after)
+
+    def _delete_wide(self) -> Step:
+        def do(store: Store) -> None:
+            topics = [find(store, name) for name in PARTITIONS]
+            store.delete_topics([topic.metadata.id for topic in topics])
+
+        def after(state: State) -> list[State]:
+            if PARTITIONS[0] not in state.topics:
+                return []
+            return [state.without(PARTITIONS[0]).without(PARTITIONS[1])]
+
+        return Step("delete a topic with partitions", do, after)
+
     def _change(
         self, text: str, do: Callable[[Store, Topic], object], *after: Any
     ) -> Step | None:
         """Make a step about one topic; `after` says what becomes of it."""
-        name = self._pick()
+        name = self._pick(PARTITIONS if text.startswith("append") else ())
         if name is None:
             return None
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 from lance_spark.store import CommitResult, NamedStage, Store
-from lance_spark.store.head import HEAD_BYTES, DurableMark, encode_head
-from lance_spark.store.journal import MAGIC, Entry, Standing, encode_entry
+from lance_spark.store.entrylog import HEAD_BYTES, DurableMark, encode_head
+from lance_spark.store.journal import MAGIC, JournalEntry, OpenDecisions, encode_entry
 from tests.store.disk import DiskFiles
 from tests.store.kit import open_store, read_all
 
@@ -69,9 +69,9 @@ def kill(store: Store) -> Store:
     return open_store(store.path, files, store.config, clock_ns=store._clock_ns)
 
 
-def encode_journal(*entries: Entry, marked: int | None = None) -> bytes:
+def encode_journal(*entries: JournalEntry, marked: int | None = None) -> bytes:
     """A journal of version 2 whose mark speaks of all entries, or of the first ones."""
-    standing = Standing()
+    standing = OpenDecisions()
     for entry in entries[:marked]:
         standing.add(entry)
     sizes = [len(encode_entry(entry)) for entry in entries[:marked]]

@@ -94,7 +94,7 @@ def look(store: Store) -> Seen:
     offsets = [(*key, offset) for key, offset in store._consumers.all().items()]
     writers = [
         (writer, commit.job.sequence)
-        for writer, commit in store._staging._writers._last.items()
+        for writer, commit in store._decisions.history._last.items()
     ]
     return Seen(tuple(topics), tuple(sorted(offsets)), tuple(sorted(writers)))
 

@@ -16,14 +16,15 @@ from crc32c import crc32c
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import RecordError, StoreError
 from lance_spark.model import Buffer, Scan
-from lance_spark.store import LogStart, Severity, check_store
+from lance_spark.store import Point, Severity, check_store
 from lance_spark.store.document import encode_document
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     SegmentName,
     decode_rows,
     encode_header,
@@ -31,12 +32,9 @@ from lance_spark.store.format import (
     mark_position,
     seal_rows,
 )
-from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.journal import encode_entry
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.stage import encode_metadata as encode_stage
-from lance_spark.store.topic import decode_metadata as decode_topic
-from lance_spark.store.topic import encode_metadata as encode_topic
+from lance_spark.store.stage import decode_stage, encode_stage
+from lance_spark.store.topic import decode_topic, encode_topic
 from tests.store.jobs import commit, stage
 from tests.store.kit import batch, newer, open_store
 
@@ -82,7 +80,7 @@ def set_mark(index: Path, position: int, rows: int) -> None:
     data = bytearray(index.read_bytes())
     for count in (10, 11):
         at = mark_position(count)
-        data[at : at + 32] = encode_mark(Mark(position, rows, count))
+        data[at : at + 32] = encode_mark(IndexMark(position, rows, count))
     index.write_bytes(data)
 
 
@@ -309,7 +307,7 @@ def test_damage_in_a_stage(path: Path) -> None:
 def test_segments_before_the_start(path: Path) -> None:
     metadata = path / "segments" / "1" / "metadata.json"
     old = decode_topic(metadata.read_bytes())
-    metadata.write_bytes(encode_topic(replace(old, start=LogStart(900, 20, 1))))
+    metadata.write_bytes(encode_topic(replace(old, start=Point(900, 20, 1))))
     assert check(path) == [
         "note: segments/1: segments before the start; the next opening drops"
     ]
@@ -337,8 +335,8 @@ def test_a_half_made_segment(path: Path) -> None:
         "note: segments/1/3_5.idx: half-made segment; the next opening mends it"
     ]
     data.unlink()
-    header = Header(1, SegmentName(3, 5), 2835, 63)
-    data.with_suffix(".idx").write_bytes(encode_header(header, Mark()))
+    header = IndexHeader(1, SegmentName(3, 5), 2835, 63)
+    data.with_suffix(".idx").write_bytes(encode_header(header, IndexMark()))
     assert check(path) == [
         "note: segments/1/3_5.idx: half-made segment; the next opening removes it"
     ]
@@ -531,5 +529,5 @@ def test_the_checker_changes_nothing(path: Path) -> None:
 
 def test_a_store_after_retention_is_clean(path: Path) -> None:
     with open_store(path) as store:
-        store.topic(1).drop_before(LogStart(900, 20, 1))
+        store.topic(1).drop_before(Point(900, 20, 1))
     assert check(path) == []

@@ -13,12 +13,12 @@ from lance_spark.store import consumers
 from lance_spark.store.consumers import (
     ConsumerKey,
     Consumers,
-    Parsed,
+    ConsumersContent,
     encode_entry,
     parse_consumers,
 )
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file
-from lance_spark.store.head import HEAD_BYTES
 from tests.store.disk import DiskFiles
 from tests.store.jobs import hooked, refusing
 
@@ -59,13 +59,15 @@ def test_a_commit_that_is_late_writes_nothing(
 
 def test_the_last_entry_counts() -> None:
     data = HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30)
-    assert parse_consumers(data) == Parsed({(7, 1): 30, (7, 2): 20}, 3)
+    assert parse_consumers(data) == ConsumersContent({(7, 1): 30, (7, 2): 20}, 3)
 
 
 def test_a_damaged_entry_is_passed_over() -> None:
     damaged = bytearray(HEADER + entry(7, 1, 10) + entry(7, 2, 20) + entry(7, 1, 30))
     damaged[16 + 24 + 3] ^= 1
-    assert parse_consumers(bytes(damaged)) == Parsed({(7, 1): 30}, 3, ((40, 64),))
+    assert parse_consumers(bytes(damaged)) == ConsumersContent(
+        {(7, 1): 30}, 3, ((40, 64),)
+    )
 
 
 def test_a_torn_entry_is_left_out() -> None:
@@ -98,7 +100,7 @@ def written(files: DiskFiles) -> bytes:
 def test_no_flipped_bit_makes_other_offsets(files: DiskFiles) -> None:
     good = written(files)
     expected = parse_consumers(good)
-    assert expected == Parsed({(7, 1): 70, (8, 1): 80, (9, 1): 90}, 3)
+    assert expected == ConsumersContent({(7, 1): 70, (8, 1): 80, (9, 1): 90}, 3)
     for bit in range(len(good) * 8):
         flipped = bytearray(good)
         flipped[bit // 8] ^= 1 << bit % 8

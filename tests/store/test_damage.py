@@ -13,8 +13,8 @@ import pytest
 from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt, DamagedFile
 from lance_spark.store import NamedStage, Severity, Store, check_store
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
-from lance_spark.store.head import HEAD_BYTES
 from tests.store.kit import (
     batch,
     check_clean,

@@ -21,11 +21,10 @@ from lance_spark.errors import DamagedFile, StoreError, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store import Finding, NamedStage, Store, View, check_store
 from lance_spark.store.document import decode_document
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.repair import Answers, repairing
-from lance_spark.store.stage import decode_metadata as decode_stage
-from lance_spark.store.stage import encode_metadata as encode_stage
+from lance_spark.store.stage import decode_stage, encode_stage
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, hooked, refusing, stage
 from tests.store.kit import ROOT, batch, damage, open_store, read_all
@@ -56,7 +55,7 @@ def look(store: Store) -> Known:
         )
         for t in store.topics(default=True)
     }
-    last = store._staging._writers._last
+    last = store._decisions.history._last
     stages = {
         s.metadata.id: (s.metadata.topic, *s.metadata.job, s.size)
         for s in store.stages()
@@ -332,7 +331,7 @@ def test_a_page_of_the_journal_with_more_than_one_entry(filled: DiskFiles) -> No
 
 def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     now = look(store)
-    if store._staging._failure is not None:
+    if store._decisions.failure is not None:
         # It waits, with all of its topics.
         assert not now.topics.keys() & {1, 2, 4}, at
         assert damage(store.findings), at
@@ -340,7 +339,7 @@ def compare_commit(store: Store, done: Known, at: tuple[str, int]) -> None:
     if "k" not in now.writers:
         # Only a journal that lost the commit's entry: that was said, and repaired.
         assert at[0].endswith("journal.log"), at
-        assert store._staging._writers.lost_ns, at
+        assert store._decisions.history.lost_ns, at
         assert now.topics[1][2][: 63 * 45] == done.topics[1][2][: 63 * 45], at
         return
     closed = done.topics.keys() - now.topics.keys()

@@ -12,9 +12,9 @@ from lance_spark.store.format import (
     HEADER_BYTES,
     INNER_ROWS,
     ROW_BYTES,
-    Header,
+    IndexHeader,
+    IndexMark,
     Kind,
-    Mark,
     SegmentName,
     decode_header,
     decode_mark,
@@ -30,8 +30,8 @@ from lance_spark.store.format import (
     valid_rows,
 )
 
-HEADER = Header(7, SegmentName(3, 1_700), 5_000, 40, 900)
-ENCODED = encode_header(HEADER, Mark(10, 1, 0))
+HEADER = IndexHeader(7, SegmentName(3, 1_700), 5_000, 40, 900)
+ENCODED = encode_header(HEADER, IndexMark(10, 1, 0))
 
 
 def test_the_header_on_disk() -> None:
@@ -52,7 +52,7 @@ def test_the_header_on_disk() -> None:
 
 def test_a_header_comes_back() -> None:
     assert decode_header(ENCODED) == HEADER
-    assert decode_mark(ENCODED) == Mark(10, 1, 0)
+    assert decode_mark(ENCODED) == IndexMark(10, 1, 0)
 
 
 @pytest.mark.parametrize("size", range(HEADER_BYTES))
@@ -91,38 +91,38 @@ def test_marks_are_written_in_turn() -> None:
 
 
 def test_the_newest_mark_counts() -> None:
-    old, new = encode_mark(Mark(100, 1, 4)), encode_mark(Mark(200, 2, 5))
-    assert decode_mark(with_marks(old, new)) == Mark(200, 2, 5)
-    assert decode_mark(with_marks(new, old)) == Mark(200, 2, 5)
+    old, new = encode_mark(IndexMark(100, 1, 4)), encode_mark(IndexMark(200, 2, 5))
+    assert decode_mark(with_marks(old, new)) == IndexMark(200, 2, 5)
+    assert decode_mark(with_marks(new, old)) == IndexMark(200, 2, 5)
 
 
 def test_a_torn_mark_leaves_the_older_one() -> None:
-    old, new = encode_mark(Mark(100, 1, 4)), encode_mark(Mark(200, 2, 5))
+    old, new = encode_mark(IndexMark(100, 1, 4)), encode_mark(IndexMark(200, 2, 5))
     for size in range(24):
         torn = new[:size].ljust(32, b"\xee")
-        assert decode_mark(with_marks(old, torn)) == Mark(100, 1, 4)
+        assert decode_mark(with_marks(old, torn)) == IndexMark(100, 1, 4)
 
 
 def test_a_mark_that_was_there_is_missed() -> None:
     none, bad = bytes(32), b"\xee" * 32
-    zero, one, two = (encode_mark(Mark(100, 1, count)) for count in range(3))
+    zero, one, two = (encode_mark(IndexMark(100, 1, count)) for count in range(3))
     for first, second in [(zero, none), (zero, one), (two, one)]:
         assert not has_lost_mark(with_marks(first, second))
     for first, second in [(zero, bad), (two, none), (none, one), (bad, one)]:
         assert has_lost_mark(with_marks(first, second))
     assert has_lost_mark(with_marks(none, none))
-    assert not has_lost_mark(encode_header(HEADER, Mark()))
+    assert not has_lost_mark(encode_header(HEADER, IndexMark()))
 
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_header_says_how_its_segment_is_written(lazy: bool) -> None:
     header = replace(HEADER, lazy=lazy)
-    assert decode_header(encode_header(header, Mark())) == header
+    assert decode_header(encode_header(header, IndexMark())) == header
 
 
 def test_no_mark_at_all() -> None:
-    assert decode_mark(with_marks(b"\xee" * 32, b"\xee" * 32)) == Mark(0, 0, 0)
-    assert decode_mark(bytes(128)) == Mark(0, 0, 0)
+    assert decode_mark(with_marks(b"\xee" * 32, b"\xee" * 32)) == IndexMark(0, 0, 0)
+    assert decode_mark(bytes(128)) == IndexMark(0, 0, 0)
 
 
 def test_a_row_on_disk() -> None:

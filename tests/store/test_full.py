@@ -14,9 +14,8 @@ import pytest
 from lance_spark.errors import StoreWriteFailed
 from lance_spark.model import Retention
 from lance_spark.store import CommitStatus, Fsync, Store, StoreConfig
-from lance_spark.store.files import read_file, remove_tree
-from lance_spark.store.journal import Entry, Journal
-from lance_spark.store.spare import RESERVE, Reserve
+from lance_spark.store.files import RESERVE, Reserve, read_file, remove_tree
+from lance_spark.store.journal import Journal, JournalEntry
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, content, hooked, refusing, stage
 from tests.store.kit import ROOT, SMALL, batch, check_clean, damage, open_store
@@ -191,7 +190,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch, files: DiskFiles, *kinds: str) -> lis
     """Let others take all room right before the first journal entry of some kinds."""
     left, append = list(kinds), Journal.append
 
-    def appending(journal: Journal, entry: Entry) -> None:
+    def appending(journal: Journal, entry: JournalEntry) -> None:
         if entry["kind"] in left:
             left.remove(entry["kind"])
             files.capacity = files.used

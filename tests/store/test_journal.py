@@ -11,15 +11,15 @@ import pytest
 from crc32c import crc32c
 
 from lance_spark.errors import StoreError
+from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file
-from lance_spark.store.head import HEAD_BYTES
 from lance_spark.store.journal import (
     ENTRY_BYTES_MAX,
-    EndedCommit,
-    Entry,
+    Ended,
     Journal,
-    Parsed,
-    Standing,
+    JournalContent,
+    JournalEntry,
+    OpenDecisions,
     encode_entry,
     parse_journal,
 )
@@ -34,11 +34,13 @@ BEGIN, DONE, UNDONE = (
 )
 
 
-def of_version_1(entries: list[Entry], end: int, damaged: Any = ()) -> Parsed:
-    return Parsed(entries, end, list(damaged), current=False)
+def of_version_1(
+    entries: list[JournalEntry], end: int, damaged: Any = ()
+) -> JournalContent:
+    return JournalContent(entries, end, list(damaged), current=False)
 
 
-def parsed(files: DiskFiles) -> Parsed:
+def parsed(files: DiskFiles) -> JournalContent:
     data = read_file(files, PATH)
     assert data is not None
     return parse_journal(data)
@@ -98,7 +100,7 @@ def test_an_entry_that_is_no_object() -> None:
     ],
 )
 def test_another_file(data: bytes, fault: str) -> None:
-    assert parse_journal(data) == Parsed([], 0, [], lost=fault)
+    assert parse_journal(data) == JournalContent([], 0, [], lost=fault)
 
 
 def test_another_version_is_not_touched() -> None:
@@ -111,7 +113,7 @@ def test_another_version_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("end", [DONE, UNDONE])
-def test_no_flipped_bit_makes_version_2_another_journal(end: Entry) -> None:
+def test_no_flipped_bit_makes_version_2_another_journal(end: JournalEntry) -> None:
     """Entries that were answered for are there, or missed; the mark knows the end."""
     good = encode_journal(ONE, BEGIN, end)
     expected = parse_journal(good)
@@ -126,7 +128,7 @@ def test_no_flipped_bit_makes_version_2_another_journal(end: Entry) -> None:
         assert missing == len(found.damaged), bit
         assert found.damaged or found.faults or found.torn, bit
         lost_end = missing and end not in found.entries
-        assert found.ended == (EndedCommit(BEGIN, end is DONE) if lost_end else None)
+        assert found.ended == (Ended(BEGIN, end is DONE) if lost_end else None)
         assert not found.is_begun_unread
 
 
@@ -145,7 +147,7 @@ def test_an_entry_behind_the_mark_may_be_torn() -> None:
         assert (found.entries, found.damaged, found.current) == ([ONE], [], True)
 
 
-def spoil(data: bytes, *entries: Entry) -> Parsed:
+def spoil(data: bytes, *entries: JournalEntry) -> JournalContent:
     """Damage the last byte of some entries, each the first of its kind in the data."""
     spoiled = bytearray(data)
     for entry in entries:
@@ -154,7 +156,7 @@ def spoil(data: bytes, *entries: Entry) -> Parsed:
     return parse_journal(bytes(spoiled))
 
 
-def job(kind: str, sequence: int) -> Entry:
+def job(kind: str, sequence: int) -> JournalEntry:
     return {"kind": kind, "writer": "w", "sequence": sequence}
 
 
@@ -175,7 +177,7 @@ def test_the_damaged_end_of_one_of_several_commits(kind: str) -> None:
     entries += [job("undone", 1), job(kind, 2), ONE, job("begin", 4)]
     for marked in (5, 6, 7):
         found = spoil(encode_journal(*entries, marked=marked), job(kind, 2))
-        assert found.ended == EndedCommit(job("begin", 2), kind == "done")
+        assert found.ended == Ended(job("begin", 2), kind == "done")
         assert not found.is_begun_unread
     # One that was begun again behind it is under way.
     again = spoil(encode_journal(*entries, job("begin", 2), marked=7), job(kind, 2))
@@ -193,11 +195,11 @@ def test_an_undone_commit_of_0_5_is_not_under_way() -> None:
     entries = [BEGIN, {"kind": "undone"}, ONE]
     assert not spoil(encode_journal(*entries), BEGIN).is_begun_unread
     found = spoil(encode_journal(*entries), {"kind": "undone"})
-    assert found.ended == EndedCommit(BEGIN, is_done=False)
+    assert found.ended == Ended(BEGIN, is_done=False)
 
 
 def test_the_mark_follows_the_entries(files: DiskFiles) -> None:
-    journal, standing = Journal.create(files, PATH, [ONE]), Standing()
+    journal, standing = Journal.create(files, PATH, [ONE]), OpenDecisions()
     for entry in (BEGIN, job("begin", 2), DONE, job("undone", 2), {"kind": "expired"}):
         journal.append(entry)
         standing.add(entry)

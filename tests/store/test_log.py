@@ -45,7 +45,7 @@ def test_what_an_append_tells(store: Store) -> None:
     assert (first.start, first.end, first.record, first.records) == (0, 135, 0, 3)
     second = store.append(1, record(b""))
     assert (second.start, second.end, second.record) == (135, 140, 3)
-    assert store.topic(1).log.visible == (140, 4)
+    assert store.topic(1).log.visible == (140, 4, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1001])

@@ -85,10 +85,10 @@ def commit(
 
 def maintain(store: Store) -> None:
     """Drop segments and compact the journal, in one go."""
-    start, size = store.view(1).start, store._staging._journal.size
+    start, size = store.view(1).start, store._decisions.journal.size
     store.maintain()
     assert store.view(1).start > start
-    assert store._staging._journal.size < size
+    assert store._decisions.journal.size < size
 
 
 def retain(topic: int, max_bytes: int) -> list[Step]:
@@ -120,6 +120,9 @@ def scenario() -> Iterator[Step]:
     yield lambda store: store.abort_stages("w", 4) and None
     yield from commit("v", 1, {"one": [30, 30]}, ("one",))
     yield from append(1, "o")
+    yield lambda store: store.create_topics({"wide": 2}) and None
+    yield from commit("v", 2, {"wide/1": [2], "one": [1]}, ())
+    yield lambda store: store.delete_topics([5, 6])
     yield lambda store: store.close()
 
 

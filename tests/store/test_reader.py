@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Location, Retention
-from lance_spark.store import LogStart, Store, StoreConfig, View
+from lance_spark.store import Point, Store, StoreConfig, View
+from lance_spark.store.reader import Boundaries, combine_crc32c
+from lance_spark.store.segment import Boundary
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import DAY_S, SECOND_NS, Clock, commit, reopen
 from tests.store.kit import SMALL, batch, check_clean, open_store, record
@@ -174,7 +176,7 @@ def test_every_place_after_retention(
     topic = store.topic(1)
     segment = data.draw(st.sampled_from(topic.log.segments()))
     number = segment.name.number
-    topic.drop_before(LogStart(segment.base_offset, segment.base_record, number))
+    topic.drop_before(Point(segment.base_offset, segment.base_record, number))
     plain.first = segment.base_record
     compare(store.view(1), plain)
     with reopen(store) as again:
@@ -203,7 +205,7 @@ def test_what_is_not_durable_is_not_there(
             clock.ns += 10
             store.append(1, later.append(sizes, clock()), wait=False)
         view = store.view(1)
-        assert view.end == (len(plain.data), len(plain.starts))
+        assert view.end == (len(plain.data), len(plain.starts), 0)
         compare(view, plain)
         with pytest.raises(OutOfRange):
             view.read(len(plain.data) + 1, 100)
@@ -314,7 +316,7 @@ def test_a_view_stays_as_it_was(store: Store) -> None:
     store.append(1, batch("a"))
     view = store.view(1)
     store.append(1, batch("b"))
-    assert view.end == (135, 3)
+    assert view.end == (135, 3, 0)
     assert view.read(0, 10**6).read() == batch("a")
     assert view.read(135, 100).read() == b""
 
@@ -535,3 +537,101 @@ def test_the_checksums_of_small_batches_are_not_put_together(files: DiskFiles) -
         for name in "abcd":
             store.append(topic, large(name, 50_000))
         assert store.view(topic).read(0, 200_000).crc32c is None
+
+
+# Record boundaries inside one segment.
+
+
+# Two batches of 200 and 145 bytes, with a record that is longer than two strides.
+SIZES = [[10, 30, 100, 20, 40], [50, 5, 5, 60, 25]]
+
+
+def starts() -> list[int]:
+    return [0, *np.cumsum([n for sizes in SIZES for n in sizes]).tolist()]
+
+
+@pytest.fixture
+def found(store: Store) -> Boundaries:
+    topic = store.create_topic("one")
+    for sizes in SIZES:
+        store.append(topic.metadata.id, b"".join(record(bytes(n - 5)) for n in sizes))
+    view = View.of(topic.log)
+    return view._boundaries(view.segments[0])
+
+
+def test_every_position(found: Boundaries) -> None:
+    expected = [Boundary(position, n) for n, position in enumerate(starts())]
+    for position in range(starts()[-1] + 3):
+        after = next((b for b in expected if b.position >= position), expected[-1])
+        before = [b for b in expected if b.position <= position][-1]
+        assert found.at_or_after(position) == after
+        assert found.at_or_before(position) == before
+
+
+def test_every_record(found: Boundaries) -> None:
+    for number, position in enumerate(starts()):
+        assert found.of_record(number) == Boundary(position, number)
+    assert found.of_record(99) == Boundary(345, 10)
+
+
+def test_nothing_behind_the_limit_is_found(found: Boundaries) -> None:
+    limited = Boundaries(
+        found.where,
+        found.base,
+        found.opened,
+        found.table,
+        found.framing,
+        Boundary(200, 5),
+    )
+    assert limited.at_or_after(190) == Boundary(200, 5)
+    assert limited.at_or_after(300) == Boundary(200, 5)
+    assert limited.at_or_before(300) == Boundary(200, 5)
+    assert limited.of_record(7) == Boundary(200, 5)
+
+
+def test_a_batch_of_one_record_may_hold_anything(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        topic = store.create_topic("one").metadata.id
+        one = np.array([0], np.int64)
+        for _ in range(3):
+            store.append(topic, bytes(300), one)
+        view = store.view(topic)
+        assert view.locate_offset(1).offset == 300
+        assert view.locate_offset(301).offset == 600
+        assert view.locate_record(2).offset == 600
+        assert view.read(0, 10).read() == bytes(300)
+        assert len(view.read(0, 650)) == 600
+
+
+def test_bytes_that_do_not_follow_the_framing(files: DiskFiles) -> None:
+    with open_store(files=files) as store:
+        topic = store.create_topic("one").metadata.id
+        store.append(topic, record(b"sound"))
+        store.append(topic, record(b"x" * 20) + bytes(30), np.array([0, 25, 40]))
+        with pytest.raises(Corrupt, match="type 0 is reserved") as caught:
+            store.locate(topic, 38)
+        assert (caught.value.start, caught.value.end) == (35, 65)
+
+
+# Checksums that are put together.
+
+
+@given(st.binary(max_size=2000), st.binary(max_size=2000))
+def test_two_runs(first: bytes, second: bytes) -> None:
+    whole = crc32c(first + second)
+    assert combine_crc32c(crc32c(first), crc32c(second), len(second)) == whole
+
+
+@given(st.binary(min_size=1, max_size=20), st.integers(0, 3_000_000))
+def test_a_long_run(first: bytes, size: int) -> None:
+    second = bytes(size)
+    whole = crc32c(first + second)
+    assert combine_crc32c(crc32c(first), crc32c(second), size) == whole
+
+
+def test_many_runs() -> None:
+    runs = [bytes([n]) * (n * n) for n in range(60)]
+    crc = 0
+    for run in runs:
+        crc = combine_crc32c(crc, crc32c(run), len(run))
+    assert crc == crc32c(b"".join(runs))

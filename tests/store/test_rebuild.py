@@ -20,8 +20,8 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.index import Boundary
 from lance_spark.store.rebuild import Rebuilt, _mend, rebuild, sound_rows
+from lance_spark.store.segment import Boundary
 from tests.store.disk import DiskFile, DiskFiles
 from tests.store.jobs import content, refusing
 from tests.store.kit import batch, check_clean, damage, open_store, record
@@ -43,9 +43,9 @@ def rows_of(*batches: tuple[int, int, list[int], int]):  # type: ignore[no-untyp
 
 
 def made(files: DiskFiles, data: bytes, *, cut_tail: bool = False) -> Rebuilt:
-    rebuilt = Rebuilt(last_append_ns=5)
     file = data_file(files, data)
-    rebuilt.make(file, len(data), scan, 64, cut_tail=cut_tail)
+    rebuilt = Rebuilt(file, scan, 64, last_append_ns=5)
+    rebuilt.make(len(data), cut_tail=cut_tail)
     return rebuilt
 
 
@@ -108,9 +108,11 @@ def test_a_last_record_that_is_not_whole_may_be_cut(files: DiskFiles) -> None:
     assert rebuilt.end == Boundary(135, 3)
 
 
-def test_a_long_loss_has_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_loss_has_several_rows(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_LOST_BYTES_MAX", 100)
-    rebuilt = Rebuilt()
+    rebuilt = Rebuilt(data_file(files, b""), scan, 64)
     rebuilt.lose(250)
     assert rows_in(rebuilt)["length"].tolist() == [100, 100, 50]
     assert rebuilt.lost == [(0, 250)]
@@ -169,7 +171,7 @@ def sample(files: DiskFiles) -> tuple[DiskFile, object]:
 
 
 def run(rows, file: DiskFile, end: int = 540, **options: bool) -> Rebuilt:  # type: ignore[no-untyped-def]
-    return rebuild(rows, file, end, start_ns=5, framing=scan, stride=64, **options)
+    return rebuild(Rebuilt(file, scan, 64, 5), rows, end, **options)
 
 
 def test_sound_rows_are_kept(files: DiskFiles) -> None:

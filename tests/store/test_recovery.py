@@ -10,14 +10,13 @@ import pytest
 
 from lance_spark.columnar.scan import scan
 from lance_spark.model import Location, Retention
-from lance_spark.store import Fsync, LogStart, Store, StoreConfig, check_store
-from lance_spark.store.extent import LogEnd
+from lance_spark.store import Fsync, Point, Store, StoreConfig, check_store
 from lance_spark.store.files import OsFiles
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
-    Header,
-    Mark,
+    IndexHeader,
+    IndexMark,
     SegmentName,
     decode_header,
     decode_mark,
@@ -25,6 +24,7 @@ from lance_spark.store.format import (
     encode_mark,
     mark_position,
 )
+from lance_spark.store.log import Tail
 from lance_spark.store.recovery import Found, list_segments, reset_files
 from lance_spark.store.repair import Answers, repairing
 from tests.store.disk import DiskFiles, Inode
@@ -70,7 +70,7 @@ def test_files_before_the_start_are_removed(store: Store) -> None:
     directory = fill(store, "a", "b", "c")
     old = {n: (directory / n).read_bytes() for n in names(directory) if n[0] == "0"}
     assert len(old) == 2
-    store.topic(1).drop_before(LogStart(900, 20, 1))
+    store.topic(1).drop_before(Point(900, 20, 1))
     store.close()
     for name, data in old.items():
         (directory / name).write_bytes(data)
@@ -228,8 +228,8 @@ def test_a_damaged_row_of_a_killed_store_of_0_5(files: DiskFiles) -> None:
     left = killed_with_rows(files, "abcde")
     index = index_of(left)
     header = decode_header(bytes(index.seen))
-    assert isinstance(header, Header) and header.lazy
-    index.seen[:HEADER_BYTES] = encode_header(replace(header, lazy=False), Mark())
+    assert isinstance(header, IndexHeader) and header.lazy
+    index.seen[:HEADER_BYTES] = encode_header(replace(header, lazy=False), IndexMark())
     index.seen[HEADER_BYTES + 2 * ROW_BYTES] ^= 1
     with open_store(files=left, config=lazy()) as again:
         assert content(again, "one") == b"".join(batch(tag, 1) for tag in "abcde")
@@ -363,7 +363,7 @@ def test_files_are_set_back_to_an_earlier_end(store: Store) -> None:
     directory = fill(store, "a", records=3)
     log = store.topic(1).log
     end = log.end()
-    assert end == LogEnd(135, 3, 0, 135, 2, 1)
+    assert end == Tail(135, 3, 0, 135, 2, 1)
     fill(store, "b", "c", "d")
     store.close()
     reset_files(log.context, directory, end)
@@ -394,14 +394,14 @@ def test_both_marks_come_down(store: Store) -> None:
     with index.open("r+b") as file:
         for count in (7, 8):
             file.seek(mark_position(count))
-            file.write(encode_mark(Mark(270, 4, count)))
-    reset_files(log.context, directory, LogEnd(135, 3, 0, 135, 2, 1))
+            file.write(encode_mark(IndexMark(270, 4, count)))
+    reset_files(log.context, directory, Tail(135, 3, 0, 135, 2, 1))
     data = index.read_bytes()
     assert len(data) == HEADER_BYTES + 2 * 48
-    assert decode_mark(data) == Mark(135, 2, 10)
+    assert decode_mark(data) == IndexMark(135, 2, 10)
     torn = bytearray(data)
     torn[mark_position(10)] ^= 1
-    assert decode_mark(bytes(torn)) == Mark(135, 2, 9)
+    assert decode_mark(bytes(torn)) == IndexMark(135, 2, 9)
     with open_store(store.path) as again:
         assert again.findings == []
         assert content(again, "one") == batch("a")
@@ -411,7 +411,7 @@ def test_an_end_without_segments(store: Store) -> None:
     store.create_topic("one")
     log = store.topic(1).log
     end = log.end()
-    assert end == LogEnd(0, 0, -1, 0, 0, 0)
+    assert end == Tail(0, 0, -1, 0, 0, 0)
     fill(store, "a", "b")
     store.close()
     reset_files(log.context, log.directory, end)
@@ -431,12 +431,12 @@ def repair(path: Path) -> None:
 
 def test_records_without_metadata_are_found_again(store: Store) -> None:
     directory = fill(store, "a", "b", "c")
-    store.topic(1).drop_before(LogStart(900, 20, 1))
+    store.topic(1).drop_before(Point(900, 20, 1))
     store.close()
     (directory / "metadata.json").unlink()
     repair(store.path)
     with open_store(store.path) as again:
-        assert again.topic(1).log.start == LogStart(900, 20, 1)
+        assert again.topic(1).log.start == Point(900, 20, 1)
         assert content(again, "again") == batch("b", 20) + batch("c", 20)
 
 
@@ -451,7 +451,7 @@ def test_without_metadata_and_first_index_the_offsets_are_the_same(
     """They are known from the segment behind."""
     store = open_store(tmp_path)
     directory = fill(store, "a", "b", "c")
-    store.topic(1).drop_before(LogStart(900, 20, 1))
+    store.topic(1).drop_before(Point(900, 20, 1))
     store.close()
     (directory / "metadata.json").unlink()
     lose(directory, 1, "idx")
@@ -521,7 +521,7 @@ def test_times_when_an_index_was_rebuilt_and_the_clock_went_back(
         view = again.view(1)
         assert [s.last_append_ns for s in view.segments] == [latest, latest]
         assert view.locate_time(latest - 1).offset == 0
-        again.topic(1).drop_before(LogStart(900, 20, 1))
+        again.topic(1).drop_before(Point(900, 20, 1))
         again.append(1, batch("c"))
         # The new index says that its batches are not older than those before them.
         for _ in range(2):

@@ -142,7 +142,7 @@ def do_other_things(store: Store, topic: int, number: int) -> None:
     assert content(store, name) == batch("x") + batch("y")
     store.commit_offset(7, topic, number)
     store._staging.expire(store._clock_ns())
-    store._staging.compact(store._clock_ns())
+    store._decisions.compact(store._clock_ns())
     store.delete_topic(other)
 
 
@@ -280,7 +280,7 @@ def test_a_crash_in_the_middle_of_two_commits(how: str, compacted: bool) -> None
                 continue
             assert commit(store, "second", "v", 1, batch("s")).status is COMMITTED
             if compacted:
-                store._staging._journal.rewrite(store._staging._writers.entries())
+                store._decisions.journal.rewrite(store._decisions.history.entries())
             with held(
                 files,
                 rng.randrange(1, 25),

@@ -14,9 +14,9 @@ from lance_spark.errors import (
     StoreReadOnly,
 )
 from lance_spark.store import NamedStage, Store
-from lance_spark.store.identity import FIRST_STAGE_ID
-from lance_spark.store.stage import StageMetadata, decode_metadata, encode_metadata
-from lance_spark.store.writers import Job
+from lance_spark.store.decisions import Job
+from lance_spark.store.document import FIRST_STAGE_ID
+from lance_spark.store.stage import StageMetadata, decode_stage, encode_stage
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage
 from tests.store.kit import batch, open_store, read_all
@@ -25,15 +25,15 @@ METADATA = StageMetadata(FIRST_STAGE_ID, "Ωμέγα", Job("w", 2**63), 1_700)
 
 
 def test_metadata_comes_back() -> None:
-    assert decode_metadata(encode_metadata(METADATA)) == METADATA
+    assert decode_stage(encode_stage(METADATA)) == METADATA
 
 
 def test_every_field_is_needed() -> None:
-    fields = json.loads(encode_metadata(METADATA))
+    fields = json.loads(encode_stage(METADATA))
     for name in fields:
         less = {key: value for key, value in fields.items() if key != name}
         with pytest.raises(StoreError):
-            decode_metadata(json.dumps(less).encode())
+            decode_stage(json.dumps(less).encode())
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_every_field_is_needed() -> None:
     ],
 )
 def test_fields_that_can_not_be(key: str, value: object) -> None:
-    fields = {**json.loads(encode_metadata(METADATA)), "format": 1}
+    fields = {**json.loads(encode_stage(METADATA)), "format": 1}
     del fields["crc32c"]
-    assert decode_metadata(json.dumps(fields).encode()) == METADATA
+    assert decode_stage(json.dumps(fields).encode()) == METADATA
     with pytest.raises(StoreError):
-        decode_metadata(json.dumps({**fields, key: value}).encode())
+        decode_stage(json.dumps({**fields, key: value}).encode())
 
 
 def test_batch_ids_are_1_2_3(store: Store) -> None:

@@ -30,7 +30,7 @@ from lance_spark.store import (
     StoreConfig,
     View,
 )
-from lance_spark.store.identity import FIRST_STAGE_ID
+from lance_spark.store.document import FIRST_STAGE_ID
 from tests.store.disk import DiskFiles
 from tests.store.jobs import (
     DAY_S,
@@ -410,7 +410,7 @@ def test_the_journal_is_kept_short(files: DiskFiles) -> None:
     with open_store(files=files, config=config) as store:
         for sequence in range(40):
             store.commit_stages("w", sequence, [])
-        journal = store._staging._journal
+        journal = store._decisions.journal
         assert journal is not None and journal.size > 2_000
         store.maintain()
         assert journal.size < 300
@@ -765,10 +765,10 @@ def test_a_commit_is_not_begun_without_spare_descriptors(files: DiskFiles) -> No
                 raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), name)
 
         files.before_read = refuse
-        size = store._staging._journal.size
+        size = store._decisions.journal.size
         with pytest.raises(StoreWriteFailed, match=r"make ready for a commit: .*open"):
             store.commit_stages("w", 1, [named])
-        assert store._staging._journal.size == size
+        assert store._decisions.journal.size == size
         files.before_read = lambda operation, name: None
         assert store.commit_stages("w", 1, [named]).status is COMMITTED
     check_clean(files=files)
@@ -1074,7 +1074,7 @@ def test_an_interrupt_leaves_a_commit_to_the_next_opening(
     store = open_store(files=files)
     stage_id = store.open_stage("one", "w", 1)
     store.append_stage(stage_id, 1, data)
-    journal, named = store._staging._journal, [NamedStage(stage_id, 1, len(data))]
+    journal, named = store._decisions.journal, [NamedStage(stage_id, 1, len(data))]
     original = journal.append
 
     def interrupted(entry: dict[str, object]) -> None:

@@ -29,9 +29,8 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Retention
 from lance_spark.store import NamedStage, Store, StoreConfig
-from lance_spark.store.document import encode_document
+from lance_spark.store.document import FIRST_STAGE_ID, encode_document
 from lance_spark.store.files import File, OsFiles
-from lance_spark.store.identity import FIRST_STAGE_ID
 from lance_spark.store.journal import encode_entry
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage

@@ -12,7 +12,7 @@ import pytest
 
 from lance_spark.errors import StoreReadOnly, StoreWriteFailed, Timeout
 from lance_spark.store import Store, StoreConfig
-from lance_spark.store.syncer import Syncer
+from lance_spark.store.log import Syncer
 from tests.store.disk import DiskFiles
 from tests.store.jobs import content, hooked, refusing
 from tests.store.kit import SMALL, batch, check_clean, open_store

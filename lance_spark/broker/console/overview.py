@@ -19,11 +19,9 @@ from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError, StoreClosed, TopicNotFound
 from lance_spark.model import Retention
 from lance_spark.net.address import Address
-from lance_spark.store import DEFAULT_TOPIC, Topic
+from lance_spark.store import DEFAULT_TOPIC, Finding, Job, Severity, Topic
 from lance_spark.store.consumers import ConsumerKey
-from lance_spark.store.finding import Finding, Severity
 from lance_spark.store.stage import Stage
-from lance_spark.store.writers import Job
 
 GIB = 1024**3
 _FREE_WARNING = 0.05

@@ -35,8 +35,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer
 from lance_spark.net.stream import Stream
-from lance_spark.store import Slice
-from lance_spark.store.crc import combine_crc32c
+from lance_spark.store import Slice, combine_crc32c
 from lance_spark.wire.lwp import (
     REQUESTS,
     Checksum,

@@ -24,7 +24,7 @@ from lance_spark.broker.console.sampler import Pulse, Rates, Sampler
 from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import Corrupt
 from lance_spark.net.address import Address
-from lance_spark.store.finding import Finding, Severity
+from lance_spark.store import Finding, Severity
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import StartBroker, records
 

@@ -1,4 +1,4 @@
-"""Ids that are given out."""
+"""`store.json`: the ids that are given out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from lance_spark.errors import DamagedFile, StoreClosed, StoreError
-from lance_spark.store.document import encode_document
+from lance_spark.store.document import (
+    FIRST_STAGE_ID,
+    STAGE_ID_END,
+    Identity,
+    encode_document,
+)
 from lance_spark.store.files import read_file
-from lance_spark.store.identity import FIRST_STAGE_ID, STAGE_ID_END, Identity
 from tests.store.disk import DiskFiles
 from tests.store.jobs import refusing
 from tests.store.kit import newer

@@ -20,11 +20,14 @@ and its entries right behind.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from lance_spark.errors import StoreError
+from lance_spark.store.files import File, Files, remove_if_there
 
 VERSION = 2
 _HEAD = struct.Struct("<8sII")
@@ -50,7 +53,7 @@ class DurableMark(NamedTuple):
 NO_MARK = DurableMark(0)
 
 
-class Head(NamedTuple):
+class EntryLogHead(NamedTuple):
     """What the start of a file says.
 
     Args:
@@ -85,7 +88,29 @@ def mark_position(mark: DurableMark) -> int:
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
 
-def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
+def write_beside(
+    files: Files, path: Path, magic: bytes, body: bytes, state: int = 0
+) -> tuple[File, DurableMark]:
+    """Write a new file, durably, beside the one that it is to replace."""
+    beside = path.with_name(path.name + ".tmp")
+    remove_if_there(files, beside)
+    mark = DurableMark(HEAD_BYTES + len(body), state=state)
+    file = files.open(beside, create=True)
+    file.pwrite(encode_head(magic, mark) + body, 0)
+    file.sync()
+    return file, mark
+
+
+def move_mark(file: File, old: DurableMark, end: int, state: int = 0) -> DurableMark:
+    """Note that entries up to an end are durable; only after their sync."""
+    mark = DurableMark(end, old.turn + 1, state)
+    # The entries are durable, whatever becomes of the mark: an old one only says less.
+    with suppress(OSError):
+        file.pwrite(encode_mark(mark), mark_position(mark))
+    return mark
+
+
+def decode_head(data: bytes, magic: bytes, what: str) -> EntryLogHead | None:
     """Read the start of a file; None if there is not even room for one.
 
     Raises:
@@ -100,14 +125,14 @@ def decode_head(data: bytes, magic: bytes, what: str) -> Head | None:
     if sound and version != VERSION:
         raise StoreError(f"{what} version {version}, which is not supported")
     if (found, version, crc) == (magic, 1, 0):
-        return Head(1, _START_1, NO_MARK)
+        return EntryLogHead(1, _START_1, NO_MARK)
     faults = () if sound else ("its head is damaged",)
     if not sound and not marks:
-        return Head(1, _START_1, NO_MARK, faults)
+        return EntryLogHead(1, _START_1, NO_MARK, faults)
     if not marks:
         faults = (*faults, "both of its marks are damaged")
     start = min(HEAD_BYTES, len(data))
-    return Head(VERSION, start, mark, faults, torn=len(marks) == 1)
+    return EntryLogHead(VERSION, start, mark, faults, torn=len(marks) == 1)
 
 
 def _decode_mark(data: bytes, number: int) -> DurableMark | None:

@@ -1,12 +1,14 @@
-"""Being told of changes: by every log that grows or ends, and by the list of topics."""
+"""Being told of changes, by logs and by the list of topics; and findings."""
 
 from __future__ import annotations
+
+import logging
 
 import pytest
 
 from lance_spark.errors import StoreClosed
-from lance_spark.store import Store
-from lance_spark.store.watch import Watchers
+from lance_spark.store import Finding, Severity, Store
+from lance_spark.store.context import Findings, Watchers
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, refusing, stage
 from tests.store.kit import batch, open_store
@@ -207,3 +209,27 @@ def test_nobody_is_left_behind(store: Store, bell: Bell) -> None:
     store.append(0, batch("a"))
     store.create_topic("one")
     assert bell.taken() == 0
+
+
+# Findings.
+
+
+def test_text() -> None:
+    with_span = Finding(Severity.DAMAGE, "segments/1", "the checksum differs", 10, 20)
+    assert str(with_span) == "damage: segments/1 [10, 20): the checksum differs"
+    assert str(Finding(Severity.NOTE, "lock", "odd")) == "note: lock: odd"
+
+
+def test_findings_are_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    findings = Findings()
+    with caplog.at_level(logging.WARNING):
+        findings.note("a", "mended")
+        findings.damage("b", "lost", 1, 2)
+    assert findings.all == [
+        Finding(Severity.NOTE, "a", "mended"),
+        Finding(Severity.DAMAGE, "b", "lost", 1, 2),
+    ]
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "note: a: mended"),
+        ("ERROR", "damage: b [1, 2): lost"),
+    ]
