@@ -100,6 +100,13 @@ def _answer(
     _parse_number,
     "When the topic was created, by which queries know it.",
 )
+@_answer(
+    "--partitions",
+    "partitions",
+    "ID=N",
+    _parse_number,
+    "How many partitions the topic has that the log belongs to.",
+)
 @click.option(
     "--drop-stage",
     "dropped",

@@ -170,6 +170,31 @@ def test_rules_and_limits_are_said(run: Run, store_path: Path) -> None:
     assert fields["auth"]["allowed_cns"] == ["a"]
 
 
+def test_the_number_of_partitions_is_said(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "partitioned"
+    with Store(path, framing=validate) as store:
+        ids = [t.metadata.id for t in store.create_topics({"orders": 2})]
+    for topic in ids:
+        _flip(path / f"segments/{topic}/metadata.json", 30)
+    said = [
+        part
+        for number, topic in enumerate(ids)
+        for option, value in (
+            ("--name", f"orders/{number}"),
+            ("--retention", "none"),
+            ("--auth", "none"),
+        )
+        for part in (option, f"{topic}={value}")
+    ]
+    done = run("check", "--repair", "--yes", *said, path)
+    assert done.code == 1
+    assert f"say --partitions {ids[0]}=N" in done.out
+    said += [f"--partitions={topic}=2" for topic in ids]
+    assert run("check", "--repair", "--yes", *said, path).code == 0
+    with Store(path, framing=validate) as store:
+        assert store.partitions("orders") == 2
+
+
 def test_ids_are_made_anew(run: Run, store_path: Path) -> None:
     _flip(store_path / "store.json", 3)
     done = run("check", "--repair", "--yes", store_path)
