@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,6 +55,30 @@ class Scan:
 # Given the bytes of a batch, says where its records start. The store is handed one of
 # these and knows nothing else of what it stores.
 Framing = Callable[[Buffer], Scan]
+
+
+# The rule for topic names, for store, broker, Spark and the command line alike. Other
+# servers may refuse more.
+TOPIC_NAME_BYTES_MAX = 255
+_NOT_IN_TOPIC_NAMES = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
+
+
+def find_name_fault(name: str) -> str | None:
+    """Say why a text can't be the name of a topic, None if it can.
+
+    The answer continues a sentence: `f"topic name {name!r} {fault}"`.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "has half a character (a lone surrogate): leave that out"
+    if not 1 <= size <= TOPIC_NAME_BYTES_MAX:
+        return f"has {size} bytes: give 1 to {TOPIC_NAME_BYTES_MAX}"
+    if name in (".", ".."):
+        return "is a name of directories: give another"
+    if _NOT_IN_TOPIC_NAMES.search(name):
+        return "has a slash, a backslash or a control character: leave that out"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

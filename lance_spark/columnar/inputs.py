@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from lance_spark.errors import OptionError
 
-_USED = ("value", "key", "timestamp", "timestamp_ns", "type")
-_IGNORED = ("topic", "offset", "next_offset")
+# The columns that a write looks at, and those that it passes over, so that what was read
+# can be written. Whether `topic` says where a row goes is for the caller to decide.
+WRITE_COLUMNS = ("value", "key", "timestamp", "timestamp_ns", "type")
+IGNORED_COLUMNS = ("topic", "offset", "next_offset")
 
 _NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
@@ -41,11 +43,13 @@ def check_columns(schema: pa.Schema) -> None:
         OptionError: naming the columns that are wrong.
     """
     names = schema.names
-    others = sorted({name for name in names if name not in _USED + _IGNORED})
+    others = sorted(
+        {name for name in names if name not in WRITE_COLUMNS + IGNORED_COLUMNS}
+    )
     if others:
         raise OptionError(
-            f"can't write {_list(others)}: the columns of a write are {_list(_USED)} "
-            f"({_list(_IGNORED)} may be there); drop the others or put them into value"
+            f"can't write {_list(others)}: the columns of a write are {_list(WRITE_COLUMNS)} "
+            f"({_list(IGNORED_COLUMNS)} may be there); drop the others or put them into value"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -54,7 +58,7 @@ def check_columns(schema: pa.Schema) -> None:
         raise OptionError(f"a write needs a column value; there are {_list(names)}")
     if "timestamp" in names and "timestamp_ns" in names:
         raise OptionError("give timestamp or timestamp_ns, not both: drop one of them")
-    for name in _USED:
+    for name in WRITE_COLUMNS:
         if name in names and not _ACCEPTS[name][0](schema.field(name).type):
             wanted, given = _ACCEPTS[name][1], schema.field(name).type
             raise OptionError(f"column {name} must be {wanted}, not {given}: cast it")
