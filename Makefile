@@ -23,7 +23,7 @@ LONG_ROWS ?= 20000000
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml setup.py lance_spark/columnar/_scan.c scripts/preflight
+$(READY): pyproject.toml setup.py lance_spark/kernel/_kernel.c scripts/preflight
 	@scripts/preflight "$(PYTHON)"
 	@echo "Creating $(VENV) (about a minute, once) ..."
 	@$(PYTHON) -m venv --clear $(VENV)

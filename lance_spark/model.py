@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
@@ -14,27 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# LWP §8.7. The header of a record (type and length) is not part of this limit.
-RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024
-RECORD_HEADER_BYTES = 5
-
 # `bytes`, `bytearray`, `memoryview`, `pyarrow.Buffer`, one-dimensional uint8 arrays:
 # anything with a contiguous buffer of bytes.
 Buffer = Any
-
-
-class RecordType(IntEnum):
-    """TLV record types of LWP §8.2; 0x80 to 0xFE belong to applications."""
-
-    RAW = 0x01
-    JSON = 0x02
-    MESSAGE_PACK = 0x03
-    PROTOBUF = 0x04
-    AVRO = 0x05
-    KEY_VALUE = 0x10
-    TIMESTAMPED = 0x11
-    KEY_TIMESTAMPED = 0x12
-    NULL = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +107,22 @@ class Location:
     offset: int
     record: int
     append_time_ns: int
+
+
+# What `wire.lwp` has now, for callers that still ask here: to be removed with them.
+if TYPE_CHECKING:
+    from lance_spark.wire.lwp.record import (
+        RECORD_HEADER_BYTES as RECORD_HEADER_BYTES,
+    )
+    from lance_spark.wire.lwp.record import (
+        RECORD_VALUE_BYTES_MAX as RECORD_VALUE_BYTES_MAX,
+    )
+    from lance_spark.wire.lwp.record import RecordType as RecordType
+else:
+    _MOVED = ("RecordType", "RECORD_HEADER_BYTES", "RECORD_VALUE_BYTES_MAX")
+    _MOVED_TO = "lance_spark.wire.lwp.record"
+
+    def __getattr__(name: str) -> Any:
+        if name in _MOVED:
+            return getattr(import_module(_MOVED_TO), name)
+        raise AttributeError(name)

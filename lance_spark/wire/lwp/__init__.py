@@ -93,10 +93,23 @@ from lance_spark.wire.lwp.frame import (
 from lance_spark.wire.lwp.message import Message
 from lance_spark.wire.lwp.parser import FrameParser
 from lance_spark.wire.lwp.record import (
+    RECORD_HEADER_BYTES,
+    RECORD_VALUE_BYTES_MAX,
     Record,
+    RecordType,
     decode_record,
     decode_records,
     encode_record,
+)
+from lance_spark.wire.lwp.tlv import (
+    Payload,
+    check_plain_type,
+    check_records,
+    read_records,
+    scan,
+    validate,
+    write_payloads,
+    write_records,
 )
 from lance_spark.wire.lwp.topic import (
     TopicDeletion,
@@ -112,6 +125,8 @@ __all__ = [
     "LIST_LIMITS",
     "OFFSET_MAX",
     "PAYLOAD_BYTES_MAX",
+    "RECORD_HEADER_BYTES",
+    "RECORD_VALUE_BYTES_MAX",
     "REQUESTS",
     "RESPONSES",
     "STAGE_ID_MIN",
@@ -158,7 +173,9 @@ __all__ = [
     "LocateResponse",
     "Message",
     "OpenStage",
+    "Payload",
     "Record",
+    "RecordType",
     "SetRetention",
     "StageContent",
     "StageOpened",
@@ -176,6 +193,8 @@ __all__ = [
     "Unsubscribe",
     "Wait",
     "WaitResponse",
+    "check_plain_type",
+    "check_records",
     "classify",
     "compress",
     "decode_fetch_response",
@@ -198,4 +217,9 @@ __all__ = [
     "encode_record",
     "identify_checksum",
     "parse_checksum",
+    "read_records",
+    "scan",
+    "validate",
+    "write_payloads",
+    "write_records",
 ]

@@ -26,12 +26,13 @@ from functools import cache
 from typing import NamedTuple
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX, Buffer
+from lance_spark.model import Buffer
 from lance_spark.wire.lwp.checksum import (
     PROTECTED_BYTES,
     Checksum,
     identify_checksum,
 )
+from lance_spark.wire.lwp.record import RECORD_VALUE_BYTES_MAX
 
 MAGIC = b"LANC"
 VERSION = 1
