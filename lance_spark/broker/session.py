@@ -57,6 +57,7 @@ from lance_spark.wire.lwp import (
     FrameParser,
     FrameType,
     Message,
+    code_of,
     encode_ack,
     encode_backpressure,
     encode_header,
@@ -553,7 +554,7 @@ class Session(ABC):
         self._send(self._error_frame(error))
 
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
-        self._metrics.count_error(error.code)
+        self._metrics.count_error(code_of(error))
         payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
         return [
             encode_header(

@@ -32,7 +32,12 @@ from lance_spark.wire.lwp.control import (
     SubscribeAck,
     Unsubscribe,
 )
-from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse
+from lance_spark.wire.lwp.error import (
+    ERROR_CODES,
+    ErrorCode,
+    ErrorResponse,
+    code_of,
+)
 from lance_spark.wire.lwp.extension import (
     LIST_LIMITS,
     STAGE_ID_MIN,
@@ -196,6 +201,7 @@ __all__ = [
     "check_plain_type",
     "check_records",
     "classify",
+    "code_of",
     "compress",
     "decode_fetch_response",
     "decode_header",

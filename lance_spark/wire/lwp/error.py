@@ -1,8 +1,8 @@
-"""ErrorResponse (0xFF) and the one table of error codes.
+"""ErrorResponse (0xFF), and the one table of error codes, for session and client both.
 
-The codes are those of LWP §12.2 and, from 0x70, our own. 0x00 (success) and 0xFF
-(reserved) never stand in an error response and so have no row. Which errors are worth
-a retry is a property of the exception class.
+The codes are those of LWP §12.2 and, from 0x70, those of the extensions. 0x00 (success)
+and 0xFF (reserved) never stand in an error response and so have no row. Whether a retry
+may help is a property of the exception class.
 
 A response is JSON (LWP §12.1) or a bare text (§5.7, all that the server in the field
 sends). A text is matched with the table of its known phrases to get a code.
@@ -47,166 +47,204 @@ class ErrorCode:
 
 
 _ROWS = (
-    (
+    ErrorCode(
+        0x01,
         "UnknownError",
         errors.UnknownError,
         "Look into the server's log: it gave no further reason.",
     ),
-    (
+    ErrorCode(
+        0x02,
         "InvalidMagic",
         errors.InvalidMagic,
         "Check that the port is an LWP port and that nothing rewrites the stream.",
     ),
-    (
+    ErrorCode(
+        0x03,
         "PayloadTooLarge",
         errors.PayloadTooLarge,
         "Send smaller batches; a single record can't be over 16 MiB.",
     ),
-    (
+    ErrorCode(
+        0x04,
         "InvalidPayload",
         errors.InvalidPayload,
         "Check that the batch is a row of whole TLV records and its count is right.",
     ),
-    (
+    ErrorCode(
+        0x05,
         "CrcMismatch",
         errors.CrcMismatch,
         "Set checksum to crc32c or crc32, whichever the server computes.",
     ),
-    (
+    ErrorCode(
+        0x06,
         "VersionMismatch",
         errors.VersionMismatch,
         "Use a server that speaks LWP version 1.",
     ),
-    (
+    ErrorCode(
+        0x10,
         "TopicNotFound",
         errors.TopicNotFound,
         "Check the topic's name, or create the topic first.",
     ),
-    (
+    ErrorCode(
+        0x11,
         "TopicAlreadyExists",
         errors.TopicAlreadyExists,
         "Use the existing topic or another name.",
     ),
-    (
+    ErrorCode(
+        0x12,
         "InvalidTopicName",
         errors.InvalidTopicName,
         "Use 1 to 255 bytes of letters, digits and hyphens.",
     ),
-    (
+    ErrorCode(
+        0x13,
         "TopicDeleted",
         errors.TopicDeleted,
         "Look the topic up again by name; it may have been created anew.",
     ),
-    (
+    ErrorCode(
+        0x20,
         "NotLeader",
         errors.NotLeader,
         "Connect to the leader named in details.leader_addr.",
     ),
-    (
+    ErrorCode(
+        0x21,
         "QuorumNotReached",
         errors.QuorumNotReached,
         "Try again; check that most nodes of the cluster are up.",
     ),
-    (
+    ErrorCode(
+        0x22,
         "LeaderUnknown",
         errors.LeaderUnknown,
         "Try again after the cluster has elected a leader.",
     ),
-    (
+    ErrorCode(
+        0x23,
         "ClusterNotReady",
         errors.ClusterNotReady,
         "Try again when the cluster has started.",
     ),
-    (
+    ErrorCode(
+        0x30,
         "RateLimited",
         errors.RateLimited,
         "Wait for details.retry_after_ms, then go on more slowly.",
     ),
-    (
+    ErrorCode(
+        0x31,
         "Backpressure",
         errors.Backpressure,
         "Send more slowly until acknowledgements come again.",
     ),
-    (
+    ErrorCode(
+        0x32,
         "ConnectionLimit",
         errors.ConnectionLimit,
         "Use fewer connections or raise the server's limit.",
     ),
-    (
+    ErrorCode(
+        0x40,
         "AuthenticationRequired",
         errors.AuthenticationRequired,
         "Set a token or a client certificate.",
     ),
-    (
+    ErrorCode(
+        0x41,
         "AuthenticationFailed",
         errors.AuthenticationFailed,
         "Check the token or the client certificate.",
     ),
-    (
+    ErrorCode(
+        0x42,
         "AccessDenied",
         errors.AccessDenied,
         "Have the client's name added to the topic's allow-list.",
     ),
-    (
+    ErrorCode(
+        0x50,
         "InvalidOffset",
         errors.InvalidOffset,
         "Read from an offset that an earlier read returned.",
     ),
-    (
+    ErrorCode(
+        0x51,
         "OffsetOutOfRange",
         errors.OffsetOutOfRange,
         "Use an offset that is not behind the log's end.",
     ),
-    (
+    ErrorCode(
+        0x52,
         "ConsumerNotFound",
         errors.ConsumerNotFound,
         "Subscribe or join the group again.",
     ),
-    (
+    ErrorCode(
+        0x60,
         "InternalError",
         errors.InternalError,
         "Look into the server's log for the reason.",
     ),
-    (
+    ErrorCode(
+        0x61,
         "StorageError",
         errors.StorageError,
         "Check the server's disk: free space, permissions, and its log.",
     ),
-    (
+    ErrorCode(
+        0x62,
         "TimeoutError",
         errors.OperationTimeout,
         "Try again, or allow the request more time.",
     ),
-    (
+    ErrorCode(
+        0x70,
         "StageNotFound",
         errors.StageNotFound,
         "Run the job again: its stage was committed, aborted or never opened.",
     ),
-    (
+    ErrorCode(
+        0x71,
         "StageExpired",
         errors.StageExpiredError,
         "Run the job again, or let stages live longer on the server.",
     ),
-    (
+    ErrorCode(
+        0x72,
         "StageMismatch",
         errors.StageMismatchError,
         "Run the job again: the server holds other data than the tasks wrote.",
     ),
-    (
+    ErrorCode(
+        0x73,
         "CommitConflict",
         errors.CommitConflictError,
         "Give each target its own writer id, and each commit its own sequence.",
     ),
-    (
+    ErrorCode(
+        0x74,
         "CommitUnknown",
         errors.CommitUnknownError,
         "Start the broker again, then commit again with the same writer and sequence.",
     ),
 )
 
-ERROR_CODES: Mapping[int, ErrorCode] = {
-    row[1].code: ErrorCode(row[1].code, *row) for row in _ROWS
-}
+ERROR_CODES: Mapping[int, ErrorCode] = {row.code: row for row in _ROWS}
+_CODES: Mapping[type[BrokerError], int] = {row.exception: row.code for row in _ROWS}
+_UNKNOWN = _CODES[errors.UnknownError]
+
+
+def code_of(error: BrokerError | type[BrokerError]) -> int:
+    """Return the number that LWP has for an error; 0x01 if it has none."""
+    kind = error if isinstance(error, type) else type(error)
+    return _CODES.get(kind, _UNKNOWN)
+
 
 # What the server in the field says, and the code that LWP has for it.
 _PHRASES: tuple[tuple[re.Pattern[str], int], ...] = tuple(
@@ -283,12 +321,12 @@ class ErrorResponse(Message):
         for pattern, code in _PHRASES:
             if match := pattern.match(text):
                 return cls(code, text, match.groupdict())
-        return cls(errors.UnknownError.code, text)
+        return cls(_UNKNOWN, text)
 
     @classmethod
     def from_exception(cls, error: BrokerError) -> ErrorResponse:
         """Make the response that tells a peer of an error."""
-        return cls(error.code, error.message, error.details)
+        return cls(code_of(error), error.message, error.details)
 
     def to_exception(self) -> BrokerError:
         """Make the exception; an unknown code is a plain BrokerError."""
