@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from lance_spark.wire.lwp.extension import AssignmentStrategy
+from lance_spark.wire.lwp import AssignmentStrategy
 
 # How many times the shares of members are compared to even them out, at most: some
 # tenths of a second. Equal subscriptions need one per topic that moves. Thousands of

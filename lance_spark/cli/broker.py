@@ -20,7 +20,7 @@ from lance_spark.broker.configfile import read_settings
 from lance_spark.cli.directory import check_can_be_store
 from lance_spark.cli.log import shown_log
 from lance_spark.cli.quantity import ADDRESS, SIZE
-from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
+from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
 # are those of `BrokerConfig`.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lance_spark.broker import assignment
 from lance_spark.broker.assignment import assign
-from lance_spark.wire.lwp.extension import AssignmentStrategy
+from lance_spark.wire.lwp import AssignmentStrategy
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)

@@ -32,7 +32,7 @@ from lance_spark.broker.group import (
     Joined,
 )
 from lance_spark.errors import ConsumerNotFound, InvalidPayload
-from lance_spark.wire.lwp.extension import AssignmentStrategy
+from lance_spark.wire.lwp import AssignmentStrategy
 from tests.broker.kit import PATIENCE_S, eventually, running
 
 RANGE = AssignmentStrategy.RANGE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
-from lance_spark.wire.lwp.document import (
+from lance_spark.wire.lwp.message import (
     DOCUMENT_BYTES_MAX,
     DocumentReader,
     decode_document,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
-from lance_spark.wire.lwp.field import (
+from lance_spark.wire.lwp.message import (
     ITEMS_MAX,
     REST_TEXT,
     TEXT,
@@ -21,8 +21,8 @@ from lance_spark.wire.lwp.field import (
     U32,
     U64,
     Choice,
+    Composite,
     Field,
-    Group,
     Items,
     PayloadReader,
     pack,
@@ -40,7 +40,7 @@ class Point:
     y: int
 
 
-POINT = Group(Point, U8, U16)
+POINT = Composite(Point, U8, U16)
 
 CASES: list[tuple[Field, Any, str]] = [
     (U8, 255, "ff"),

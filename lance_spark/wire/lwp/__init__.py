@@ -5,6 +5,7 @@ frames into messages, `encode_message` and the `encode_*` functions go the other
 docs/codec.md is the guide. What is not listed here is private to the package.
 """
 
+from lance_spark.wire.assembler import PAYLOAD_BYTES_FIRST
 from lance_spark.wire.lwp.catalog import (
     REQUESTS,
     RESPONSES,
@@ -12,13 +13,11 @@ from lance_spark.wire.lwp.catalog import (
     decode_response,
     encode_message,
 )
-from lance_spark.wire.lwp.checksum import Checksum, identify_checksum, parse_checksum
-from lance_spark.wire.lwp.cluster import ClusterStatus
-from lance_spark.wire.lwp.command import Command
 from lance_spark.wire.lwp.compression import compress, decompress
 from lance_spark.wire.lwp.control import (
     Authenticate,
     AuthenticateResponse,
+    ClusterStatus,
     CommitAck,
     CommitOffset,
     CreateTopic,
@@ -30,6 +29,11 @@ from lance_spark.wire.lwp.control import (
     SetRetention,
     Subscribe,
     SubscribeAck,
+    TopicDeletion,
+    TopicInfo,
+    TopicListing,
+    TopicResponse,
+    TopicRetention,
     Unsubscribe,
 )
 from lance_spark.wire.lwp.error import (
@@ -81,8 +85,10 @@ from lance_spark.wire.lwp.fetch import (
 from lance_spark.wire.lwp.frame import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
+    Checksum,
     Frame,
     FrameFlags,
+    FrameParser,
     FrameType,
     Header,
     classify,
@@ -94,9 +100,10 @@ from lance_spark.wire.lwp.frame import (
     encode_header,
     encode_ingest,
     encode_keepalive,
+    identify_checksum,
+    parse_checksum,
 )
-from lance_spark.wire.lwp.message import Message
-from lance_spark.wire.lwp.parser import FrameParser
+from lance_spark.wire.lwp.message import Command, Message
 from lance_spark.wire.lwp.record import (
     RECORD_HEADER_BYTES,
     RECORD_VALUE_BYTES_MAX,
@@ -116,19 +123,13 @@ from lance_spark.wire.lwp.tlv import (
     write_payloads,
     write_records,
 )
-from lance_spark.wire.lwp.topic import (
-    TopicDeletion,
-    TopicInfo,
-    TopicListing,
-    TopicResponse,
-    TopicRetention,
-)
 
 __all__ = [
     "ERROR_CODES",
     "HEADER_BYTES",
     "LIST_LIMITS",
     "OFFSET_MAX",
+    "PAYLOAD_BYTES_FIRST",
     "PAYLOAD_BYTES_MAX",
     "RECORD_HEADER_BYTES",
     "RECORD_VALUE_BYTES_MAX",

@@ -18,14 +18,15 @@ from typing import Any
 from lance_spark import errors
 from lance_spark.errors import BrokerError, RemoteProtocolError
 from lance_spark.model import Buffer
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.document import (
+from lance_spark.wire.lwp.message import (
+    TEXT_BYTES_MAX,
+    Command,
     DocumentReader,
+    Message,
     decode_document,
     encode_document,
+    encode_utf8,
 )
-from lance_spark.wire.lwp.field import TEXT_BYTES_MAX, encode_utf8
-from lance_spark.wire.lwp.message import Message
 
 
 @dataclass(frozen=True, slots=True)

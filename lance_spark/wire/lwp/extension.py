@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from lance_spark.model import Location
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import (
+from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,
     U32,
     U64,
     Choice,
-    Group,
+    Command,
+    Composite,
     Items,
+    LayoutMessage,
 )
-from lance_spark.wire.lwp.message import LayoutMessage
 
 # Stage ids share the frame's topic id field with topics; the top bit tells them apart.
 STAGE_ID_MIN = 0x8000_0000
@@ -140,7 +140,9 @@ class CommitStages(LayoutMessage):
         TEXT,
         U64,
         Items(TOPIC_NAME, LIST_LIMITS["CommitStages.overwrite"]),
-        Items(Group(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]),
+        Items(
+            Composite(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]
+        ),
     )
 
     writer_id: str
@@ -175,7 +177,7 @@ class StagesCommitted(LayoutMessage):
 
     COMMAND = Command.STAGES_COMMITTED
     NAME = "stages committed"
-    LAYOUT = (Choice(CommitStatus), Items(Group(TopicSpan, U32, TEXT, U64, U64)))
+    LAYOUT = (Choice(CommitStatus), Items(Composite(TopicSpan, U32, TEXT, U64, U64)))
 
     status: CommitStatus
     topics: tuple[TopicSpan, ...] = ()
@@ -212,7 +214,7 @@ class TopicPosition:
     offset: int
 
 
-_POSITIONS = Items(Group(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
+_POSITIONS = Items(Composite(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class AssignedTopic:
     name: str
 
 
-_ASSIGNMENT = Items(Group(AssignedTopic, U32, TEXT))
+_ASSIGNMENT = Items(Composite(AssignedTopic, U32, TEXT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,14 @@ from enum import IntFlag
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import U64, PayloadReader, pack
-from lance_spark.wire.lwp.message import LayoutMessage, Message
+from lance_spark.wire.lwp.message import (
+    U64,
+    Command,
+    LayoutMessage,
+    Message,
+    PayloadReader,
+    pack,
+)
 
 # A Fetch from here is answered with the log's end and no data, by every server.
 OFFSET_MAX = 2**64 - 1
@@ -70,7 +75,6 @@ class Fetch(Message):
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> Fetch:
-        """Read a payload of 16 or 24 bytes."""
         reader = PayloadReader(payload, cls.NAME)
         topic_id, start, max_bytes = reader.unpack(_FETCH)
         if not reader.remaining:

@@ -17,6 +17,7 @@ from lance_spark.errors import (
     PayloadOverLimit,
     RemoteProtocolError,
 )
+from lance_spark.wire.assembler import BLOCK_BYTES
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Checksum,
@@ -29,7 +30,6 @@ from lance_spark.wire.lwp import (
     encode_ingest,
     encode_keepalive,
 )
-from lance_spark.wire.lwp.parser import BLOCK_BYTES
 from tests.wire.vectors import join, load, named, parse
 
 ALL_FRAMES = [bytes.fromhex(row["crc32c"]) for row in load("frames")]
