@@ -312,7 +312,9 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
 
     def _start_payload(self, header: HeaderT, length: int, part: memoryview) -> None:
         self._header, self._payload_length = header, length
-        self._payload = _allocate(min(length, self._payload_bytes_first))
+        # What has come may be more than the first buffer was to hold.
+        size = max(len(part), min(length, self._payload_bytes_first))
+        self._payload = _allocate(size)
         self._payload[: len(part)] = part
         self._payload_filled = len(part)
 
