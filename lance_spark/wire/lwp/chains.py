@@ -1,4 +1,4 @@
-"""Where records start in bytes of which nobody knows where they do.
+"""Find where records start in bytes that begin anywhere.
 
 A server that can't be asked for a record boundary leaves one way to find it: take every
 position for the start of a record and see where that leads. Each header says where the
@@ -9,7 +9,7 @@ that can't be one. Three kinds reach the end of the window:
 - Chance. A value of random bytes has a plausible length at one position in 256, and
   nearly all of those lead out of the window in one hop. A header and the byte before it
   look like a header too, of a length 256 times as large. Such chains have a few hops
-  where the true one has many, and whoever lasts does so in company of others like it.
+  where the true one has many, and those that last are never alone.
 - Values that hold records themselves. Their chains have more hops than the true one,
   but end with the value they are in, and lead into the true one there.
 
@@ -136,12 +136,12 @@ def find_meeting(chains: Chains, reach: int, *, wary: bool) -> int | None:
     if not count or reach >= chains.end:
         return None
     best = int(chains.hops[:count].argmax())
-    ours = chains.landings == chains.landings[best]
-    judged = len(ours) if wary else count
-    rival = int(chains.hops[:judged][~ours[:judged]].max(initial=1))
+    same = chains.landings == chains.landings[best]
+    judged = len(same) if wary else count
+    rival = int(chains.hops[:judged][~same[:judged]].max(initial=1))
     if chains.hops[best] < BELIEVED_RATIO * (rival + 1):
         return None
-    nexts = chains.nexts[:count][ours[:count]]
+    nexts = chains.nexts[:count][same[:count]]
     met = _meet(chains, np.unique(nexts[nexts >= reach]))
     if met is None or chains.hops[best] - chains.hops[met] < BELIEVED_HOPS:
         return None

@@ -1,4 +1,4 @@
-"""Fetch and its answers: LWP §5.8, both forms of §5.9, and our options.
+"""Fetch and its answers: LWP §5.8, both forms of §5.9, and the extensions' options.
 
 The short request and response are what every server knows. The long request is an
 extension (docs/wire-extensions.md) and the only way to get the extended response. The
@@ -52,7 +52,8 @@ _FETCH_FLAGS_NONE = FetchFlags(0)
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Read bytes of a topic (LWP §5.8), with our options behind them if there are any.
+    """Read bytes of a topic (LWP §5.8), with the options of the
+    extensions behind them, if there are any.
 
     A server that does not know the options ignores what follows the first 16 bytes.
     """
@@ -81,7 +82,7 @@ class Fetch(Message):
             return cls(topic_id, start, max_bytes)
         flags, max_wait_ms = reader.unpack(_FETCH_OPTIONS)
         reader.finish()
-        # A flag that we can't honour must not be passed over in silence.
+        # A flag that this side can't honour must not be passed over in silence.
         if flags & ~_FETCH_FLAGS_KNOWN:
             raise reader.error(f"unknown flags 0x{flags:X}")
         return cls(topic_id, start, max_bytes, FetchFlags(flags), max_wait_ms)

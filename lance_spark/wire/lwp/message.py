@@ -47,7 +47,7 @@ class Command(IntEnum):
     COMMIT_ACK = 0x24
     # The code of LWP §16.5, which the server in the field does not know.
     GET_CLUSTER_STATUS = 0x30
-    # 0x40 to 0x55 are ours: docs/wire-extensions.md.
+    # 0x40 to 0x55 are extensions: docs/wire-extensions.md.
     LOCATE = 0x40
     LOCATE_RESPONSE = 0x41
     OPEN_STAGE = 0x42
