@@ -18,6 +18,7 @@ from lance_spark.model import Buffer
 
 _Bytes = NDArray[np.uint8]
 _Positions = NDArray[np.int64]
+_Rows = NDArray[np.int64] | slice
 
 _NO_ROWS = np.empty(0, np.int64)
 _NO_STAMPS = np.empty(0, np.uint64)
@@ -53,7 +54,7 @@ class Spans:
         """How many bytes each piece has."""
         return self.ends - self.starts
 
-    def select(self, rows: NDArray[np.int64] | slice) -> Spans:
+    def select(self, rows: _Rows) -> Spans:
         """Keep some of the pieces."""
         return Spans(self.data, self.starts[rows], self.ends[rows])
 
@@ -119,43 +120,39 @@ class Records:
         """Keep the rows `[start, stop)`, without a copy of what they hold."""
         if start == 0 and stop == len(self):
             return self
-        rows = slice(start, stop)
-        cut = replace(
-            self,
-            values=self.values.select(rows),
-            base=self.base + start if self.positions is None else self.base,
-            positions=None if self.positions is None else self.positions[rows],
-            nexts=None if self.nexts is None else self.nexts[rows],
-            types=None if self.types is None else self.types[rows],
-            nulls=None if self.nulls is None else self.nulls[rows],
-        )
-        if not len(self.keyed) and not len(self.stamped):
-            return cut
         keyed = slice(*np.searchsorted(self.keyed, (start, stop)))
         stamped = slice(*np.searchsorted(self.stamped, (start, stop)))
+        base = self.base + start if self.positions is None else self.base
+        cut = self._pick(slice(start, stop), keyed, stamped)
         return replace(
-            cut,
-            keyed=self.keyed[keyed] - start,
-            keys=self.keys.select(keyed),
-            stamped=self.stamped[stamped] - start,
-            stamps_ns=self.stamps_ns[stamped],
+            cut, base=base, keyed=cut.keyed - start, stamped=cut.stamped - start
         )
 
     def select(self, rows: _Positions) -> Records:
         """Keep some rows, which are given in ascending order."""
         new_rows = np.full(len(self), -1, np.int64)
         new_rows[rows] = np.arange(len(rows))
-        keyed, stamped = new_rows[self.keyed], new_rows[self.stamped]
-        has_key, has_stamp = keyed >= 0, stamped >= 0
+        keyed = np.flatnonzero(new_rows[self.keyed] >= 0)
+        stamped = np.flatnonzero(new_rows[self.stamped] >= 0)
+        some = self._pick(rows, keyed, stamped)
+        return replace(
+            some,
+            positions=rows if self.positions is None else some.positions,
+            keyed=new_rows[some.keyed],
+            stamped=new_rows[some.stamped],
+        )
+
+    def _pick(self, rows: _Rows, keyed: _Rows, stamped: _Rows) -> Records:
+        """Keep some rows, and what is said of some of those with a key or a time."""
         return replace(
             self,
             values=self.values.select(rows),
-            positions=rows if self.positions is None else self.positions[rows],
+            positions=None if self.positions is None else self.positions[rows],
             nexts=None if self.nexts is None else self.nexts[rows],
             types=None if self.types is None else self.types[rows],
             nulls=None if self.nulls is None else self.nulls[rows],
-            keyed=keyed[has_key],
-            keys=self.keys.select(np.flatnonzero(has_key)),
-            stamped=stamped[has_stamp],
-            stamps_ns=self.stamps_ns[has_stamp],
+            keyed=self.keyed[keyed],
+            keys=self.keys.select(keyed),
+            stamped=self.stamped[stamped],
+            stamps_ns=self.stamps_ns[stamped],
         )

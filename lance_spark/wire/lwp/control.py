@@ -38,7 +38,6 @@ class CreateTopic(LayoutMessage):
     """Create a topic (LWP §5.3)."""
 
     COMMAND = Command.CREATE_TOPIC
-    NAME = "create topic"
     LAYOUT = (REST_TEXT,)
 
     name: str
@@ -72,7 +71,6 @@ class DeleteTopic(LayoutMessage):
     """Delete a topic and its data (LWP §5.6)."""
 
     COMMAND = Command.DELETE_TOPIC
-    NAME = "delete topic"
     LAYOUT = (U32,)
 
     topic_id: int
@@ -83,7 +81,6 @@ class ListTopics(LayoutMessage):
     """Ask for all topics (LWP §5.4)."""
 
     COMMAND = Command.LIST_TOPICS
-    NAME = "list topics"
     LAYOUT = ()
 
 
@@ -92,7 +89,6 @@ class GetTopic(LayoutMessage):
     """Ask for one topic (LWP §5.5)."""
 
     COMMAND = Command.GET_TOPIC
-    NAME = "get topic"
     LAYOUT = (U32,)
 
     topic_id: int
@@ -103,7 +99,6 @@ class SetRetention(LayoutMessage):
     """Change how long a topic keeps its data (LWP §5.10)."""
 
     COMMAND = Command.SET_RETENTION
-    NAME = "set retention"
     LAYOUT = (U32, RETENTION)
 
     topic_id: int
@@ -118,7 +113,6 @@ class GetClusterStatus(LayoutMessage):
     """
 
     COMMAND = Command.GET_CLUSTER_STATUS_FIELD
-    NAME = "get cluster status"
     LAYOUT = ()
 
 
@@ -127,7 +121,6 @@ class Authenticate(LayoutMessage):
     """Present a token, which stays out of `repr` and so out of logs."""
 
     COMMAND = Command.AUTHENTICATE
-    NAME = "authenticate"
     LAYOUT = (REST_TEXT,)
 
     token: str = field(repr=False)
@@ -138,7 +131,6 @@ class AuthenticateResponse(LayoutMessage):
     """Say whether the token was taken, and why not."""
 
     COMMAND = Command.AUTHENTICATE_RESPONSE
-    NAME = "authenticate response"
     LAYOUT = (TRUTH, REST_TEXT)
 
     ok: bool
@@ -150,7 +142,6 @@ class Subscribe(LayoutMessage):
     """Announce a consumer and ask where it starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE
-    NAME = "subscribe"
     LAYOUT = (U32, U64, U32, U64)
 
     topic_id: int
@@ -164,7 +155,6 @@ class SubscribeAck(LayoutMessage):
     """Where the consumer starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE_ACK
-    NAME = "subscribe ack"
     LAYOUT = (U64, U64)
 
     consumer_id: int
@@ -176,7 +166,6 @@ class Unsubscribe(LayoutMessage):
     """End a subscription (LWP §5.13); answered by an Ack with the consumer's id."""
 
     COMMAND = Command.UNSUBSCRIBE
-    NAME = "unsubscribe"
     LAYOUT = (U32, U64)
 
     topic_id: int
@@ -188,7 +177,6 @@ class CommitOffset(LayoutMessage):
     """Remember how far a consumer has come (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_OFFSET
-    NAME = "commit offset"
     LAYOUT = (U32, U64, U64)
 
     topic_id: int
@@ -201,7 +189,6 @@ class CommitAck(LayoutMessage):
     """The offset that is remembered now (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_ACK
-    NAME = "commit ack"
     LAYOUT = (U64, U64)
 
     consumer_id: int
@@ -226,12 +213,12 @@ class TopicResponse(Message):
     __slots__ = ()
 
     COMMAND = Command.TOPIC_RESPONSE
-    NAME = "topic response"
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> TopicResponse:
         """Read whichever answer it is."""
-        reader = DocumentReader(decode_document(payload, cls.NAME), cls.NAME)
+        name = TopicResponse.NAME
+        reader = DocumentReader(decode_document(payload, name), name)
         if "topics" in reader:
             return TopicListing._read(reader)
         if "deleted" in reader:
@@ -368,7 +355,6 @@ class ClusterStatus(Message):
     """
 
     COMMAND = Command.CLUSTER_STATUS
-    NAME = "cluster status"
 
     node_id: int = 0
     is_leader: bool = True

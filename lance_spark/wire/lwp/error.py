@@ -47,197 +47,146 @@ class ErrorCode:
         return self.exception.retriable
 
 
-_ROWS = (
-    ErrorCode(
-        0x01,
-        "UnknownError",
+_ROWS: Mapping[int, tuple[type[BrokerError], str]] = {
+    0x01: (
         errors.UnknownError,
         "Look into the server's log: it gave no further reason.",
     ),
-    ErrorCode(
-        0x02,
-        "InvalidMagic",
+    0x02: (
         errors.InvalidMagic,
         "Check that the port is an LWP port and that nothing rewrites the stream.",
     ),
-    ErrorCode(
-        0x03,
-        "PayloadTooLarge",
+    0x03: (
         errors.PayloadTooLarge,
         "Send smaller batches; a single record can't be over 16 MiB.",
     ),
-    ErrorCode(
-        0x04,
-        "InvalidPayload",
+    0x04: (
         errors.InvalidPayload,
         "Check that the batch is a row of whole TLV records and its count is right.",
     ),
-    ErrorCode(
-        0x05,
-        "CrcMismatch",
+    0x05: (
         errors.CrcMismatch,
         "Set checksum to crc32c or crc32, whichever the server computes.",
     ),
-    ErrorCode(
-        0x06,
-        "VersionMismatch",
+    0x06: (
         errors.VersionMismatch,
         "Use a server that speaks LWP version 1.",
     ),
-    ErrorCode(
-        0x10,
-        "TopicNotFound",
+    0x10: (
         errors.TopicNotFound,
         "Check the topic's name, or create the topic first.",
     ),
-    ErrorCode(
-        0x11,
-        "TopicAlreadyExists",
+    0x11: (
         errors.TopicAlreadyExists,
         "Use the existing topic or another name.",
     ),
-    ErrorCode(
-        0x12,
-        "InvalidTopicName",
+    0x12: (
         errors.InvalidTopicName,
         "Use 1 to 255 bytes of letters, digits and hyphens.",
     ),
-    ErrorCode(
-        0x13,
-        "TopicDeleted",
+    0x13: (
         errors.TopicDeleted,
         "Look the topic up again by name; it may have been created anew.",
     ),
-    ErrorCode(
-        0x20,
-        "NotLeader",
+    0x20: (
         errors.NotLeader,
         "Connect to the leader named in details.leader_addr.",
     ),
-    ErrorCode(
-        0x21,
-        "QuorumNotReached",
+    0x21: (
         errors.QuorumNotReached,
         "Try again; check that most nodes of the cluster are up.",
     ),
-    ErrorCode(
-        0x22,
-        "LeaderUnknown",
+    0x22: (
         errors.LeaderUnknown,
         "Try again after the cluster has elected a leader.",
     ),
-    ErrorCode(
-        0x23,
-        "ClusterNotReady",
+    0x23: (
         errors.ClusterNotReady,
         "Try again when the cluster has started.",
     ),
-    ErrorCode(
-        0x30,
-        "RateLimited",
+    0x30: (
         errors.RateLimited,
         "Wait for details.retry_after_ms, then go on more slowly.",
     ),
-    ErrorCode(
-        0x31,
-        "Backpressure",
+    0x31: (
         errors.Backpressure,
         "Send more slowly until acknowledgements come again.",
     ),
-    ErrorCode(
-        0x32,
-        "ConnectionLimit",
+    0x32: (
         errors.ConnectionLimit,
         "Use fewer connections or raise the server's limit.",
     ),
-    ErrorCode(
-        0x40,
-        "AuthenticationRequired",
+    0x40: (
         errors.AuthenticationRequired,
         "Set a token or a client certificate.",
     ),
-    ErrorCode(
-        0x41,
-        "AuthenticationFailed",
+    0x41: (
         errors.AuthenticationFailed,
         "Check the token or the client certificate.",
     ),
-    ErrorCode(
-        0x42,
-        "AccessDenied",
+    0x42: (
         errors.AccessDenied,
         "Have the client's name added to the topic's allow-list.",
     ),
-    ErrorCode(
-        0x50,
-        "InvalidOffset",
+    0x50: (
         errors.InvalidOffset,
         "Read from an offset that an earlier read returned.",
     ),
-    ErrorCode(
-        0x51,
-        "OffsetOutOfRange",
+    0x51: (
         errors.OffsetOutOfRange,
         "Use an offset that is not behind the log's end.",
     ),
-    ErrorCode(
-        0x52,
-        "ConsumerNotFound",
+    0x52: (
         errors.ConsumerNotFound,
         "Subscribe or join the group again.",
     ),
-    ErrorCode(
-        0x60,
-        "InternalError",
+    0x60: (
         errors.InternalError,
         "Look into the server's log for the reason.",
     ),
-    ErrorCode(
-        0x61,
-        "StorageError",
+    0x61: (
         errors.StorageError,
         "Check the server's disk: free space, permissions, and its log.",
     ),
-    ErrorCode(
-        0x62,
-        "TimeoutError",
+    0x62: (
         errors.OperationTimeout,
         "Try again, or allow the request more time.",
     ),
-    ErrorCode(
-        0x70,
-        "StageNotFound",
+    0x70: (
         errors.StageNotFound,
         "Run the job again: its stage was committed, aborted or never opened.",
     ),
-    ErrorCode(
-        0x71,
-        "StageExpired",
+    0x71: (
         errors.StageExpiredError,
         "Run the job again, or let stages live longer on the server.",
     ),
-    ErrorCode(
-        0x72,
-        "StageMismatch",
+    0x72: (
         errors.StageMismatchError,
         "Run the job again: the server holds other data than the tasks wrote.",
     ),
-    ErrorCode(
-        0x73,
-        "CommitConflict",
+    0x73: (
         errors.CommitConflictError,
         "Give each target its own writer id, and each commit its own sequence.",
     ),
-    ErrorCode(
-        0x74,
-        "CommitUnknown",
+    0x74: (
         errors.CommitUnknownError,
         "Start the broker again, then commit again with the same writer and sequence.",
     ),
-)
+}
+# Names of the specification that are not those of the classes.
+_NAMES = {
+    0x62: "TimeoutError",
+    0x71: "StageExpired",
+    0x72: "StageMismatch",
+    0x73: "CommitConflict",
+    0x74: "CommitUnknown",
+}
 
-ERROR_CODES: Mapping[int, ErrorCode] = {row.code: row for row in _ROWS}
-_CODES: Mapping[type[BrokerError], int] = {row.exception: row.code for row in _ROWS}
+ERROR_CODES: Mapping[int, ErrorCode] = {
+    code: ErrorCode(code, _NAMES.get(code, kind.__name__), kind, remedy)
+    for code, (kind, remedy) in _ROWS.items()
+}
+_CODES = {row.exception: row.code for row in ERROR_CODES.values()}
 _UNKNOWN = _CODES[errors.UnknownError]
 
 
@@ -274,7 +223,6 @@ class ErrorResponse(Message):
     """A refusal; `to_exception` makes it something to raise."""
 
     COMMAND = Command.ERROR_RESPONSE
-    NAME = "error response"
 
     code: int
     message: str

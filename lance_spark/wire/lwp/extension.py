@@ -68,7 +68,6 @@ class Locate(LayoutMessage):
     """Ask for a record boundary."""
 
     COMMAND = Command.LOCATE
-    NAME = "locate"
     LAYOUT = (U32, Choice(LocateKind), U64)
 
     topic_id: int
@@ -81,7 +80,6 @@ class LocateResponse(LayoutMessage):
     """The boundary that was asked for; the append time is 0 at the log's end."""
 
     COMMAND = Command.LOCATE_RESPONSE
-    NAME = "locate response"
     LAYOUT = (U64, U64, U64)
 
     offset: int
@@ -99,7 +97,6 @@ class OpenStage(LayoutMessage):
     """Open a stage for a topic that need not exist yet."""
 
     COMMAND = Command.OPEN_STAGE
-    NAME = "open stage"
     LAYOUT = (TEXT, TEXT, U64)
 
     topic: str
@@ -112,7 +109,6 @@ class StageOpened(LayoutMessage):
     """The stage's id, to be used as the topic id of ordinary ingests."""
 
     COMMAND = Command.STAGE_OPENED
-    NAME = "stage opened"
     LAYOUT = (U32,)
 
     stage_id: int
@@ -135,7 +131,6 @@ class CommitStages(LayoutMessage):
     """
 
     COMMAND = Command.COMMIT_STAGES
-    NAME = "commit stages"
     LAYOUT = (
         TEXT,
         U64,
@@ -176,7 +171,6 @@ class StagesCommitted(LayoutMessage):
     """What became of a commit, and where its data is."""
 
     COMMAND = Command.STAGES_COMMITTED
-    NAME = "stages committed"
     LAYOUT = (Choice(CommitStatus), Items(Composite(TopicSpan, U32, TEXT, U64, U64)))
 
     status: CommitStatus
@@ -188,7 +182,6 @@ class AbortStages(LayoutMessage):
     """Drop every stage of a job that was not committed."""
 
     COMMAND = Command.ABORT_STAGES
-    NAME = "abort stages"
     LAYOUT = (TEXT, U64)
 
     writer_id: str
@@ -200,7 +193,6 @@ class StagesAborted(LayoutMessage):
     """How many stages were dropped."""
 
     COMMAND = Command.STAGES_ABORTED
-    NAME = "stages aborted"
     LAYOUT = (U32,)
 
     dropped: int
@@ -222,7 +214,6 @@ class Wait(LayoutMessage):
     """Wait until a topic has grown past its offset or the list of topics changed."""
 
     COMMAND = Command.WAIT
-    NAME = "wait"
     LAYOUT = (U64, _POSITIONS, U32)
 
     version: int
@@ -235,7 +226,6 @@ class WaitResponse(LayoutMessage):
     """The version of the list of topics, and where the topics asked for end now."""
 
     COMMAND = Command.WAIT_RESPONSE
-    NAME = "wait response"
     LAYOUT = (U64, _POSITIONS)
 
     version: int
@@ -255,7 +245,6 @@ class JoinGroup(LayoutMessage):
     """Join a consumer group; an empty member id asks the broker for one."""
 
     COMMAND = Command.JOIN_GROUP
-    NAME = "join group"
     LAYOUT = (
         TEXT,
         TEXT,
@@ -287,7 +276,6 @@ class GroupJoined(LayoutMessage):
     """Who the member is and what it reads in this generation."""
 
     COMMAND = Command.GROUP_JOINED
-    NAME = "group joined"
     LAYOUT = (U64, TEXT, _ASSIGNMENT)
 
     generation: int
@@ -300,7 +288,6 @@ class GroupHeartbeat(LayoutMessage):
     """Say that a member is alive, and which generation it knows."""
 
     COMMAND = Command.GROUP_HEARTBEAT
-    NAME = "group heartbeat"
     LAYOUT = (TEXT, TEXT, U64)
 
     group: str
@@ -313,7 +300,6 @@ class GroupHeartbeatResponse(LayoutMessage):
     """The generation of now, and what the member reads in it."""
 
     COMMAND = Command.GROUP_HEARTBEAT_RESPONSE
-    NAME = "group heartbeat response"
     LAYOUT = (U64, _ASSIGNMENT)
 
     generation: int
@@ -325,7 +311,6 @@ class LeaveGroup(LayoutMessage):
     """Leave a group, so that its other members get the topics at once."""
 
     COMMAND = Command.LEAVE_GROUP
-    NAME = "leave group"
     LAYOUT = (TEXT, TEXT)
 
     group: str
@@ -337,5 +322,4 @@ class GroupLeft(LayoutMessage):
     """The member is gone."""
 
     COMMAND = Command.GROUP_LEFT
-    NAME = "group left"
     LAYOUT = ()

@@ -59,7 +59,6 @@ class Fetch(Message):
     """
 
     COMMAND = Command.FETCH
-    NAME = "fetch"
 
     topic_id: int
     start: int
@@ -97,7 +96,6 @@ class FetchResponse(Message):
     """
 
     COMMAND = Command.FETCH_RESPONSE
-    NAME = "fetch response"
 
     next_offset: int
     record_count: int
@@ -185,7 +183,6 @@ class CatchingUp(LayoutMessage):
     """A server in the field was asked for an offset behind its log's end."""
 
     COMMAND = Command.CATCHING_UP
-    NAME = "catching up"
     LAYOUT = (U64,)
 
     end: int

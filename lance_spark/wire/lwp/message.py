@@ -470,8 +470,14 @@ class Message(ABC):
     __slots__ = ()
 
     COMMAND: ClassVar[Command]
-    # As in the texts of LWP §5.10 and §5.11: "Invalid <NAME> payload".
+    # The words of the class's name, unless it says others. As in the texts of LWP §5.10
+    # and §5.11: "Invalid <NAME> payload".
     NAME: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "NAME" not in vars(cls):
+            cls.NAME = re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
 
     @abstractmethod
     def encode_payload(self) -> list[Buffer]:
