@@ -246,16 +246,12 @@ def read_scattered(data: _Bytes, at: _Positions, dtype: np.dtype[Any]) -> NDArra
     """Read an unaligned integer at each position."""
     if not len(at):
         return np.empty(0, dtype)
-    integers: NDArray[Any] = _overlay(data, dtype)[at]
-    return integers
-
-
-def _overlay(data: _Bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Make an array in which item i is the integer at byte i; it shares the memory."""
+    # An array in which item i is the integer at byte i; overlapping, and never copied.
     everywhere: NDArray[Any] = np.ndarray(
         len(data) - dtype.itemsize + 1, dtype, data, 0, (1,)
     )
-    return everywhere
+    integers: NDArray[Any] = everywhere[at]
+    return integers
 
 
 # Records to bytes.
@@ -296,7 +292,7 @@ class _Plan:
         """Write the rows `[start, stop)` into a new buffer."""
         records = self.records.cut(start, stop)
         types, lengths = self.types[start:stop], self.lengths[start:stop]
-        parts = [_make_prefixes(records, types, lengths)]
+        parts = _make_prefixes(records, types, lengths)
         if len(records.keyed):
             parts.append(_spread(records.keys, records.keyed, len(records)))
         values = records.values
@@ -415,15 +411,8 @@ def _plan(
         if key_lengths.max() > KEY_BYTES_MAX:
             faults.append(_find_long_keys(records, key_lengths))
     lengths[records.stamped] += TIMESTAMP_BYTES
-    faults.append(
-        (
-            lengths > RECORD_VALUE_BYTES_MAX,
-            lambda row: (
-                f"a record of {lengths[row]} bytes with key and timestamp, "
-                f"{RECORD_VALUE_BYTES_MAX} are the most: split the value"
-            ),
-        )
-    )
+    too_large = lengths > RECORD_VALUE_BYTES_MAX
+    faults.append((too_large, lambda row: _explain_size(int(lengths[row]))))
     needed = _find_needed_types(records)
     types, type_faults = _choose_types(records, needed, record_type)
     null_faults = _find_null_faults(records, needed, find_null_fault)
@@ -432,6 +421,13 @@ def _plan(
         raise records.fault
     ends = np.cumsum(lengths + RECORD_HEADER_BYTES)
     return _Plan(records, types, lengths, ends)
+
+
+def _explain_size(length: int) -> str:
+    return (
+        f"a record of {length} bytes with key and timestamp, "
+        f"{RECORD_VALUE_BYTES_MAX} are the most: split the value"
+    )
 
 
 def _find_long_keys(records: Records, key_lengths: _Positions) -> _Fault:
@@ -499,29 +495,26 @@ def _find_null_faults(
     nulls = records.nulls
     if nulls is None or needed is None:
         return []
-    has_key = (needed == _KEY_VALUE) | (needed == _KEY_TIMESTAMPED)
     faults: list[_Fault] = [
-        (
-            nulls & has_key,
-            lambda row: (
-                "a key but no value: LWP has no keyed tombstone; "
-                "write an empty value, or filter such rows out"
-            ),
-        ),
-        (
-            nulls & (needed == _TIMESTAMPED),
-            lambda row: (
-                "a timestamp but no value: a Null record carries no timestamp; "
-                "write an empty value, or make the timestamp null too"
-            ),
-        ),
+        (nulls & (needed != _NULL), lambda row: _explain_null(int(needed[row])))
     ]
-    if find_reason is not None and (needed == _NULL).any():
-        reason = find_reason()
-        if reason is not None:
-            text = reason
-            faults.append((needed == _NULL, lambda row: text))
+    is_null = needed == _NULL
+    reason = find_reason() if find_reason is not None and is_null.any() else None
+    if reason is not None:
+        faults.append((is_null, lambda row: reason))
     return faults
+
+
+def _explain_null(needed: int) -> str:
+    if needed == _TIMESTAMPED:
+        return (
+            "a timestamp but no value: a Null record carries no timestamp; "
+            "write an empty value, or make the timestamp null too"
+        )
+    return (
+        "a key but no value: LWP has no keyed tombstone; "
+        "write an empty value, or filter such rows out"
+    )
 
 
 def _raise_first(faults: list[_Fault], records: Records) -> None:
@@ -543,43 +536,34 @@ def _spread(spans: Spans, rows: _Positions, count: int) -> kernel.Part:
 
 def _make_prefixes(
     records: Records, types: NDArray[Any], lengths: _Positions
-) -> kernel.Part:
-    """Write what comes before key and value: header, timestamp, length of the key."""
-    rows, keyed, stamped = len(records), records.keyed, records.stamped
-    if len(stamped) in (0, rows) and len(keyed) in (0, rows):
-        return _make_equal_prefixes(records, types, lengths)
-    sizes = np.full(rows, RECORD_HEADER_BYTES, np.int64)
-    sizes[stamped] += TIMESTAMP_BYTES
-    sizes[keyed] += KEY_LENGTH_BYTES
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    data = np.empty(ends[-1], np.uint8)
-    data[starts] = types
-    _overlay(data, np.dtype("<u4"))[starts + 1] = lengths
-    if len(stamped):
-        at = starts[stamped] + RECORD_HEADER_BYTES
-        _overlay(data, np.dtype("<u8"))[at] = records.stamps_ns
-    if len(keyed):
-        at = ends[keyed] - KEY_LENGTH_BYTES
-        _overlay(data, np.dtype("<u2"))[at] = records.keys.lengths
-    return data, starts, ends
+) -> list[kernel.Part]:
+    """Write what comes before key and value: header, timestamp, length of the key.
 
-
-def _make_equal_prefixes(
-    records: Records, types: NDArray[Any], lengths: _Positions
-) -> kernel.Part:
-    """Write prefixes that all have the same fields, which is several times faster."""
+    Every row gets all fields that any row has. Its spans leave out what it has not.
+    """
+    rows, stamped, keyed = len(records), records.stamped, records.keyed
     fields = [("type", "u1"), ("length", "<u4")]
-    if len(records.stamped):
-        fields.append(("stamp", "<u8"))
-    if len(records.keyed):
-        fields.append(("key_length", "<u2"))
-    data = np.empty(len(records), fields)
-    data["type"] = types
-    data["length"] = lengths
-    if len(records.stamped):
-        data["stamp"] = records.stamps_ns
-    if len(records.keyed):
-        data["key_length"] = records.keys.lengths
-    ends = np.arange(data.itemsize, data.nbytes + 1, data.itemsize)
-    return data.view(np.uint8), ends - data.itemsize, ends
+    fields += [("stamp", "<u8")] if len(stamped) else []
+    fields += [("key_length", "<u2")] if len(keyed) else []
+    prefixes = np.empty(rows, fields)
+    prefixes["type"] = types
+    prefixes["length"] = lengths
+    every = slice(None)
+    if len(stamped):
+        prefixes["stamp"][stamped if len(stamped) < rows else every] = records.stamps_ns
+    if len(keyed):
+        sizes = records.keys.lengths
+        prefixes["key_length"][keyed if len(keyed) < rows else every] = sizes
+    data, size = prefixes.view(np.uint8), prefixes.itemsize
+    starts = np.arange(0, len(data), size)
+    if len(stamped) in (0, rows) and len(keyed) in (0, rows):
+        return [(data, starts, starts + size)]
+    ends = starts + RECORD_HEADER_BYTES
+    ends[stamped] += TIMESTAMP_BYTES
+    parts: list[kernel.Part] = [(data, starts, ends)]
+    if len(keyed):
+        key_lengths = starts + (size - KEY_LENGTH_BYTES)
+        ends = key_lengths.copy()
+        ends[keyed] += KEY_LENGTH_BYTES
+        parts.append((data, key_lengths, ends))
+    return parts
