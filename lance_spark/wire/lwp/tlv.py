@@ -407,10 +407,10 @@ def _plan(
     lengths = records.values.lengths
     if len(records.keyed):
         key_lengths = records.keys.lengths
-        lengths[records.keyed] += key_lengths + KEY_LENGTH_BYTES
+        lengths[_index(records.keyed, records)] += key_lengths + KEY_LENGTH_BYTES
         if key_lengths.max() > KEY_BYTES_MAX:
             faults.append(_find_long_keys(records, key_lengths))
-    lengths[records.stamped] += TIMESTAMP_BYTES
+    lengths[_index(records.stamped, records)] += TIMESTAMP_BYTES
     too_large = lengths > RECORD_VALUE_BYTES_MAX
     faults.append((too_large, lambda row: _explain_size(int(lengths[row]))))
     needed = _find_needed_types(records)
@@ -421,6 +421,11 @@ def _plan(
         raise records.fault
     ends = np.cumsum(lengths + RECORD_HEADER_BYTES)
     return _Plan(records, types, lengths, ends)
+
+
+def _index(rows: _Positions, records: Records) -> _Positions | slice:
+    """Make an index of some rows; one of all rows is several times faster."""
+    return slice(None) if len(rows) == len(records) else rows
 
 
 def _explain_size(length: int) -> str:
@@ -446,9 +451,10 @@ def _find_needed_types(records: Records) -> NDArray[np.int16] | None:
     needed = np.zeros(len(records), np.int16)
     if records.nulls is not None:
         needed[records.nulls] = _NULL
-    needed[records.keyed] = _KEY_VALUE
-    stamped = needed[records.stamped] == _KEY_VALUE
-    needed[records.stamped] = np.where(stamped, _KEY_TIMESTAMPED, _TIMESTAMPED)
+    needed[_index(records.keyed, records)] = _KEY_VALUE
+    stamped = _index(records.stamped, records)
+    is_keyed = needed[stamped] == _KEY_VALUE
+    needed[stamped] = np.where(is_keyed, _KEY_TIMESTAMPED, _TIMESTAMPED)
     return needed
 
 
@@ -548,12 +554,10 @@ def _make_prefixes(
     prefixes = np.empty(rows, fields)
     prefixes["type"] = types
     prefixes["length"] = lengths
-    every = slice(None)
     if len(stamped):
-        prefixes["stamp"][stamped if len(stamped) < rows else every] = records.stamps_ns
+        prefixes["stamp"][_index(stamped, records)] = records.stamps_ns
     if len(keyed):
-        sizes = records.keys.lengths
-        prefixes["key_length"][keyed if len(keyed) < rows else every] = sizes
+        prefixes["key_length"][_index(keyed, records)] = records.keys.lengths
     data, size = prefixes.view(np.uint8), prefixes.itemsize
     starts = np.arange(0, len(data), size)
     if len(stamped) in (0, rows) and len(keyed) in (0, rows):
