@@ -22,6 +22,10 @@ from lance_spark.records import NO_SPANS, Records, Spans, as_bytes
 WRITE_COLUMNS = ("value", "key", "timestamp", "timestamp_ns", "type")
 IGNORED_COLUMNS = ("topic", "offset", "next_offset")
 
+_BYTES_OR_TEXT = (
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.null()),
+)
 _NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 _STAMP_MAX = 2**64 - 1
@@ -220,19 +224,7 @@ def _list(names: Sequence[str]) -> str:
 def _is_bytes_or_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_null,
-        )
-    )
+    return kind in _BYTES_OR_TEXT or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_timestamp(kind: pa.DataType) -> bool:

@@ -18,19 +18,7 @@ from pathlib import Path
 from lance_spark.errors import OptionError
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
-from lance_spark.net.tls_stream import PeerCertificate, TlsStream, describe, digest
-
-__all__ = [
-    "ClientTls",
-    "PeerCertificate",
-    "ServerTls",
-    "TlsContext",
-    "client_handshake",
-    "fingerprints",
-    "make_client_context",
-    "make_server_context",
-    "server_handshake",
-]
+from lance_spark.net.tls_stream import TlsStream, describe, digest
 
 # A file of certificates is a few KiB; the system's whole collection is 300 KiB.
 PEM_BYTES_MAX = 16 * 1024 * 1024

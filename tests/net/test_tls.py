@@ -29,7 +29,6 @@ from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import (
     ClientTls,
-    PeerCertificate,
     ServerTls,
     TlsContext,
     client_handshake,
@@ -41,7 +40,7 @@ from lance_spark.net.tls import (
     read_pem,
     server_handshake,
 )
-from lance_spark.net.tls_stream import read_peer
+from lance_spark.net.tls_stream import PeerCertificate, read_peer
 from tests.net.conftest import LONG_S, Certificates, Spawn, secure, soon
 
 Pair = tuple[Stream, Stream]

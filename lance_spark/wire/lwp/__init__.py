@@ -5,126 +5,49 @@ frames into messages, `encode_message` and the `encode_*` functions go the other
 docs/codec.md is the guide. What is not listed here is private to the package.
 """
 
+# Names several to a line: this is an index and not code.
+# fmt: off
+# ruff: noqa: I001
+
 from lance_spark.wire.assembler import PAYLOAD_BYTES_FIRST
 from lance_spark.wire.lwp.catalog import (
-    REQUESTS,
-    RESPONSES,
-    decode_request,
-    decode_response,
-    encode_message,
+    REQUESTS, RESPONSES, decode_request, decode_response, encode_message,
 )
 from lance_spark.wire.lwp.compression import compress, decompress
 from lance_spark.wire.lwp.control import (
-    Authenticate,
-    AuthenticateResponse,
-    ClusterStatus,
-    CommitAck,
-    CommitOffset,
-    CreateTopic,
-    CreateTopicWithRetention,
-    DeleteTopic,
-    GetClusterStatus,
-    GetTopic,
-    ListTopics,
-    SetRetention,
-    Subscribe,
-    SubscribeAck,
-    TopicDeletion,
-    TopicInfo,
-    TopicListing,
-    TopicResponse,
-    TopicRetention,
-    Unsubscribe,
+    Authenticate, AuthenticateResponse, ClusterStatus, CommitAck, CommitOffset,
+    CreateTopic, CreateTopicWithRetention, DeleteTopic, GetClusterStatus, GetTopic,
+    ListTopics, SetRetention, Subscribe, SubscribeAck, TopicDeletion, TopicInfo,
+    TopicListing, TopicResponse, TopicRetention, Unsubscribe,
 )
-from lance_spark.wire.lwp.error import (
-    ERROR_CODES,
-    ErrorCode,
-    ErrorResponse,
-    code_of,
-)
+from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse, code_of
 from lance_spark.wire.lwp.extension import (
-    LIST_LIMITS,
-    STAGE_ID_MIN,
-    WAIT_POSITIONS_MAX,
-    AbortStages,
-    AssignedTopic,
-    AssignmentStrategy,
-    Capability,
-    CommitStages,
-    CommitStatus,
-    GroupHeartbeat,
-    GroupHeartbeatResponse,
-    GroupJoined,
-    GroupLeft,
-    JoinGroup,
-    LeaveGroup,
-    Locate,
-    LocateKind,
-    LocateResponse,
-    OpenStage,
-    StageContent,
-    StageOpened,
-    StagesAborted,
-    StagesCommitted,
-    TopicPosition,
-    TopicSpan,
-    Wait,
-    WaitResponse,
+    LIST_LIMITS, STAGE_ID_MIN, WAIT_POSITIONS_MAX, AbortStages, AssignedTopic,
+    AssignmentStrategy, Capability, CommitStages, CommitStatus, GroupHeartbeat,
+    GroupHeartbeatResponse, GroupJoined, GroupLeft, JoinGroup, LeaveGroup, Locate,
+    LocateKind, LocateResponse, OpenStage, StageContent, StageOpened, StagesAborted,
+    StagesCommitted, TopicPosition, TopicSpan, Wait, WaitResponse,
 )
 from lance_spark.wire.lwp.fetch import (
-    OFFSET_MAX,
-    CatchingUp,
-    ExtendedFetchResponse,
-    Fetch,
-    FetchFlags,
-    FetchResponse,
-    decode_fetch_response,
-    encode_extended_head,
-    encode_fetch_head,
+    OFFSET_MAX, CatchingUp, ExtendedFetchResponse, Fetch, FetchFlags, FetchResponse,
+    decode_fetch_response, encode_extended_head, encode_fetch_head,
 )
 from lance_spark.wire.lwp.frame import (
-    HEADER_BYTES,
-    PAYLOAD_BYTES_MAX,
-    Checksum,
-    Frame,
-    FrameFlags,
-    FrameParser,
-    FrameType,
-    Header,
-    classify,
-    decode_header,
-    encode_ack,
-    encode_backpressure,
-    encode_control,
-    encode_frame,
-    encode_header,
-    encode_ingest,
-    encode_keepalive,
-    identify_checksum,
-    parse_checksum,
+    HEADER_BYTES, PAYLOAD_BYTES_MAX, Checksum, Frame, FrameFlags, FrameParser,
+    FrameType, Header, classify, decode_header, encode_ack, encode_backpressure,
+    encode_control, encode_frame, encode_header, encode_ingest, encode_keepalive,
+    identify_checksum, parse_checksum,
 )
 from lance_spark.wire.lwp.message import Command, Message
 from lance_spark.wire.lwp.record import (
-    RECORD_HEADER_BYTES,
-    RECORD_VALUE_BYTES_MAX,
-    Record,
-    RecordType,
-    decode_record,
-    decode_records,
-    encode_record,
+    RECORD_HEADER_BYTES, RECORD_VALUE_BYTES_MAX, Record, RecordType, decode_record,
+    decode_records, encode_record,
 )
 from lance_spark.wire.lwp.tlv import (
-    Payload,
-    check_plain_type,
-    check_records,
-    read_records,
-    scan,
-    validate,
-    write_payloads,
-    write_records,
+    Payload, check_plain_type, check_records, read_records, scan, validate,
+    write_payloads, write_records,
 )
 
-# fmt: off
 __all__ = [
     "ERROR_CODES", "HEADER_BYTES", "LIST_LIMITS", "OFFSET_MAX", "PAYLOAD_BYTES_FIRST",
     "PAYLOAD_BYTES_MAX", "RECORD_HEADER_BYTES", "RECORD_VALUE_BYTES_MAX", "REQUESTS",
@@ -149,4 +72,3 @@ __all__ = [
     "encode_record", "identify_checksum", "parse_checksum", "read_records", "scan",
     "validate", "write_payloads", "write_records",
 ]
-# fmt: on
