@@ -51,11 +51,16 @@ def values(*items, kind=None, **others):
     rows=row_lists(),
     limit=st.one_of(st.integers(1, 200), st.just(1 << 20)),
     default=st.sampled_from([1, 2, 5, 0x20, 0x80, 0xFE]),
+    at_once=st.booleans(),
 )
 @examples(200)
-def test_agrees_with_plain_writing(rows, limit, default):
+def test_agrees_with_plain_writing(rows, limit, default, at_once):
     options = {"record_type": default, "payload_bytes_max": limit}
-    found = pieces(encode(make_table(rows), **options))
+    with pytest.MonkeyPatch.context() as patch:
+        if not at_once:
+            module = sys.modules["lance_spark.wire.lwp.tlv"]
+            patch.setattr(module, "_PREPARED_ROWS_MAX", 0)
+        found = pieces(encode(make_table(rows), **options))
     assert found == list(plain.encode(rows, default, limit))
 
 

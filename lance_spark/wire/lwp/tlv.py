@@ -43,6 +43,8 @@ _TIMESTAMPED = int(RecordType.TIMESTAMPED)
 _KEY_TIMESTAMPED = int(RecordType.KEY_TIMESTAMPED)
 _NULL = int(RecordType.NULL)
 
+# Up to so many records are prepared at once for writing.
+_PREPARED_ROWS_MAX = 64 * 1024
 # How many records are looked at together when they are only checked.
 _CHECKED_RECORDS = 64 * 1024
 
@@ -288,8 +290,8 @@ class _Plan:
     lengths: _Positions
     ends: _Positions
 
-    def write(self, start: int, stop: int, allocate: Callable[[int], Any]) -> Any:
-        """Write the rows `[start, stop)` into a new buffer."""
+    def make_parts(self, start: int, stop: int) -> list[kernel.Part]:
+        """Make what the rows `[start, stop)` are woven of."""
         records = self.records.cut(start, stop)
         types, lengths = self.types[start:stop], self.lengths[start:stop]
         parts = _make_prefixes(records, types, lengths)
@@ -297,10 +299,7 @@ class _Plan:
             parts.append(_spread(records.keys, records.keyed, len(records)))
         values = records.values
         parts.append((values.data, values.starts, values.ends))
-        first = int(self.ends[start - 1]) if start else 0
-        out = allocate(int(self.ends[stop - 1]) - first if stop else 0)
-        kernel.weave(out, parts)
-        return out
+        return parts
 
 
 def _allocate(size: int) -> _Bytes:
@@ -321,10 +320,10 @@ def write_records(records: Records, *, record_type: int = RecordType.RAW) -> _By
         LanceError: the `fault` of the records.
         OptionError: `record_type` can't be that of plain values.
     """
-    written: _Bytes = _plan(records, record_type, None).write(
-        0, len(records), _allocate
-    )
-    return written
+    plan = _plan(records, record_type, None)
+    out = _allocate(int(plan.ends[-1]) if len(records) else 0)
+    kernel.weave(out, plan.make_parts(0, len(records)))
+    return out
 
 
 def write_payloads(
@@ -364,13 +363,22 @@ def write_payloads(
 def _cut(
     plan: _Plan, bytes_max: int, allocate: Callable[[int], Any]
 ) -> Iterator[Payload]:
-    start, done = 0, 0
-    while start < len(plan.ends):
+    rows, start, done = len(plan.ends), 0, 0
+    # Few rows are prepared at once, as each time costs as much as copying 100 KiB. Of
+    # many, the temporary arrays would not stay in the processor's cache.
+    whole = plan.make_parts(0, rows) if rows <= _PREPARED_ROWS_MAX else None
+    while start < rows:
         stop = int(np.searchsorted(plan.ends, done + bytes_max, "right"))
         stop = max(stop, start + 1)
-        data = plan.write(start, stop, allocate)
+        if whole is None:
+            parts = plan.make_parts(start, stop)
+        else:
+            parts = [(d, s[start:stop], e[start:stop]) for d, s, e in whole]
+        end = int(plan.ends[stop - 1])
+        data = allocate(end - done)
+        kernel.weave(data, parts)
         yield Payload(data, stop - start, plan.records.nulls is not None)
-        start, done = stop, int(plan.ends[stop - 1])
+        start, done = stop, end
 
 
 # What is wrong with some rows: which ones, and a text for one of them.
