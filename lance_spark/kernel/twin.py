@@ -174,13 +174,14 @@ def _take(
         everything = np.concatenate(pieces)
     # The offsets are 0, start, end, start, end, …, size: every other element is a span,
     # and those between, which may be of negative length, are never looked at.
-    offsets = np.empty(2 * rows * count + 2, np.int64)
+    is_small = len(everything) < 2**31
+    offsets = np.empty(2 * rows * count + 2, np.int32 if is_small else np.int64)
     offsets[0], offsets[-1] = 0, len(everything)
     for i, (base, (_, starts, ends)) in enumerate(zip(bases, parts, strict=True)):
-        np.add(starts, base, out=offsets[1 + 2 * i : -1 : 2 * count])
-        np.add(ends, base, out=offsets[2 + 2 * i : -1 : 2 * count])
+        offsets[1 + 2 * i : -1 : 2 * count] = starts + base if base else starts
+        offsets[2 + 2 * i : -1 : 2 * count] = ends + base if base else ends
     spans = pa.Array.from_buffers(
-        pa.large_binary(),
+        pa.binary() if is_small else pa.large_binary(),
         len(offsets) - 1,
         [None, pa.py_buffer(offsets), pa.py_buffer(everything)],
     )
