@@ -1,13 +1,13 @@
-"""Build the optional scan kernel; everything else is in pyproject.toml."""
+"""Build the optional compiled kernel; everything else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
         Extension(
-            "lance_spark.columnar._scan",
-            ["lance_spark/columnar/_scan.c"],
-            # Without a compiler the pure-Python twin does the same work.
+            "lance_spark.kernel._kernel",
+            ["lance_spark/kernel/_kernel.c"],
+            # Without a compiler the Python twins do the same work.
             optional=True,
         )
     ]

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.report import Report, format_rate, format_ratio
-from lance_spark.columnar import scan as scan_module
+from lance_spark import kernel
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode, make_schema
 from lance_spark.columnar.encode import encode
-from lance_spark.model import RecordType
+from lance_spark.kernel import twin
+from lance_spark.wire.lwp import RecordType
 from tests.columnar import plain
 
 # As large as a Fetch by default: what a reader decodes at once.
@@ -96,12 +97,12 @@ def make_mixed(size: int, numbers: random.Random) -> bytes:
 @contextmanager
 def use_twin() -> Iterator[None]:
     """Do without the kernel for a while."""
-    before = scan_module.KERNEL
-    scan_module.KERNEL = False
+    before = kernel._source
+    kernel._source = twin
     try:
         yield
     finally:
-        scan_module.KERNEL = before
+        kernel._source = before
 
 
 def decode_plainly(data: bytes) -> pa.RecordBatch:
@@ -154,6 +155,7 @@ def run(report: Report) -> None:
     tables: dict[str, list[list[str]]] = {
         "Decode, compiled scan:": [],
         "Decode, pure Python:": [],
+        "Encode, compiled:": [],
         "Encode, pure Python:": [],
     }
     for case in make_cases():
@@ -181,11 +183,16 @@ def measure_case(report: Report, case: Case) -> Iterator[tuple[str, list[str]]]:
         ]
 
     decode_all = partial(decode, case.data)
-    if scan_module.KERNEL:
+    if kernel.COMPILED:
         took_s = report.time_s(decode_all)
         yield "Decode, compiled scan:", make_row(took_s, plain_decode_s)
     with use_twin():
         took_s = report.time_s(decode_all)
     yield "Decode, pure Python:", make_row(took_s, plain_decode_s)
-    took_s = report.time_s(partial(count_payloads, batch))
+    encode_all = partial(count_payloads, batch)
+    if kernel.COMPILED:
+        took_s = report.time_s(encode_all)
+        yield "Encode, compiled:", make_row(took_s, plain_encode_s)
+    with use_twin():
+        took_s = report.time_s(encode_all)
     yield "Encode, pure Python:", make_row(took_s, plain_encode_s)

@@ -1,10 +1,10 @@
-"""The exception tree: every error this library raises on purpose.
+"""The exception tree: every error that this library raises on purpose.
 
 LanceError
 ├── ProtocolError               bytes that are not the protocol
-│   ├── LocalProtocolError      we were asked to send something impossible
+│   ├── LocalProtocolError      the caller asked to send something impossible
 │   └── RemoteProtocolError     the peer sent something impossible
-│       └── PayloadOverLimit    … or something larger than we accept
+│       └── PayloadOverLimit    … or something larger than this side accepts
 ├── RecordError                 malformed record, with its byte position
 │   └── RecordTooLarge          … or one over the limit
 ├── RowError                    a row that can't become a record, with its index
@@ -15,10 +15,10 @@ LanceError
 ├── DataLoss                    records that were asked for are gone
 │   └── OffsetsShifted          … and a plain server's offsets mean something else
 ├── SplitError                  a range was cut where no record starts
-├── CheckpointError             what a checkpoint says can't be used
+├── CheckpointError             a checkpoint that can't be used
 ├── Undelivered                 records that were not acknowledged
-├── BrokerError                 the broker said no: code, retriable, details
-│   └── one class per error code (LWP §12 and our extensions)
+├── BrokerError                 the broker refused: message, code, details
+│   └── one class per reason
 ├── StoreError                  the log on disk
 │   ├── StoreLocked             another process has the data directory
 │   ├── StoreClosed             used after close
@@ -35,7 +35,7 @@ LanceError
 └── OptionError                 a setting the user has to change
 
 Exceptions carry fields; the text is made from them. `retriable` says whether the same
-call may succeed later without anybody changing anything. `struct.error`, `OSError` and
+call may succeed later although nothing is changed. `struct.error`, `OSError` and
 `ssl.SSLError` never leave the module that met them.
 """
 
@@ -57,11 +57,11 @@ class ProtocolError(LanceError):
 
 
 class LocalProtocolError(ProtocolError):
-    """A message of our own that can't be put on the wire."""
+    """A message that can't be put on the wire; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A message of the peer's that can't be understood.
+    """The peer sent bytes that do not follow the protocol.
 
     Args:
         reason: what was wrong.
@@ -79,12 +79,12 @@ class RemoteProtocolError(ProtocolError):
 
 
 class PayloadOverLimit(RemoteProtocolError):
-    """A payload of the peer's that is larger than we accept; nothing was allocated.
+    """The peer announced a payload over the limit; nothing was allocated for it.
 
     Args:
         what: which payload.
         size: its announced size in bytes.
-        limit: the largest size we accept.
+        limit: the largest size that this side accepts.
     """
 
     def __init__(self, what: str, size: int, limit: int) -> None:
@@ -126,7 +126,7 @@ def _rebuild_record_error(
 
 
 class RecordTooLarge(RecordError):
-    """A record whose value is over the limit of LWP §8.7."""
+    """A record that is larger than its protocol allows."""
 
 
 class RowError(LanceError):
@@ -153,13 +153,13 @@ class ConnectionLost(LanceError):
 
 
 class TlsRefused(ConnectionLost):
-    """One side does not trust the other, or does not speak TLS: trying is no use."""
+    """One side does not trust the other or does not speak TLS; retrying won't help."""
 
     retriable = False
 
 
 class Timeout(LanceError):
-    """A deadline passed."""
+    """A deadline passed before the answer came."""
 
     retriable = True
 
@@ -230,14 +230,14 @@ class DataLoss(LanceError):
 
 
 class OffsetsShifted(DataLoss):
-    """Offsets mean something else by now: a plain server has deleted what was before.
+    """A plain server has deleted old records, which shifted the offsets of all others.
 
-    Where the records that are next are now can't be told.
+    The new place of the next record can't be found out.
     """
 
 
 class SplitError(LanceError):
-    """A range was cut where no record starts, misled by what looks like records.
+    """A range was cut inside a record, because a value looks like records.
 
     Args:
         topic: the topic's name.
@@ -262,7 +262,7 @@ class SplitError(LanceError):
 
 
 class CheckpointError(LanceError):
-    """What a checkpoint of Spark says can't be used.
+    """A checkpoint of Spark holds something that can't be used.
 
     Args:
         where: the file or the part of it.
@@ -281,7 +281,7 @@ class CheckpointError(LanceError):
 
 
 class Undelivered(LanceError):
-    """Records that a producer was given and that were not acknowledged.
+    """A producer was given records that no server has acknowledged.
 
     Args:
         topic: the topic's name or id.
@@ -319,13 +319,14 @@ class Undelivered(LanceError):
 class BrokerError(LanceError):
     """The broker refused a request.
 
+    The classes below are what refusals mean, in any protocol. Which number stands for
+    which of them is in the protocol's own package, as in `wire.lwp.error`.
+
     Args:
         message: the broker's own text.
-        code: the error code on the wire.
+        code: the number that the broker sent; None if this side made the error.
         details: further fields of the answer.
     """
-
-    code: int = 0x01
 
     def __init__(
         self,
@@ -334,208 +335,157 @@ class BrokerError(LanceError):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         self.message = message
-        self.code = type(self).code if code is None else code
+        self.code = code
         self.details: dict[str, Any] = dict(details or {})
-        super().__init__(message, self.code, self.details)
+        super().__init__(message, code, self.details)
 
     def __str__(self) -> str:
-        return f"{self.message} (0x{self.code:02X} {type(self).__name__})"
+        code = "" if self.code is None else f"0x{self.code:02X} "
+        return f"{self.message} ({code}{type(self).__name__})"
 
 
 class UnknownError(BrokerError):
-    """The broker failed without a class of its own (0x01)."""
+    """The broker gave no reason, or one that its protocol does not number."""
 
 
 class InvalidMagic(BrokerError):
-    """The broker met a frame that does not start with LANC (0x02)."""
-
-    code = 0x02
+    """The bytes that reached the broker are not its protocol."""
 
 
 class PayloadTooLarge(BrokerError):
-    """A payload or record is over the limit (0x03)."""
-
-    code = 0x03
+    """A payload or record is over the limit."""
 
 
 class InvalidPayload(BrokerError):
-    """A payload is malformed (0x04)."""
-
-    code = 0x04
+    """A payload is malformed."""
 
 
 class CrcMismatch(BrokerError):
-    """A checksum did not match (0x05)."""
-
-    code = 0x05
+    """A checksum did not match."""
 
 
 class VersionMismatch(BrokerError):
-    """The protocol version is not supported (0x06)."""
-
-    code = 0x06
+    """The protocol version is not supported."""
 
 
 class TopicNotFound(BrokerError):
-    """No such topic (0x10)."""
-
-    code = 0x10
+    """No such topic."""
 
 
 class TopicAlreadyExists(BrokerError):
-    """A topic of that name exists (0x11)."""
-
-    code = 0x11
+    """A topic of that name exists."""
 
 
 class InvalidTopicName(BrokerError):
-    """The topic name is not allowed (0x12)."""
-
-    code = 0x12
+    """The topic name is not allowed."""
 
 
 class TopicDeleted(BrokerError):
-    """The topic was deleted (0x13)."""
-
-    code = 0x13
+    """The topic was deleted."""
 
 
 class NotLeader(BrokerError):
-    """Another node leads; `details["leader_addr"]` says which (0x20)."""
+    """Another node leads; `details["leader_addr"]` names its address."""
 
-    code = 0x20
     retriable = True
 
 
 class QuorumNotReached(BrokerError):
-    """The write did not reach its quorum (0x21)."""
+    """The write did not reach its quorum."""
 
-    code = 0x21
     retriable = True
 
 
 class LeaderUnknown(BrokerError):
-    """No leader is known yet (0x22)."""
+    """No leader is known yet."""
 
-    code = 0x22
     retriable = True
 
 
 class ClusterNotReady(BrokerError):
-    """The cluster is still starting (0x23)."""
+    """The cluster is still starting."""
 
-    code = 0x23
     retriable = True
 
 
 class RateLimited(BrokerError):
-    """Too many requests; `details["retry_after_ms"]` says when again (0x30)."""
+    """Too many requests; `details["retry_after_ms"]` says how long to wait."""
 
-    code = 0x30
     retriable = True
 
 
 class Backpressure(BrokerError):
-    """The broker's buffers are full (0x31)."""
+    """The broker's buffers are full."""
 
-    code = 0x31
     retriable = True
 
 
 class ConnectionLimit(BrokerError):
-    """The broker takes no more connections (0x32)."""
-
-    code = 0x32
+    """The broker serves as many connections as it may."""
 
 
 class AuthenticationRequired(BrokerError):
-    """The request needs authentication (0x40)."""
-
-    code = 0x40
+    """The request needs authentication."""
 
 
 class AuthenticationFailed(BrokerError):
-    """The credentials are wrong (0x41)."""
-
-    code = 0x41
+    """The credentials are wrong."""
 
 
 class AccessDenied(BrokerError):
-    """The client may not do that (0x42)."""
-
-    code = 0x42
+    """The rules of the broker do not let this client do that."""
 
 
 class InvalidOffset(BrokerError):
-    """The offset can't be read (0x50)."""
-
-    code = 0x50
+    """The offset is not one that can be read from."""
 
 
 class OffsetOutOfRange(BrokerError):
-    """The offset is beyond the log's end (0x51)."""
-
-    code = 0x51
+    """The offset is beyond the log's end."""
 
 
 class ConsumerNotFound(BrokerError):
-    """No such consumer (0x52)."""
-
-    code = 0x52
+    """No such consumer."""
 
 
 class InternalError(BrokerError):
-    """The broker failed (0x60)."""
-
-    code = 0x60
+    """The broker failed because of a bug; its log has the reason."""
 
 
 class StorageError(BrokerError):
-    """The broker could not read or write its disk (0x61)."""
-
-    code = 0x61
+    """The broker could not read or write its disk."""
 
 
 class OperationTimeout(BrokerError):
-    """The broker gave up waiting (0x62, the spec's TimeoutError)."""
+    """The broker waited in vain, for its disk or for memory."""
 
-    code = 0x62
     retriable = True
 
 
 class StageNotFound(BrokerError):
-    """No such stage (0x70, extension)."""
-
-    code = 0x70
+    """The stage was committed, aborted or never opened."""
 
 
 class StageExpiredError(BrokerError):
-    """The stage expired before its commit (0x71, extension)."""
-
-    code = 0x71
+    """The stage expired before its commit."""
 
 
 class StageMismatchError(BrokerError):
-    """The stage does not hold what the commit names (0x72, extension)."""
-
-    code = 0x72
+    """The stage does not hold what the commit names."""
 
 
 class CommitConflictError(BrokerError):
-    """The writer committed this sequence with other topics (0x73, extension)."""
-
-    code = 0x73
+    """The writer committed this sequence with other topics."""
 
 
 class CommitUnknownError(BrokerError):
-    """Whether a commit was carried out is not known yet (0x74, extension).
+    """Whether a commit was carried out is not known yet.
 
     Its rows may be visible, now or once the broker is started again, or never. The same
     commit, asked for again with its writer id and sequence, is carried out once: that
     is how its outcome becomes known.
     """
 
-    code = 0x74
     retriable = True
 
 
@@ -556,7 +506,7 @@ class StoreReadOnly(StoreError):
 
 
 class CommitUnknown(StoreReadOnly):
-    """A commit is begun, and only the next opening finishes or undoes it.
+    """A commit was begun, and the store finishes or undoes it when it is next opened.
 
     Args:
         writer: who commits.
@@ -604,7 +554,7 @@ class Corrupt(StoreError):
 
 
 class DamagedFile(StoreError):
-    """A small file of the store is damaged; what it describes is closed, not guessed.
+    """A small file of the store is damaged; the store closes what it describes.
 
     Args:
         root: the data directory.

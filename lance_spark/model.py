@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
@@ -13,27 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# LWP §8.7. The header of a record (type and length) is not part of this limit.
-RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024
-RECORD_HEADER_BYTES = 5
-
 # `bytes`, `bytearray`, `memoryview`, `pyarrow.Buffer`, one-dimensional uint8 arrays:
 # anything with a contiguous buffer of bytes.
 Buffer = Any
-
-
-class RecordType(IntEnum):
-    """TLV record types of LWP §8.2; 0x80 to 0xFE belong to applications."""
-
-    RAW = 0x01
-    JSON = 0x02
-    MESSAGE_PACK = 0x03
-    PROTOBUF = 0x04
-    AVRO = 0x05
-    KEY_VALUE = 0x10
-    TIMESTAMPED = 0x11
-    KEY_TIMESTAMPED = 0x12
-    NULL = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +37,30 @@ class Scan:
 # Given the bytes of a batch, says where its records start. The store is handed one of
 # these and knows nothing else of what it stores.
 Framing = Callable[[Buffer], Scan]
+
+
+# The rule for topic names, for store, broker, Spark and the command line alike. Other
+# servers may refuse more.
+TOPIC_NAME_BYTES_MAX = 255
+_NOT_IN_TOPIC_NAMES = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
+
+
+def find_name_fault(name: str) -> str | None:
+    """Say why a text can't be the name of a topic, None if it can.
+
+    The answer continues a sentence: `f"topic name {name!r} {fault}"`.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "has half a character (a lone surrogate): leave that out"
+    if not 1 <= size <= TOPIC_NAME_BYTES_MAX:
+        return f"has {size} bytes: give 1 to {TOPIC_NAME_BYTES_MAX}"
+    if name in (".", ".."):
+        return "is a name of directories: give another"
+    if _NOT_IN_TOPIC_NAMES.search(name):
+        return "has a slash, a backslash or a control character: leave that out"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +107,22 @@ class Location:
     offset: int
     record: int
     append_time_ns: int
+
+
+# What `wire.lwp` has now, for callers that still ask here: to be removed with them.
+if TYPE_CHECKING:
+    from lance_spark.wire.lwp.record import (
+        RECORD_HEADER_BYTES as RECORD_HEADER_BYTES,
+    )
+    from lance_spark.wire.lwp.record import (
+        RECORD_VALUE_BYTES_MAX as RECORD_VALUE_BYTES_MAX,
+    )
+    from lance_spark.wire.lwp.record import RecordType as RecordType
+else:
+    _MOVED = ("RecordType", "RECORD_HEADER_BYTES", "RECORD_VALUE_BYTES_MAX")
+    _MOVED_TO = "lance_spark.wire.lwp.record"
+
+    def __getattr__(name: str) -> Any:
+        if name in _MOVED:
+            return getattr(import_module(_MOVED_TO), name)
+        raise AttributeError(name)

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
 from lance_spark.errors import OptionError
-from lance_spark.model import RecordType
 
 _Value = TypeVar("_Value", int, float)
 
@@ -36,12 +35,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Of a second, and no finer than nanoseconds.
 _FRACTION = re.compile(r"(?<=:\d\d:\d\d)[.,](\d{1,9})\d*", re.ASCII)
 
+# The names by which people call the types of LWP §8.2.
 RECORD_TYPES = {
-    "raw": int(RecordType.RAW),
-    "json": int(RecordType.JSON),
-    "msgpack": int(RecordType.MESSAGE_PACK),
-    "protobuf": int(RecordType.PROTOBUF),
-    "avro": int(RecordType.AVRO),
+    "raw": 0x01,
+    "json": 0x02,
+    "msgpack": 0x03,
+    "protobuf": 0x04,
+    "avro": 0x05,
 }
 _USER_TYPE_MIN, _USER_TYPE_MAX = 0x80, 0xFE
 

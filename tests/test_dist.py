@@ -128,7 +128,7 @@ def test_source_distribution_is_the_repository(dist: Path) -> None:
         "CHANGELOG.md",
         "docs/quickstart.md",
         "examples/batch_etl.py",
-        "lance_spark/columnar/_scan.c",
+        "lance_spark/kernel/_kernel.c",
         "mkdocs.yml",
         "scripts/preflight",
         "tests/test_dist.py",

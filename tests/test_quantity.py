@@ -6,6 +6,7 @@ import pytest
 
 from lance_spark.errors import OptionError
 from lance_spark.quantity import (
+    RECORD_TYPES,
     format_duration,
     format_size,
     parse_duration,
@@ -14,6 +15,7 @@ from lance_spark.quantity import (
     parse_time,
     within,
 )
+from lance_spark.wire.lwp import RecordType
 
 
 @pytest.mark.parametrize(
@@ -157,3 +159,8 @@ def test_not_within(text: str) -> None:
 def test_within_refuses_what_its_parser_does() -> None:
     with pytest.raises(OptionError, match="is not a size"):
         within(parse_size, "1", "2k")("much")
+
+
+def test_names_are_those_of_the_protocol() -> None:
+    plain = [kind for kind in RecordType if kind < RecordType.KEY_VALUE]
+    assert list(RECORD_TYPES.values()) == plain

@@ -17,7 +17,7 @@ import click
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.config import DEFAULT_PORT, read_settings
 from lance_spark.cli.options import ADDRESS, SIZE, check_can_be_store, shown_log
-from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
+from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
 # are those of `BrokerConfig`.

@@ -1,6 +1,32 @@
-"""TLV bytes to Arrow columns and back: the hot path.
+"""`Records` to Arrow columns and back: the hot path.
 
-Start with `scan` (where records start), `layout` (what is inside them), `decode`
-(bytes to Arrow) and `encode` (Arrow to bytes). Nothing here knows of sockets, files,
-frames or Spark, and nothing handles one record at a time except the scan.
+`write_records` builds the columns that are asked for, `read_records` reads the columns
+of a write. No record becomes a Python object. No protocol is known here, except for
+`decode` and `encode`, which put the two together with those of LWP.
 """
+
+from lance_spark.columnar.columns import (
+    DEFAULT_COLUMNS,
+    TYPES,
+    make_schema,
+    write_good_records,
+    write_records,
+)
+from lance_spark.columnar.inputs import (
+    IGNORED_COLUMNS,
+    WRITE_COLUMNS,
+    check_columns,
+    read_records,
+)
+
+__all__ = [
+    "DEFAULT_COLUMNS",
+    "IGNORED_COLUMNS",
+    "TYPES",
+    "WRITE_COLUMNS",
+    "check_columns",
+    "make_schema",
+    "read_records",
+    "write_good_records",
+    "write_records",
+]

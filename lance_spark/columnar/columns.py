@@ -1,23 +1,20 @@
-"""The Arrow arrays of a layout, one function per column.
+"""`Records` to Arrow: one array per column that is asked for.
 
-Values and keys are gathered by Arrow's `take` from an array whose offsets lie over the
-raw buffer; numbers are gathered by NumPy. No record becomes a Python object. What to do
-about bad records is decided in `decode`.
+Values and keys are laid one behind the other by the kernel, numbers are gathered by
+NumPy. No record becomes a Python object, and nothing here knows a protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lance_spark.columnar.layout import Layout, explain_bad
-from lance_spark.model import RecordType
+from lance_spark import kernel
+from lance_spark.errors import OptionError, RecordError
+from lance_spark.records import Records, Spans
 
 TYPES: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -30,15 +27,17 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp_ns": pa.int64(),
 }
 
-# A column of topics that is kept for the next batch is no larger.
-_SHARED_BYTES_MAX = 4 * 1024 * 1024
+# What is built when no columns are named: the row schema without the topic, which only
+# the caller knows.
+DEFAULT_COLUMNS = ("offset", "type", "key", "value", "timestamp")
 
-_NULL = int(RecordType.NULL)
+# Arrow's binary and string arrays have signed 32-bit offsets.
+COLUMN_BYTES_MAX = 2**31 - 1
+
+_BYTES_OR_TEXT = (pa.binary(), pa.string())
+_WHOLE_NUMBERS = (pa.int64(), pa.uint64())
 _BIGINT_MAX = 2**63 - 1
 _NS_PER_US = np.uint64(1000)
-
-_Bytes = NDArray[np.uint8]
-_Positions = NDArray[np.int64]
 
 
 class BadRows(Exception):
@@ -49,101 +48,202 @@ class BadRows(Exception):
         explain: says what is wrong with one of them.
     """
 
-    def __init__(self, rows: _Positions, explain: Callable[[int], str]) -> None:
+    def __init__(self, rows: NDArray[np.int64], explain: Callable[[int], str]) -> None:
         super().__init__(rows, explain)
         self.rows = rows
         self.explain = explain
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What the columns are made of."""
+def make_schema(
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    *,
+    key_type: pa.DataType = TYPES["key"],
+    value_type: pa.DataType = TYPES["value"],
+    stamp_type: pa.DataType = TYPES["timestamp_ns"],
+) -> pa.Schema:
+    """Make the schema of batches with these columns, in the order wanted.
 
-    data: _Bytes
-    layout: Layout
-    base_offset: int
-    topic: str | None
+    Args:
+        columns: any of topic, offset, next_offset, type, key, value, timestamp and
+            timestamp_ns.
+        key_type: binary or string.
+        value_type: binary or string.
+        stamp_type: of timestamp_ns: int64, as Spark has it, or uint64, which holds
+            every timestamp.
+
+    Raises:
+        OptionError: if a column or a type can't be had.
+    """
+    unknown = [name for name in columns if name not in TYPES]
+    if unknown:
+        there = ", ".join(TYPES)
+        raise OptionError(f"no such column: {', '.join(unknown)}; there are {there}")
+    if len(set(columns)) != len(columns):
+        raise OptionError(f"a column is asked for twice: {', '.join(columns)}")
+    types = {**TYPES, "key": key_type, "value": value_type, "timestamp_ns": stamp_type}
+    for name in ("key", "value"):
+        if types[name] not in _BYTES_OR_TEXT:
+            raise OptionError(f"{name} can be binary or string, not {types[name]}")
+    if stamp_type not in _WHOLE_NUMBERS:
+        raise OptionError(f"timestamp_ns can be int64 or uint64, not {stamp_type}")
+    return pa.schema([(name, types[name]) for name in columns])
 
 
-def build_batch(source: Source, schema: pa.Schema) -> pa.RecordBatch:
-    """Build the columns of a schema.
+def write_records(
+    records: Records, schema: pa.Schema, *, topic: str | None = None
+) -> pa.RecordBatch:
+    """Make the columns of a schema.
+
+    Args:
+        records: those of any protocol.
+        schema: what `make_schema` made.
+        topic: what the topic column holds.
+
+    Raises:
+        RecordError: of the first record that does not fit into its columns, with its
+            position: its timestamp is beyond int64 and asked for as such, or its key or
+            value is not UTF-8 and asked for as a string.
+        LanceError: the `fault` of the records.
+        OptionError: a topic column without a topic, or too many bytes for one column.
+    """
+    _check_topic(schema, topic)
+    error = records.fault
+    while True:
+        try:
+            batch = _build(records, schema, topic)
+        except BadRows as bad:
+            row = int(bad.rows[0])
+            error = RecordError(bad.explain(row), records.position(row))
+            # A record before this one may be bad in a way that comes to light later.
+            records = records.cut(0, row)
+        else:
+            if error is not None:
+                raise error
+            return batch
+
+
+def write_good_records(
+    records: Records, schema: pa.Schema, *, topic: str | None = None
+) -> tuple[pa.RecordBatch, Records]:
+    """Make the columns of a schema for the records that fit into them.
+
+    Takes what `write_records` takes, and leaves out the records for which that raises.
+    A `fault` of the records is left to the caller.
+
+    Returns:
+        The columns, and the records that are in them.
+    """
+    _check_topic(schema, topic)
+    while True:
+        try:
+            return _build(records, schema, topic), records
+        except BadRows as bad:
+            good = np.delete(np.arange(len(records)), bad.rows)
+            records = records.select(good)
+
+
+def _check_topic(schema: pa.Schema, topic: str | None) -> None:
+    if topic is None and "topic" in schema.names:
+        raise OptionError("a topic column is asked for, but no topic is given")
+
+
+def _build(records: Records, schema: pa.Schema, topic: str | None) -> pa.RecordBatch:
+    """Build all columns.
 
     Raises:
         BadRows: all rows with one kind of fault; further ones may have another.
     """
-    data, layout = source.data, source.layout
-    if len(layout.bad):
-        raise BadRows(layout.bad, lambda row: explain_bad(data, layout, row))
-    arrays = [_BUILDERS[field.name](source, field.type) for field in schema]
+    rows = len(records)
+    arrays = [
+        _repeat(str(topic), rows, field.type)
+        if field.name == "topic"
+        else _BUILDERS[field.name](records, field.type)
+        for field in schema
+    ]
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     # A batch without columns still has rows, which only a struct can say.
-    rows = pa.Array.from_buffers(pa.struct([]), len(layout.starts), [None])
-    return pa.RecordBatch.from_struct_array(rows)
+    nothing = pa.Array.from_buffers(pa.struct([]), rows, [None])
+    return pa.RecordBatch.from_struct_array(nothing)
 
 
-def _build_topic(source: Source, kind: pa.DataType) -> pa.Array:
-    rows, name = len(source.layout.starts), str(source.topic)
-    # Of the next power of two, so that batches of about the same size share one array.
-    shared = 1 << rows.bit_length()
-    if shared * len(name) > _SHARED_BYTES_MAX:
-        return pa.repeat(pa.scalar(name, kind), rows)
-    return _repeat(name, kind, shared).slice(0, rows)
+def _repeat(text: str, rows: int, kind: pa.DataType) -> pa.Array:
+    # Several times faster than `pa.repeat`.
+    data = text.encode()
+    _check_size(rows * len(data))
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)]
+    return pa.Array.from_buffers(kind, rows, buffers)
 
 
-@lru_cache(maxsize=8)
-def _repeat(text: str, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, kind), rows)
+def _build_offset(records: Records, kind: pa.DataType) -> pa.Array:
+    return pa.array(records.find_positions(), kind)
 
 
-def _build_offset(source: Source, kind: pa.DataType) -> pa.Array:
-    return pa.array(source.layout.starts + source.base_offset, kind)
+def _build_next_offset(records: Records, kind: pa.DataType) -> pa.Array:
+    return pa.array(records.find_nexts(), kind)
 
 
-def _build_next_offset(source: Source, kind: pa.DataType) -> pa.Array:
-    return pa.array(source.layout.ends + source.base_offset, kind)
+def _build_type(records: Records, kind: pa.DataType) -> pa.Array:
+    if records.types is None:
+        return pa.nulls(len(records), kind)
+    return pa.array(records.types.astype(np.int16, copy=False), kind)
 
 
-def _build_type(source: Source, kind: pa.DataType) -> pa.Array:
-    return pa.array(source.layout.types.astype(np.int16), kind)
-
-
-def _build_timestamp(source: Source, kind: pa.DataType) -> pa.Array:
-    layout, stamps = source.layout, source.layout.stamps
+def _build_timestamp(records: Records, kind: pa.DataType) -> pa.Array:
+    stamps = records.stamps_ns
     if pa.types.is_timestamp(kind):
         # Every timestamp of a record fits here, up to the year 2554.
         stamps = stamps // _NS_PER_US
     elif pa.types.is_signed_integer(kind):
-        _check_stamps(layout)
-    return _spread_numbers(stamps.view(np.int64), layout, kind)
+        _check_stamps(records)
+    rows, stamped = len(records), records.stamped
+    if not len(stamped):
+        return pa.nulls(rows, kind)
+    validity = None
+    if len(stamped) < rows:
+        full = np.zeros(rows, np.uint64)
+        full[stamped] = stamps
+        stamps, validity = full, _make_bitmap(_mark(stamped, rows))
+    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(stamps)])
 
 
-def _build_value(source: Source, kind: pa.DataType) -> pa.Array:
-    layout = source.layout
-    _, offsets, values = _gather(source.data, layout.value_starts, layout.ends)
-    valid = layout.types != _NULL
-    return _as_kind(_make_binary(valid, offsets, values), kind, "value")
+def _check_stamps(records: Records) -> None:
+    """Check that timestamps fit into a signed number."""
+    late = records.stamps_ns > _BIGINT_MAX
+    if late.any():
+
+        def explain(row: int) -> str:
+            stamp = records.stamps_ns[np.searchsorted(records.stamped, row)]
+            return (
+                f"timestamp {stamp} ns does not fit into timestamp_ns, which ends in "
+                "the year 2262: read column timestamp instead, which has microseconds"
+            )
+
+        raise BadRows(records.stamped[late], explain)
 
 
-def _build_key(source: Source, kind: pa.DataType) -> pa.Array:
-    layout = source.layout
-    rows, keyed = len(layout.starts), layout.keyed
+def _build_value(records: Records, kind: pa.DataType) -> pa.Array:
+    offsets, data = _gather(records.values)
+    valid = None if records.nulls is None else ~records.nulls
+    return _make_binary(valid, offsets, data, kind, "value")
+
+
+def _build_key(records: Records, kind: pa.DataType) -> pa.Array:
+    rows, keyed = len(records), records.keyed
     if not len(keyed):
         return pa.nulls(rows, kind)
-    key_ends = layout.value_starts[keyed]
-    _, offsets, keys = _gather(source.data, layout.key_starts, key_ends)
-    valid = np.zeros(rows, np.bool_)
-    valid[keyed] = True
-    if len(keyed) < rows:
-        # The bytes are those of the rows with a key; the others get nothing of them.
-        sizes = np.zeros(rows + 1, np.int32)
-        sizes[keyed + 1] = key_ends - layout.key_starts
-        offsets = pa.py_buffer(np.cumsum(sizes, dtype=np.int32))
-    return _as_kind(_make_binary(valid, offsets, keys), kind, "key")
+    offsets, data = _gather(records.keys)
+    if len(keyed) == rows:
+        return _make_binary(None, offsets, data, kind, "key")
+    # The bytes are those of the rows with a key; the others get nothing of them.
+    sizes = np.zeros(rows + 1, np.int32)
+    sizes[keyed + 1] = records.keys.lengths
+    offsets = np.cumsum(sizes, dtype=np.int32)
+    return _make_binary(_mark(keyed, rows), offsets, data, kind, "key")
 
 
-_BUILDERS: dict[str, Callable[[Source, pa.DataType], pa.Array]] = {
-    "topic": _build_topic,
+_BUILDERS: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
     "offset": _build_offset,
     "next_offset": _build_next_offset,
     "type": _build_type,
@@ -154,70 +254,42 @@ _BUILDERS: dict[str, Callable[[Source, pa.DataType], pa.Array]] = {
 }
 
 
-def _check_stamps(layout: Layout) -> None:
-    """Check that timestamps fit into a signed number."""
-    late = layout.stamps > _BIGINT_MAX
-    if late.any():
-
-        def explain(row: int) -> str:
-            stamp = layout.stamps[np.searchsorted(layout.stamped, row)]
-            return (
-                f"timestamp {stamp} ns does not fit into timestamp_ns, which ends in "
-                "the year 2262: read column timestamp instead, which has microseconds"
-            )
-
-        raise BadRows(layout.stamped[late], explain)
+def _gather(spans: Spans) -> tuple[NDArray[np.int32], pa.Buffer]:
+    """Copy spans one behind the other; give the offsets, and the bytes."""
+    offsets = np.empty(len(spans) + 1, np.int32)
+    total = kernel.measure(spans.starts, spans.ends, offsets)
+    _check_size(total)
+    data = pa.allocate_buffer(total)
+    kernel.weave(data, [(spans.data, spans.starts, spans.ends)])
+    return offsets, data
 
 
-def _spread_numbers(
-    numbers: NDArray[np.int64], layout: Layout, kind: pa.DataType
-) -> pa.Array:
-    """Make a column of the numbers of some rows, null elsewhere."""
-    rows, which = len(layout.starts), layout.stamped
-    if not len(which):
-        return pa.nulls(rows, kind)
-    validity = None
-    if len(which) < rows:
-        full = np.zeros(rows, np.int64)
-        full[which] = numbers
-        valid = np.zeros(rows, np.bool_)
-        valid[which] = True
-        numbers, validity = full, _make_bitmap(valid)
-    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(numbers)])
+def _check_size(size: int) -> None:
+    if size > COLUMN_BYTES_MAX:
+        limit = COLUMN_BYTES_MAX
+        raise OptionError(f"{size} bytes to decode at once, {limit} are the most")
 
 
-def _gather(data: _Bytes, starts: _Positions, ends: _Positions) -> list[pa.Buffer]:
-    """Copy ranges of the data into one buffer; ascending, not overlapping.
-
-    Returns the buffers of the binary array that holds them.
-    """
-    # Of an array whose offsets are start, end, start, end ..., every other element is a
-    # wanted range and the ones between are what lies between them.
-    bounds = np.empty(2 * len(starts), np.int32)
-    bounds[0::2] = starts
-    bounds[1::2] = ends
-    everything = pa.Array.from_buffers(
-        pa.binary(),
-        max(len(bounds) - 1, 0),
-        [None, pa.py_buffer(bounds), pa.py_buffer(data)],
-    )
-    wanted = pa.array(np.arange(0, len(bounds), 2, dtype=np.uint32))
-    taken: list[pa.Buffer] = pc.take(everything, wanted, boundscheck=False).buffers()
-    return taken
-
-
-def _make_binary(
-    valid: NDArray[np.bool_], offsets: pa.Buffer, values: pa.Buffer
-) -> pa.Array:
-    validity = None if valid.all() else _make_bitmap(valid)
-    return pa.Array.from_buffers(pa.binary(), len(valid), [validity, offsets, values])
+def _mark(rows: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    marks = np.zeros(count, np.bool_)
+    marks[rows] = True
+    return marks
 
 
 def _make_bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _as_kind(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+def _make_binary(
+    valid: NDArray[np.bool_] | None,
+    offsets: NDArray[np.int32],
+    data: pa.Buffer,
+    kind: pa.DataType,
+    name: str,
+) -> pa.Array:
+    validity = None if valid is None or valid.all() else _make_bitmap(valid)
+    buffers = [validity, pa.py_buffer(offsets), data]
+    array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
     if kind == array.type:
         return array
     try:

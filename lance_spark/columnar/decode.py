@@ -1,34 +1,30 @@
-"""TLV bytes to Arrow: which columns, and what becomes of bad records.
+"""LWP's bytes to Arrow: `wire.lwp.read_records`, then `columns.write_records`.
 
-Where records start is `scan`, what is inside them is `layout`, how an array is built is
-`columns`. This file puts them together and must not look at bytes itself.
+For callers that have bytes and want columns in one call. `decode` and `encode` are the
+only modules here that know a protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-import numpy as np
 import pyarrow as pa
 
-from lance_spark.columnar.buffer import as_bytes
-from lance_spark.columnar.columns import TYPES, BadRows, Source, build_batch
-from lance_spark.columnar.layout import find_ends, lay_out
-from lance_spark.columnar.scan import scan
-from lance_spark.errors import OptionError, RecordError
+from lance_spark.columnar.columns import (
+    DEFAULT_COLUMNS,
+    TYPES,
+    make_schema,
+    write_good_records,
+    write_records,
+)
+from lance_spark.errors import RecordError
 from lance_spark.model import Buffer, Scan
+from lance_spark.records import as_bytes
+from lance_spark.wire.lwp.tlv import read_records, scan
 
-# What is built when no columns are named: the row schema without the topic, which only
-# the caller knows.
-DEFAULT_COLUMNS = ("offset", "type", "key", "value", "timestamp")
-
-# Arrow's binary and string arrays have signed 32-bit offsets.
-DECODE_BYTES_MAX = 2**31 - 1
-
-_BYTES_OR_TEXT = (pa.binary(), pa.string())
-_WHOLE_NUMBERS = (pa.int64(), pa.uint64())
+__all__ = ["DEFAULT_COLUMNS", "Decoded", "decode", "make_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,10 @@ def decode(
     partial: Literal["error", "keep"] = "error",
     found: Scan | None = None,
 ) -> Decoded:
-    """Turn a buffer of records into Arrow columns.
+    """Turn a buffer of LWP's records into Arrow columns.
 
-    A record is bad if its inner lengths do not fit; if its timestamp is beyond int64
-    (the year 2262) and is asked for as such; if its key or value is not UTF-8 and is
-    asked for as string. With `skip` it is left out and counted. A broken
+    A record is bad if its inner lengths do not fit, or if it does not fit into the
+    columns (`columns.write_records`). With `skip` it is left out and counted. A broken
     chain (type 0, a length over the limit, a partial record that is an error) hides
     where the next record starts: with `skip` the rest of the buffer is left out and
     counted as one record, and `Decoded.fault` says so.
@@ -82,13 +77,11 @@ def decode(
     Args:
         data: records, the last one may be partial.
         base_offset: offset of the buffer's first byte in its topic.
-        columns: any of topic, offset, next_offset, type, key, value, timestamp and
-            timestamp_ns, in the order wanted.
+        columns: as with `make_schema`.
         topic: what the topic column holds.
-        key_type: binary or string.
-        value_type: binary or string.
-        stamp_type: of timestamp_ns: int64, as Spark has it, or uint64, which holds
-            every timestamp.
+        key_type: as with `make_schema`.
+        value_type: as with `make_schema`.
+        stamp_type: as with `make_schema`.
         on_bad: what to do with bad records.
         partial: whether a record that the buffer ends in is an error, or is not there
             yet and kept: `Decoded.end` is its start then.
@@ -99,107 +92,33 @@ def decode(
     Raises:
         RecordError: of the first bad record. Its position is the record's offset in the
             topic, which counts from `base_offset`.
-        OptionError: if the columns can't be had or the buffer is 2 GiB or more.
+        OptionError: if the columns can't be had or would have 2 GiB or more.
     """
     schema = make_schema(
         columns, key_type=key_type, value_type=value_type, stamp_type=stamp_type
     )
-    if "topic" in columns and topic is None:
-        raise OptionError("a topic column is asked for, but no topic is given")
     view = as_bytes(data)
-    if len(view) > DECODE_BYTES_MAX:
-        size, limit = len(view), DECODE_BYTES_MAX
-        raise OptionError(f"{size} bytes to decode at once, {limit} are the most")
     if found is None:
         found = scan(view)
-    # A record that ends behind the buffer would be read from foreign memory.
-    assert found.end <= len(view), "records that are not of this buffer"
     fault = found.fault
-    if fault is not None:
-        fault = _move(fault, base_offset)
-        if fault.truncated and partial == "keep":
-            fault = None
-    source = Source(
+    if fault is not None and fault.truncated and partial == "keep":
+        found = Scan(found.starts, found.end)
+    skip = on_bad == "skip"
+    records = read_records(
         view,
-        lay_out(view, found.starts, find_ends(found)),
-        base_offset,
-        topic,
+        base_offset=base_offset,
+        found=found,
+        on_bad="skip" if skip else "stop",
     )
-    if on_bad == "fail":
-        batch = _build_or_fail(source, schema)
-        if fault is not None:
-            raise fault
-        return Decoded(batch, found.end)
-    batch, skipped, skipped_bytes = _build_or_skip(source, schema)
-    if fault is None:
+    if not skip:
+        return Decoded(write_records(records, schema, topic=topic), found.end)
+    # Where the chain broke, counted in the topic.
+    broken = cast("RecordError | None", records.fault)
+    batch, kept = write_good_records(records, schema, topic=topic)
+    skipped = len(found.starts) - len(kept)
+    sizes = kept.find_nexts() - kept.find_positions()
+    skipped_bytes = found.end - int(sizes.sum())
+    if broken is None:
         return Decoded(batch, found.end, skipped, skipped_bytes)
     rest = len(view) - found.end
-    return Decoded(batch, len(view), skipped + 1, skipped_bytes + rest, fault)
-
-
-def make_schema(
-    columns: Sequence[str] = DEFAULT_COLUMNS,
-    *,
-    key_type: pa.DataType = TYPES["key"],
-    value_type: pa.DataType = TYPES["value"],
-    stamp_type: pa.DataType = TYPES["timestamp_ns"],
-) -> pa.Schema:
-    """Make the schema of the batches that `decode` builds for the same arguments.
-
-    Raises:
-        OptionError: if a column or a type can't be had.
-    """
-    unknown = [name for name in columns if name not in TYPES]
-    if unknown:
-        there = ", ".join(TYPES)
-        raise OptionError(f"no such column: {', '.join(unknown)}; there are {there}")
-    if len(set(columns)) != len(columns):
-        raise OptionError(f"a column is asked for twice: {', '.join(columns)}")
-    types = {**TYPES, "key": key_type, "value": value_type, "timestamp_ns": stamp_type}
-    for name in ("key", "value"):
-        if types[name] not in _BYTES_OR_TEXT:
-            raise OptionError(f"{name} can be binary or string, not {types[name]}")
-    if stamp_type not in _WHOLE_NUMBERS:
-        raise OptionError(f"timestamp_ns can be int64 or uint64, not {stamp_type}")
-    return pa.schema([(name, types[name]) for name in columns])
-
-
-def _build_or_fail(source: Source, schema: pa.Schema) -> pa.RecordBatch:
-    error: RecordError | None = None
-    while True:
-        try:
-            batch = build_batch(source, schema)
-        except BadRows as bad:
-            row = int(bad.rows[0])
-            position = int(source.layout.starts[row]) + source.base_offset
-            error = RecordError(bad.explain(row), position)
-            # A record before this one may be bad in a way that comes to light later.
-            source = _keep(source, np.arange(row))
-        else:
-            if error is not None:
-                raise error
-            return batch
-
-
-def _build_or_skip(
-    source: Source, schema: pa.Schema
-) -> tuple[pa.RecordBatch, int, int]:
-    skipped = skipped_bytes = 0
-    while True:
-        try:
-            return build_batch(source, schema), skipped, skipped_bytes
-        except BadRows as bad:
-            sizes = source.layout.ends - source.layout.starts
-            skipped += len(bad.rows)
-            skipped_bytes += int(sizes[bad.rows].sum())
-            source = _keep(source, np.delete(np.arange(len(sizes)), bad.rows))
-
-
-def _keep(source: Source, rows: np.ndarray) -> Source:
-    layout = lay_out(source.data, source.layout.starts[rows], source.layout.ends[rows])
-    return Source(source.data, layout, source.base_offset, source.topic)
-
-
-def _move(error: RecordError, base_offset: int) -> RecordError:
-    position = error.position + base_offset
-    return type(error)(error.reason, position, truncated=error.truncated)
+    return Decoded(batch, len(view), skipped + 1, skipped_bytes + rest, broken)

@@ -1,24 +1,35 @@
-"""The columns of a write: which there may be, and all kinds of them as one kind.
+"""Arrow to `Records`: the columns of a write, checked, and all kinds of them as one.
 
-Binary and text of every width become binary, numbers become int64, a column that is
-not there becomes nulls. What rows mean is `rows`; no bytes are written here.
+Binary and text of every width become spans, times become nanoseconds, a column that is
+not there becomes nulls. What records a protocol makes of rows is for the protocol to
+say; nothing here knows one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lance_spark.errors import OptionError
+from lance_spark.errors import OptionError, RowError
+from lance_spark.records import NO_SPANS, Records, Spans, as_bytes
 
-_USED = ("value", "key", "timestamp", "timestamp_ns", "type")
-_IGNORED = ("topic", "offset", "next_offset")
+# The columns that a write looks at, and those that it passes over, so that rows which
+# were read can be written. Whether `topic` says where a row goes, the caller decides.
+WRITE_COLUMNS = ("value", "key", "timestamp", "timestamp_ns", "type")
+IGNORED_COLUMNS = ("topic", "offset", "next_offset")
 
+_BYTES_OR_TEXT = (
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.null()),
+)
 _NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+
+_STAMP_MAX = 2**64 - 1
+_TYPE_MAX = 255
 
 _Flags = NDArray[np.bool_]
 
@@ -41,11 +52,12 @@ def check_columns(schema: pa.Schema) -> None:
         OptionError: naming the columns that are wrong.
     """
     names = schema.names
-    others = sorted({name for name in names if name not in _USED + _IGNORED})
+    others = sorted({*names} - {*WRITE_COLUMNS, *IGNORED_COLUMNS})
     if others:
+        used, ignored = _list(WRITE_COLUMNS), _list(IGNORED_COLUMNS)
         raise OptionError(
-            f"can't write {_list(others)}: the columns of a write are {_list(_USED)} "
-            f"({_list(_IGNORED)} may be there); drop the others or put them into value"
+            f"can't write {_list(others)}: the columns of a write are {used} "
+            f"({ignored} may be there); drop the others or put them into value"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -54,18 +66,84 @@ def check_columns(schema: pa.Schema) -> None:
         raise OptionError(f"a write needs a column value; there are {_list(names)}")
     if "timestamp" in names and "timestamp_ns" in names:
         raise OptionError("give timestamp or timestamp_ns, not both: drop one of them")
-    for name in _USED:
+    for name in WRITE_COLUMNS:
         if name in names and not _ACCEPTS[name][0](schema.field(name).type):
             wanted, given = _ACCEPTS[name][1], schema.field(name).type
             raise OptionError(f"column {name} must be {wanted}, not {given}: cast it")
 
 
+def read_records(batch: pa.RecordBatch, *, first_row: int = 0) -> Records:
+    """Read rows as records; their positions are the indexes of the rows.
+
+    Args:
+        batch: columns that passed `check_columns`.
+        first_row: index of the batch's first row.
+
+    Returns:
+        The records up to the first row that no protocol has a record for. Their `fault`
+        is the `RowError` of that row: an impossible timestamp or type.
+    """
+    columns, rows = read_columns(batch), batch.num_rows
+    has_stamp = read_flags(columns.stamp)
+    stamped = np.flatnonzero(has_stamp)
+    ticks = _read_integers(columns.stamp)[stamped]
+    has_type = read_flags(columns.type)
+    types = None
+    if has_type.any():
+        types = _read_integers(columns.type)
+    has_key = read_flags(columns.key)
+    keyed = np.flatnonzero(has_key)
+    keys = _read_spans(columns.key, has_key)
+    valued = read_flags(columns.value)
+    records = Records(
+        values=_read_spans(columns.value, valued),
+        base=first_row,
+        types=types,
+        nulls=None if valued.all() else ~valued,
+        keyed=keyed,
+        keys=keys if len(keyed) == rows else keys.select(keyed),
+        stamped=stamped,
+        stamps_ns=ticks.astype(np.uint64) * np.uint64(columns.stamp_unit_ns),
+    )
+    fault = _find_fault(records, ticks, columns.stamp_unit_ns, has_type)
+    if types is not None:
+        types = np.where(has_type, types, -1).astype(np.int16)
+        records = replace(records, types=types)
+    if fault is None:
+        return records
+    return replace(records.cut(0, fault.row - first_row), fault=fault)
+
+
+def _find_fault(
+    records: Records, ticks: NDArray[np.int64], unit_ns: int, has_type: _Flags
+) -> RowError | None:
+    """Find the first row of which no protocol could make a record."""
+    faults: list[tuple[int, str]] = []
+    early = ticks < 0
+    if early.any():
+        row = int(records.stamped[early.argmax()])
+        faults.append((row, "a timestamp before 1970, which no record can hold"))
+    # Nanoseconds are signed here, and never too many.
+    late = ticks > min(_STAMP_MAX // unit_ns, np.iinfo(np.int64).max)
+    if late.any():
+        row = int(records.stamped[late.argmax()])
+        text = "a timestamp beyond the year 2554, the last that a record can hold"
+        faults.append((row, text))
+    if records.types is not None:
+        wrong = has_type & ((records.types < 0) | (records.types > _TYPE_MAX))
+        if wrong.any():
+            row = int(wrong.argmax())
+            number = records.types[row]
+            faults.append((row, f"type {number} can't be one: 0 to 255 can"))
+    if not faults:
+        return None
+    row, text = min(faults)
+    return RowError(text, records.position(row))
+
+
 def read_columns(batch: pa.RecordBatch) -> Columns:
     """Take the columns of a batch that passed `check_columns`."""
     value, key = _read_binary(batch, "value"), _read_binary(batch, "key")
-    # Arrays that are laid side by side must be of one type.
-    if value.type != key.type:
-        value, key = cast(value, pa.large_binary()), cast(key, pa.large_binary())
     name = "timestamp" if "timestamp" in batch.schema.names else "timestamp_ns"
     stamp, unit_ns = _get(batch, name), 1
     if pa.types.is_timestamp(stamp.type):
@@ -114,23 +192,29 @@ def read_flags(column: pa.Array) -> _Flags:
     return flags
 
 
-def read_lengths(column: pa.Array, valid: _Flags) -> NDArray[np.int64]:
-    """Measure binary values, 0 where they are null."""
-    if not valid.any():
-        return np.zeros(len(column), np.int64)
+def _read_spans(column: pa.Array, valid: _Flags) -> Spans:
+    """Look at binary values as spans of their buffer, empty where they are null."""
+    data = column.buffers()[2]
+    if data is None or not valid.any():
+        nowhere = np.zeros(len(column), np.int64)
+        return Spans(NO_SPANS.data, nowhere, nowhere)
     wide = pa.types.is_large_binary(column.type)
     offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)
-    ends = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    # What a null lies over may have a length too.
-    return (ends[1:] - ends[:-1]) * valid
+    bounds = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    starts, ends = bounds[:-1], bounds[1:]
+    if column.null_count:
+        # What a null lies over may have a length too.
+        ends = np.where(valid, ends, starts)
+    return Spans(as_bytes(data), starts, ends)
 
 
-def read_integers(column: pa.Array, valid: _Flags) -> NDArray[np.int64]:
-    """Copy int64 values, 0 where they are null."""
-    if not valid.any():
+def _read_integers(column: pa.Array) -> NDArray[np.int64]:
+    """Look at int64 values; what stands where they are null means nothing."""
+    data = column.buffers()[1]
+    if data is None:
         return np.zeros(len(column), np.int64)
-    integers = np.frombuffer(column.buffers()[1], np.int64)
-    return integers[column.offset : column.offset + len(column)] * valid
+    integers = np.frombuffer(data, np.int64)
+    return integers[column.offset : column.offset + len(column)]
 
 
 def _list(names: Sequence[str]) -> str:
@@ -140,19 +224,7 @@ def _list(names: Sequence[str]) -> str:
 def _is_bytes_or_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_null,
-        )
-    )
+    return kind in _BYTES_OR_TEXT or pa.types.is_fixed_size_binary(kind)
 
 
 def _is_timestamp(kind: pa.DataType) -> bool:

@@ -11,8 +11,7 @@ from typing import Any
 
 from lance_spark.errors import ConnectionLost, OptionError, Timeout
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.readiness import WRITABLE, wait_ready
+from lance_spark.net.deadline import WRITABLE, Deadline, wait_ready
 from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.net.tls import TlsContext, client_handshake
 
@@ -36,7 +35,7 @@ def connect(
         server_name: what the certificate has to be for, if not the host.
 
     Raises:
-        ConnectionLost: nobody answers there, or the sides do not agree on TLS.
+        ConnectionLost: no server answers there, or the sides do not agree on TLS.
         Timeout: the deadline passed.
         OptionError: the address or the name can't be one of a server.
     """
@@ -79,7 +78,7 @@ def _connect_one(target: _Target, deadline: Deadline) -> socket.socket:
         if code:
             raise OSError(code, os.strerror(code))
         if sock.getsockname() == sock.getpeername():
-            # A port that nobody listens on can be given to the connection itself.
+            # The system may give a port without a listener to the connection itself.
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except BaseException:
         sock.close()

@@ -1,9 +1,10 @@
-"""Listening for connections."""
+"""Listening for connections, and how many a process can have."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import resource
 import socket
 import threading
 import time
@@ -12,10 +13,8 @@ from contextlib import suppress
 
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.readiness import READABLE, wait_ready
+from lance_spark.net.deadline import READABLE, Deadline, Waker, wait_ready
 from lance_spark.net.stream import SocketStream
-from lance_spark.net.waker import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -147,3 +146,24 @@ def _refusal(address: Address, error: Exception) -> OptionError:
     number = getattr(error, "errno", None)
     reason = _ADVICE.get(number or 0) or getattr(error, "strerror", None) or str(error)
     return OptionError(f"can't listen on {address}: {reason}")
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise the limit of open files to what is wanted, as far as that is allowed.
+
+    No further: where there are very many, some programs take long to start others, and
+    select(2) can't wait for all of them.
+
+    Returns:
+        The limit that holds now, at least `wanted` if there is none.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        # The system may have a limit of its own below the hard one.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            return allowed
+    return soft

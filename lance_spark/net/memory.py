@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from lance_spark.model import Buffer
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.payload import byte_views
-from lance_spark.net.stream import Stream, late, lost
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
+from lance_spark.net.stream import Stream, byte_views, late, lost
 
 BUFFER_BYTES = 1024 * 1024
 
@@ -29,7 +27,7 @@ def make_pair(*, buffer_bytes: int = BUFFER_BYTES) -> tuple[Stream, Stream]:
 
 
 class _Channel:
-    """One direction; the condition of its pair is held by whoever touches it."""
+    """One direction. Its fields are used with the condition of its pair held."""
 
     def __init__(self, bytes_max: int) -> None:
         self.data = bytearray()
@@ -57,7 +55,6 @@ class MemoryStream(Stream):
         self._ended: str | None = None
 
     def recv_into(self, buffer: memoryview, deadline: Deadline) -> int:
-        """Read what is there, waiting until something is; 0 at the end."""
         channel = self._incoming
         with self._changed:
             if not self._wait(self._has_news, deadline):
@@ -69,7 +66,6 @@ class MemoryStream(Stream):
             return count
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        """Send all of the buffers, in order."""
         views = byte_views(buffers)
         with self._changed:
             self._check()
@@ -91,8 +87,6 @@ class MemoryStream(Stream):
         return count
 
     def wait_readable(self, deadline: Deadline, waker: Waker | None = None) -> bool:
-        """Wait until there is something to read; False when woken or too late."""
-
         def is_over() -> bool:
             return self._has_news() or (waker is not None and waker.is_set)
 
@@ -101,17 +95,14 @@ class MemoryStream(Stream):
             return self._has_news()
 
     def shutdown_write(self) -> None:
-        """End the stream towards the peer; reading goes on."""
         with self._changed:
             self._outgoing.is_ended = True
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """End the connection under whoever uses it."""
         self._finish("it was aborted here")
 
     def close(self) -> None:
-        """End the connection."""
         self._finish("it was closed here")
 
     def _finish(self, reason: str) -> None:

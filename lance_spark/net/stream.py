@@ -16,25 +16,16 @@ import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from lance_spark.errors import ConnectionLost, LanceError, Timeout
+from lance_spark.errors import ConnectionLost, Corrupt, LanceError, StoreError, Timeout
 from lance_spark.model import Buffer
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.payload import (
-    advance,
-    byte_views,
-    read_pieces,
-    too_short,
-    unreadable,
-)
-from lance_spark.net.readiness import READABLE, WRITABLE, wait_ready
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import READABLE, WRITABLE, Deadline, Waker, wait_ready
 
 if TYPE_CHECKING:
-    from lance_spark.net.certificate import PeerCertificate
+    from lance_spark.net.tls_stream import PeerCertificate
 
 # One call takes no more buffers than this; POSIX promises 16 at least.
 _BUFFERS_MAX = max(16, os.sysconf("SC_IOV_MAX"))
@@ -44,6 +35,8 @@ _LINGER_NONE = struct.pack("ii", 1, 0)
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 # What a read of the file itself can fail with; all else is trouble with the socket.
 _FILE_FAULTS = frozenset({errno.EIO, errno.EBADF, errno.EOVERFLOW, errno.EISDIR})
+# How much of a file is in memory at a time where the kernel can't send it by itself.
+FILE_PIECE_BYTES = 256 * 1024
 
 
 class Stream(ABC):
@@ -79,8 +72,8 @@ class Stream(ABC):
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
         """Send all of the buffers, in order.
 
-        Nothing can be sent after a send that failed: nobody knows how much of it is
-        out, so that what follows would be taken for its rest.
+        Nothing can be sent after a send that failed: a part of it may be out, and the
+        peer would take what follows for its rest.
 
         Raises:
             Timeout: the peer did not take them in time.
@@ -122,10 +115,10 @@ class Stream(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """End the connection under whoever uses it; any thread may. Never raises.
+        """End the connection while threads may be using it. Never raises.
 
-        Calls that wait end with ConnectionLost, and so do all that come later. What
-        the stream holds is only given back by `close`.
+        Any thread may call this. Calls that wait end with ConnectionLost, and so do all
+        later ones. Only `close` gives back what the stream holds.
         """
 
     @abstractmethod
@@ -133,7 +126,7 @@ class Stream(ABC):
         """Give back what the stream holds; may be called again. Never raises."""
 
     def _begin_send(self) -> None:
-        """Note that what follows may fail half-way; whoever finishes takes it back."""
+        """Mark the stream as torn; a send that finishes takes the mark away."""
         if self._torn:
             raise lost(self.peer, "an earlier send did not finish")
         self._torn = True
@@ -164,7 +157,6 @@ class SocketStream(Stream):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def recv_into(self, buffer: memoryview, deadline: Deadline) -> int:
-        """Read what is there, waiting until something is; 0 at the end."""
         while True:
             self._check()
             try:
@@ -180,7 +172,6 @@ class SocketStream(Stream):
                 return count
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        """Send all of the buffers, in order, without copying them."""
         views = byte_views(buffers)
         self._check()
         self._begin_send()
@@ -223,33 +214,31 @@ class SocketStream(Stream):
         super().send_file(descriptor, position, end - position, deadline)
 
     def wait_readable(self, deadline: Deadline, waker: Waker | None = None) -> bool:
-        """Wait until there is something to read; False when woken or too late."""
         self._check()
         ready = wait_ready(self._sock.fileno(), READABLE, deadline, waker)
         self._check()
         return ready
 
     def shutdown_write(self) -> None:
-        """Send the end of the stream; reading goes on."""
         self._shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """End the connection under whoever uses it."""
         # The descriptor stays open: closed here, its number could be given to another
         # connection, and a thread that is about to use it would write into that one.
         self._ended = self._ended or "it was aborted here"
         self._shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        """End the connection under whoever uses it, without a proper end.
+        """Do what `abort` does, but without a proper end.
 
         The peer gets a reset when the stream is closed, as from a machine that is gone.
         """
         with self._lock, suppress(OSError):
-            # In this order: whoever notices the end closes the socket.
+            # In this order, as a thread that notices the end closes the socket.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
             self._ended = self._ended or "it was reset here"
-            # Who waits for bytes is woken; a shutdown of both ways is a proper end.
+            # Wakes a thread that waits for bytes; a shutdown of both ways would be a
+            # proper end.
             self._sock.shutdown(socket.SHUT_RD)
 
     def _shutdown(self, how: int) -> None:
@@ -258,7 +247,6 @@ class SocketStream(Stream):
             self._sock.shutdown(how)
 
     def close(self) -> None:
-        """Close the socket."""
         self._ended = self._ended or "it was closed here"
         with self._lock, suppress(OSError):
             self._sock.close()
@@ -293,3 +281,51 @@ def lost(peer: str, reason: str) -> ConnectionLost:
 def late(peer: str, what: str) -> Timeout:
     """Make the error for a deadline that has passed."""
     return Timeout(f"connection with {peer}: {what} before the deadline")
+
+
+def byte_views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Look at buffers as bytes, without copying; empty ones are left out."""
+    views = [memoryview(buffer) for buffer in buffers]
+    # A view without elements can't be cast.
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def advance(views: list[memoryview], first: int, sent: int) -> int:
+    """Take what was sent off the views from `first` on; give the new first one."""
+    while first < len(views) and sent >= len(views[first]):
+        sent -= len(views[first])
+        first += 1
+    if sent:
+        views[first] = views[first][sent:]
+    return first
+
+
+def read_pieces(descriptor: int, position: int, length: int) -> Iterator[bytes]:
+    """Read a part of a file, piece by piece.
+
+    Raises:
+        Corrupt: the file ends before the part does.
+        StoreError: the file can't be read.
+    """
+    end = position + length
+    while position < end:
+        try:
+            piece = os.pread(
+                descriptor, min(FILE_PIECE_BYTES, end - position), position
+            )
+        except OSError as error:
+            raise unreadable(error) from error
+        if not piece:
+            raise too_short(position, end)
+        yield piece
+        position += len(piece)
+
+
+def too_short(position: int, end: int) -> Corrupt:
+    """Make the error for a file that ends before what is to be sent of it does."""
+    return Corrupt("file", position, end, "the file is shorter than it was")
+
+
+def unreadable(error: OSError) -> StoreError:
+    """Make the error for a file that can't be read."""
+    return StoreError(f"a file that is to be sent can't be read: {error.strerror}")

@@ -1,4 +1,4 @@
-"""TLS: settings, contexts made from them, and handshakes.
+"""TLS: settings, contexts made from them, handshakes, and files of certificates.
 
 TLS 1.2 at least; there is no way to go on in plain text. Keys are read once and never
 appear in a text.
@@ -7,6 +7,7 @@ appear in a text.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -15,28 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lance_spark.errors import OptionError
-from lance_spark.net.certificate import (
-    PeerCertificate,
-    find_certificates,
-    fingerprints,
-    read_pem,
-)
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
-from lance_spark.net.tls_stream import TlsStream, describe
+from lance_spark.net.tls_stream import TlsStream, describe, digest
 
-__all__ = [
-    "ClientTls",
-    "PeerCertificate",
-    "ServerTls",
-    "TlsContext",
-    "client_handshake",
-    "fingerprints",
-    "make_client_context",
-    "make_server_context",
-    "server_handshake",
-]
-
+# A file of certificates is a few KiB; the system's whole collection is 300 KiB.
+PEM_BYTES_MAX = 16 * 1024 * 1024
+_CERTIFICATE = re.compile(
+    "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
+)
 _PEM_MARK = "-----BEGIN"
 _KEY_MARK = "PRIVATE KEY-----"
 # The shortest of keys has more characters.
@@ -160,7 +148,7 @@ def client_handshake(
         deadline: for the whole handshake.
 
     Raises:
-        ConnectionLost: the server can't be trusted, does not trust us, or went away.
+        ConnectionLost: one side does not trust the other, or the server went away.
         Timeout: the server did not answer.
         OptionError: the name can't be one of a server.
     """
@@ -179,7 +167,7 @@ def server_handshake(
     """Make a server's end of a connection secure; the stream is closed on failure.
 
     Raises:
-        ConnectionLost: the client can't be trusted, does not trust us, or went away.
+        ConnectionLost: one side does not trust the other, or the client went away.
         Timeout: the client did not answer.
     """
     return _shake_hands(context.open(stream, None), deadline)
@@ -275,3 +263,58 @@ def _shown(source: str | None) -> str | None:
     # A key without its PEM lines would be taken for a path. Base64 has no dots.
     is_doubtful = len(source) > _PATH_SHOWN_MAX and "." not in source
     return "(not shown)" if is_doubtful or "\n" in source else source
+
+
+def fingerprints(path: str) -> frozenset[bytes]:
+    """Give the SHA-256 of the DER of each certificate of a PEM file.
+
+    Raises:
+        OptionError: the file can't be read or holds no certificate.
+    """
+    return frozenset(digest(der) for der in read_certificates(path))
+
+
+def read_certificates(path: str) -> list[bytes]:
+    """Give the DER of each certificate of a PEM file.
+
+    Raises:
+        OptionError: the file can't be read or holds no certificate.
+    """
+    found = find_certificates(read_pem(path, "certificate file"))
+    if not found:
+        raise OptionError(
+            f"certificate file {path}: there is no certificate in it; give a PEM file, "
+            "with lines -----BEGIN CERTIFICATE-----"
+        )
+    try:
+        return [ssl.PEM_cert_to_DER_cert(text) for text in found]
+    except ValueError as error:
+        raise OptionError(
+            f"certificate file {path}: a certificate in it is damaged: {error}"
+        ) from None
+
+
+def find_certificates(text: str) -> list[str]:
+    """Give the certificates of a PEM text, each as PEM."""
+    return _CERTIFICATE.findall(text)
+
+
+def read_pem(path: str, what: str, shown: str | None = None) -> str:
+    """Read a PEM file.
+
+    Args:
+        path: the file.
+        what: what it is, for the error's text.
+        shown: what stands for the path there.
+
+    Raises:
+        OptionError: it can't be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(PEM_BYTES_MAX)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OptionError(f"{what} {shown or path} can't be read: {reason}") from None
+    # Only the ASCII armour matters; whatever surrounds it may be in any encoding.
+    return data.decode("latin-1")

@@ -1,4 +1,4 @@
-"""TLS on top of a stream.
+"""TLS on top of a stream, and what the certificate of a peer has proved.
 
 OpenSSL sees two buffers in memory and never a socket. So each of its calls is short and
 made under one lock, as one connection can't be used by two threads at once, and all
@@ -10,19 +10,19 @@ keep the writer from writing.
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
+from typing import cast
 
 from lance_spark.errors import ConnectionLost, LanceError, Timeout, TlsRefused
 from lance_spark.model import Buffer
-from lance_spark.net.certificate import read_peer
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.payload import byte_views
-from lance_spark.net.stream import Stream, lost
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
+from lance_spark.net.stream import Stream, byte_views, lost
 
 # How much is read from the stream below at a time, and so how much of what came is
 # held here at most.
@@ -47,6 +47,46 @@ _HINTS = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer wants a client certificate",
     "TLSV1_ALERT_UNKNOWN_CA": "the peer does not trust our certificate's issuer",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """The certificate of a peer, verified.
+
+    Args:
+        common_name: of its subject; None if it has none, or more than one.
+        chain: SHA-256 of the DER of every certificate of the verified chain, from
+            the peer's own to the root.
+    """
+
+    common_name: str | None
+    chain: frozenset[bytes]
+
+
+def read_peer(connection: ssl.SSLObject) -> PeerCertificate | None:
+    """Give the peer's certificate of a finished handshake, None if there is none."""
+    leaf = connection.getpeercert(binary_form=True)
+    # The fields are empty for a certificate that was not verified.
+    fields = connection.getpeercert()
+    if not leaf or not fields:
+        return None
+    subject = cast(tuple[tuple[tuple[str, str], ...], ...], fields.get("subject", ()))
+    names = [text for part in subject for key, text in part if key == "commonName"]
+    chain = frozenset(digest(der) for der in (leaf, *_verified_chain(connection)))
+    return PeerCertificate(names[0] if len(names) == 1 else None, chain)
+
+
+def _verified_chain(connection: ssl.SSLObject) -> list[bytes]:
+    if hasattr(connection, "get_verified_chain"):  # Python 3.13 and later.
+        return list(connection.get_verified_chain())
+    # The same call, before it was made public. A resumed session has no chain.
+    chain = connection._sslobj.get_verified_chain()  # type: ignore[attr-defined]
+    return [ssl.PEM_cert_to_DER_cert(each.public_bytes()) for each in chain or ()]
+
+
+def digest(der: bytes) -> bytes:
+    """Give the SHA-256 of a certificate, by which it is known."""
+    return hashlib.sha256(der).digest()
 
 
 class TlsStream(Stream):
@@ -133,7 +173,6 @@ class TlsStream(Stream):
                 left -= count or left
 
     def recv_into(self, buffer: memoryview, deadline: Deadline) -> int:
-        """Read what is there, waiting until something is; 0 at the end."""
         while True:
             self._check()
             count = self._decrypt(buffer)
@@ -142,7 +181,6 @@ class TlsStream(Stream):
             self._fill(deadline)
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        """Send all of the buffers, in order."""
         views = byte_views(buffers)
         self._check()
         with self._sending:
@@ -152,7 +190,6 @@ class TlsStream(Stream):
             self._torn = False
 
     def wait_readable(self, deadline: Deadline, waker: Waker | None = None) -> bool:
-        """Wait until there is something to read; False when woken or too late."""
         self._check()
         while not self._look():
             # What comes need not be data: tickets and key updates are nothing to read.
@@ -174,7 +211,6 @@ class TlsStream(Stream):
         self._transport.shutdown_write()
 
     def abort(self) -> None:
-        """End the connection under whoever uses it."""
         self._ended = self._ended or "it was aborted here"
         self._transport.abort()
 
@@ -182,7 +218,7 @@ class TlsStream(Stream):
         """Close the stream below, with a close alert if there is room for one."""
         if self._ended is None:
             self.shutdown_write()
-            # The peer's close alert may be there, and nobody has read it.
+            # The peer's close alert may be there, unread.
             self._drain(Deadline.after(0))
         self._ended = self._ended or "it was closed here"
         self._transport.close()
@@ -289,7 +325,7 @@ def _explain(peer: str, error: ssl.SSLError) -> ConnectionLost:
 
 
 def describe(error: ssl.SSLError) -> str:
-    """Say what OpenSSL means, and what that mostly comes from."""
+    """Put an error of OpenSSL into words, with its usual cause."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError):

@@ -1,9 +1,9 @@
 """An ASGI application behind a port, in a thread of this process.
 
-The server is uvicorn, an extra: whoever imports this file needs it. It is held to what
-the rest of `net` is: the port is ours before it starts, every connection is counted and
-has a deadline, TLS is that of `tls`, and signals stay with whoever has them. What goes
-wrong is logged under our name; uvicorn's own only says that it starts and stops.
+The server is uvicorn, an extra that importing this file needs. It is held to the rules
+of `net`: the port is taken before it starts, every connection is counted and has a
+deadline, TLS is that of `tls`, and it installs no signal handlers. Failures are logged
+under the name of this module; uvicorn's own log only says that it starts and stops.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address
-from lance_spark.net.certificate import read_peer
 from lance_spark.net.listener import listen
 from lance_spark.net.tls import TlsContext
+from lance_spark.net.tls_stream import read_peer
 
 logger = logging.getLogger(__name__)
 # What uvicorn says of single requests. That a stranger sent nonsense is no news.
@@ -40,7 +40,7 @@ _REQUEST_S = 10.0
 _KEEP_ALIVE_S = 10
 _HEADER_BYTES_MAX = 32 * 1024
 # How long a peer may take to read what waits for it, and how much waits at a time.
-# Whoever is slower than that, some kilobytes per second, is cut off.
+# A peer that is slower than that, some kilobytes per second, is cut off.
 _SEND_S = 30.0
 _PIECE_BYTES = 256 * 1024
 # How often the time of day is written anew, which answers have in their head.
@@ -83,7 +83,7 @@ class WebServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            # A header that anybody can send must not say who somebody is.
+            # A header that any client can send must not decide who the client is.
             proxy_headers=False,
             server_header=False,
             backlog=_BACKLOG,
@@ -189,7 +189,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         if options.get("ssl") is not None:
-            # Connections in their handshake are not counted by anybody.
+            # Connections in their handshake are not counted yet.
             options.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
         return await super().create_server(*args, **options)
 
@@ -267,7 +267,7 @@ class _Deadline:
 
 
 def _send_in_pieces(app: Any) -> Any:
-    """Make an application wait for who reads slowly, also within a long body."""
+    """Make an application wait for slow readers, also within a long body."""
 
     async def run(scope: Any, receive: Any, send: Any) -> None:
         async def send_pieces(message: Any) -> None:

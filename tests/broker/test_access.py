@@ -31,6 +31,7 @@ from lance_spark.errors import AccessDenied, AuthenticationRequired, OptionError
 from lance_spark.model import Retention
 from lance_spark.net.certificate import fingerprints
 from lance_spark.store import Store, StoreConfig
+from lance_spark.wire.lwp import code_of
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)
@@ -235,7 +236,7 @@ def test_a_list_without_topics_ties_nobody() -> None:
 def test_the_error_is_that_of_the_specification(who: Principal, text: str) -> None:
     denial = decide(who, Policy(rules={1: rule("bar.example.com")}), 1)
     assert isinstance(denial, AccessDenied)
-    assert (denial.message, denial.code) == (text, 0x42)
+    assert (denial.message, code_of(denial)) == (text, 0x42)
     assert denial.details == {"topic_id": 1}
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lance_spark.columnar.columns import TYPES
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode, make_schema
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import OptionError, RecordError
 from lance_spark.model import Scan
+from lance_spark.wire.lwp import scan
 from tests.columnar import plain
 from tests.columnar.strategies import buffers, examples, record, row_lists
 
@@ -343,8 +343,11 @@ class TestOptions:
             decode(b"", stamp_type=pa.string())
 
     def test_too_much_at_once(self, monkeypatch):
-        module = sys.modules["lance_spark.columnar.decode"]
-        monkeypatch.setattr(module, "DECODE_BYTES_MAX", len(MIXED) - 1)
+        module = sys.modules["lance_spark.columnar.columns"]
+        total = sum(len(row.value or b"") for row in plain.decode(MIXED).rows)
+        monkeypatch.setattr(module, "COLUMN_BYTES_MAX", total)
+        decode(MIXED)
+        monkeypatch.setattr(module, "COLUMN_BYTES_MAX", total - 1)
         with pytest.raises(OptionError, match="at once"):
             decode(MIXED)
 

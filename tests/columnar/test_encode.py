@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_spark.columnar.decode import decode
-from lance_spark.columnar.encode import PAYLOAD_BYTES_LIMIT, encode
+from lance_spark.columnar.encode import encode
 from lance_spark.errors import OptionError, RowError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX, RecordType
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, RecordType
+from lance_spark.wire.lwp.tlv import PAYLOAD_BYTES_LIMIT
 from tests.columnar import plain
 from tests.columnar.plain import Row
 from tests.columnar.strategies import blobs, examples, keys, row_lists
@@ -50,15 +51,15 @@ def values(*items, kind=None, **others):
     rows=row_lists(),
     limit=st.one_of(st.integers(1, 200), st.just(1 << 20)),
     default=st.sampled_from([1, 2, 5, 0x20, 0x80, 0xFE]),
-    join=st.booleans(),
+    at_once=st.booleans(),
 )
 @examples(200)
-def test_agrees_with_plain_writing(rows, limit, default, join):
+def test_agrees_with_plain_writing(rows, limit, default, at_once):
     options = {"record_type": default, "payload_bytes_max": limit}
     with pytest.MonkeyPatch.context() as patch:
-        if join:
-            module = sys.modules["lance_spark.columnar.encode"]
-            patch.setattr(module, "_TAKE_BYTES_MAX", 0)
+        if not at_once:
+            module = sys.modules["lance_spark.wire.lwp.tlv"]
+            patch.setattr(module, "_PREPARED_ROWS_MAX", 0)
         found = pieces(encode(make_table(rows), **options))
     assert found == list(plain.encode(rows, default, limit))
 

@@ -28,7 +28,7 @@ from benchmarks.report import (
 )
 from lance_spark.columnar.decode import decode
 from lance_spark.columnar.encode import encode
-from lance_spark.columnar.scan import KERNEL
+from lance_spark.kernel import COMPILED
 
 ATTEMPTS = 4
 
@@ -61,7 +61,7 @@ def reach(goal, measure):
     pytest.fail(f"goal {goal}, measured {ratios}")
 
 
-@pytest.mark.skipif(not KERNEL, reason="the kernel was not built")
+@pytest.mark.skipif(not COMPILED, reason="the kernel was not built")
 @pytest.mark.parametrize("name", ["20 bytes, raw", "100 bytes, raw"])
 def test_decode_with_the_kernel(cases, name):
     case = cases[name]

@@ -1,4 +1,4 @@
-"""The contract of streams, held against every kind, and what only TCP has."""
+"""Streams over sockets: what is sent arrives, and every wait ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ import pytest
 
 from lance_spark.errors import ConnectionLost, Corrupt, StoreError, Timeout
 from lance_spark.net import memory, stream
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.stream import SocketStream, Stream
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
+from lance_spark.net.stream import (
+    FILE_PIECE_BYTES,
+    SocketStream,
+    Stream,
+    advance,
+    byte_views,
+    read_pieces,
+)
 from tests.net.conftest import FILE_CONTENT, LONG_S, Spawn, soon
 
 Pair = tuple[Stream, Stream]
@@ -544,3 +550,90 @@ class TestSocketStream:
             tcp_pair[0].send_file(file, 0, 1, soon())
         with pytest.raises(ConnectionLost, match="earlier send did not finish"):
             tcp_pair[0].send([b"x"], soon())
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"abcd",
+        bytearray(b"abcd"),
+        memoryview(b"xabcdx")[1:5],
+        pa.py_buffer(b"abcd"),
+        np.frombuffer(b"abcd", dtype=np.uint8),
+        np.frombuffer(b"abcd", dtype="<u4"),
+        np.frombuffer(b"abcd", dtype="<u2").reshape(2, 1),
+    ],
+    ids=lambda buffer: type(buffer).__name__,
+)
+def test_any_buffer_as_bytes(buffer: object) -> None:
+    (view,) = byte_views([buffer])
+    assert (view.format, view.ndim, bytes(view)) == ("B", 1, b"abcd")
+
+
+def test_nothing_is_copied() -> None:
+    data = bytearray(b"abc")
+    (view,) = byte_views([data])
+    data[0:1] = b"x"
+    assert bytes(view) == b"xbc"
+
+
+def test_empty_buffers_are_left_out() -> None:
+    empty = [b"", pa.py_buffer(b""), np.empty(0, np.uint8), np.empty((0, 4), np.int64)]
+    assert byte_views(empty) == []
+    assert byte_views([b"", b"a", bytearray()]) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("first", "sent", "expected", "rest"),
+    [
+        (0, 0, 0, [b"ab", b"c", b"def"]),
+        (0, 1, 0, [b"b", b"c", b"def"]),
+        (0, 2, 1, [b"ab", b"c", b"def"]),
+        (0, 3, 2, [b"ab", b"c", b"def"]),
+        (0, 5, 2, [b"ab", b"c", b"f"]),
+        (0, 6, 3, [b"ab", b"c", b"def"]),
+        (1, 2, 2, [b"ab", b"c", b"ef"]),
+        (2, 3, 3, [b"ab", b"c", b"def"]),
+    ],
+)
+def test_advance(first: int, sent: int, expected: int, rest: list[bytes]) -> None:
+    views = byte_views([b"ab", b"c", b"def"])
+    assert advance(views, first, sent) == expected
+    assert views == rest
+
+
+@pytest.mark.parametrize(
+    ("position", "length"),
+    [
+        (0, 0),
+        (0, 1),
+        (5, 1000),
+        (0, FILE_PIECE_BYTES),
+        (7, FILE_PIECE_BYTES + 1),
+        (0, len(FILE_CONTENT)),
+        (len(FILE_CONTENT), 0),
+    ],
+)
+def test_file_in_pieces(file: int, position: int, length: int) -> None:
+    pieces = list(read_pieces(file, position, length))
+    assert b"".join(pieces) == FILE_CONTENT[position : position + length]
+    assert all(len(piece) <= FILE_PIECE_BYTES for piece in pieces)
+
+
+def test_file_too_short(file: int) -> None:
+    size = len(FILE_CONTENT)
+    pieces = read_pieces(file, size - 10, 11)
+    assert next(pieces) == FILE_CONTENT[-10:]
+    with pytest.raises(Corrupt, match="shorter than it was") as caught:
+        next(pieces)
+    assert (caught.value.start, caught.value.end) == (size, size + 1)
+
+
+def test_unreadable_file() -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(StoreError, match="can't be read: Illegal seek"):
+            list(read_pieces(reader, 0, 1))
+    finally:
+        os.close(reader)
+        os.close(writer)

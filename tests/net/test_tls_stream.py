@@ -11,8 +11,7 @@ from lance_spark.errors import ConnectionLost
 from lance_spark.net import tls_stream
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.memory import make_pair
-from lance_spark.net.payload import byte_views
-from lance_spark.net.stream import Stream
+from lance_spark.net.stream import Stream, byte_views
 from lance_spark.net.tls_stream import TlsStream, describe
 from tests.net.conftest import LONG_S, Certificates, Spawn, secure, soon
 

@@ -11,8 +11,7 @@ import pytest
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire import lwp
-from lance_spark.wire.lwp.field import Field, Items, PayloadReader
-from lance_spark.wire.lwp.message import LayoutMessage
+from lance_spark.wire.lwp.message import Field, Items, LayoutMessage, PayloadReader
 from tests.wire.vectors import load
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -11,7 +11,7 @@ import pytest
 
 from lance_spark import errors
 from lance_spark.errors import BrokerError
-from lance_spark.wire.lwp import ERROR_CODES, ErrorResponse
+from lance_spark.wire.lwp import ERROR_CODES, ErrorResponse, code_of
 from tests.wire.vectors import join
 
 # LWP §12.2 without success and reserved, then our own.
@@ -68,7 +68,7 @@ def test_every_exception_has_a_row() -> None:
 
 def test_every_row_says_what_to_do() -> None:
     for code, row in ERROR_CODES.items():
-        assert row.code == code == row.exception.code
+        assert row.code == code == code_of(row.exception)
         assert row.remedy.endswith(".")
 
 

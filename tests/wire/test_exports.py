@@ -29,7 +29,13 @@ ALLOWED = {
     "typing",
     "zlib",
 }
-OURS = {"lance_spark", "lance_spark.errors", "lance_spark.model"}
+OURS = {
+    "lance_spark",
+    "lance_spark.errors",
+    "lance_spark.model",
+    "lance_spark.records",
+    "lance_spark.wire.assembler",
+}
 
 
 def test_all_is_sorted_and_true() -> None:

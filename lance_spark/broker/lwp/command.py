@@ -142,7 +142,7 @@ class LwpSession(FrameSession):
         try:
             self._client = self._service.authenticate(self._client, message.token)
         except AuthenticationFailed as error:
-            self._metrics.count_error(error.code)
+            self._metrics.count_error(wire.code_of(error))
             self._token_attempts += 1
             self._ending = self._token_attempts >= _TOKEN_ATTEMPTS_MAX
             return wire.AuthenticateResponse(False, error.message)

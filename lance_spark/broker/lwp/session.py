@@ -46,6 +46,7 @@ from lance_spark.wire.lwp import (
     FrameParser,
     FrameType,
     Message,
+    code_of,
     encode_ack,
     encode_backpressure,
     encode_header,
@@ -250,7 +251,7 @@ class FrameSession(Session[Frame]):
         self._linger()
 
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
-        self._metrics.count_error(error.code)
+        self._metrics.count_error(code_of(error))
         payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
         crc = self.checksum.update(payload)
         return [self._header(Command.ERROR_RESPONSE, len(payload), crc), payload]

@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.lwp import control, extension, fetch
-from lance_spark.wire.lwp.checksum import Checksum
-from lance_spark.wire.lwp.cluster import ClusterStatus
-from lance_spark.wire.lwp.command import Command
+from lance_spark.wire.lwp.control import ClusterStatus, TopicResponse
 from lance_spark.wire.lwp.error import ErrorResponse
-from lance_spark.wire.lwp.frame import Frame, FrameFlags, FrameType, encode_control
-from lance_spark.wire.lwp.message import Message
-from lance_spark.wire.lwp.topic import TopicResponse
+from lance_spark.wire.lwp.frame import (
+    Checksum,
+    Frame,
+    FrameFlags,
+    FrameType,
+    encode_control,
+)
+from lance_spark.wire.lwp.message import Command, Message
 
 REQUESTS: Mapping[int, type[Message]] = {
     Command.CREATE_TOPIC: control.CreateTopic,

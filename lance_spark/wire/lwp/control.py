@@ -1,29 +1,36 @@
-"""The binary requests and responses of LWP §5, and those met only in the field.
+"""Requests and responses of LWP §5 about topics, consumers and the cluster.
 
-Fetch and its answers are in `fetch`, responses in JSON in `topic` and `cluster`, the
-error response in `error`, our own commands in `extension`. Topic names are judged by
-the broker, which has an error code for them.
+Fetch and its answers are in `fetch`, the error response in `error`, the commands of the
+extensions in `extension`. The broker judges topic names, as it has an error code for
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer, Retention
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import (
+from lance_spark.wire.lwp.message import (
     REST_TEXT,
     TEXT,
     TRUTH,
     U16,
     U32,
     U64,
-    Group,
+    Command,
+    Composite,
+    DocumentReader,
+    LayoutMessage,
+    Message,
     PayloadReader,
+    decode_document,
+    encode_document,
 )
-from lance_spark.wire.lwp.message import LayoutMessage
 
-RETENTION = Group(Retention, U64, U64)
+RETENTION = Composite(Retention, U64, U64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,6 @@ class CreateTopic(LayoutMessage):
     """Create a topic (LWP §5.3)."""
 
     COMMAND = Command.CREATE_TOPIC
-    NAME = "create topic"
     LAYOUT = (REST_TEXT,)
 
     name: str
@@ -65,7 +71,6 @@ class DeleteTopic(LayoutMessage):
     """Delete a topic and its data (LWP §5.6)."""
 
     COMMAND = Command.DELETE_TOPIC
-    NAME = "delete topic"
     LAYOUT = (U32,)
 
     topic_id: int
@@ -76,7 +81,6 @@ class ListTopics(LayoutMessage):
     """Ask for all topics (LWP §5.4)."""
 
     COMMAND = Command.LIST_TOPICS
-    NAME = "list topics"
     LAYOUT = ()
 
 
@@ -85,7 +89,6 @@ class GetTopic(LayoutMessage):
     """Ask for one topic (LWP §5.5)."""
 
     COMMAND = Command.GET_TOPIC
-    NAME = "get topic"
     LAYOUT = (U32,)
 
     topic_id: int
@@ -96,7 +99,6 @@ class SetRetention(LayoutMessage):
     """Change how long a topic keeps its data (LWP §5.10)."""
 
     COMMAND = Command.SET_RETENTION
-    NAME = "set retention"
     LAYOUT = (U32, RETENTION)
 
     topic_id: int
@@ -111,7 +113,6 @@ class GetClusterStatus(LayoutMessage):
     """
 
     COMMAND = Command.GET_CLUSTER_STATUS_FIELD
-    NAME = "get cluster status"
     LAYOUT = ()
 
 
@@ -120,7 +121,6 @@ class Authenticate(LayoutMessage):
     """Present a token, which stays out of `repr` and so out of logs."""
 
     COMMAND = Command.AUTHENTICATE
-    NAME = "authenticate"
     LAYOUT = (REST_TEXT,)
 
     token: str = field(repr=False)
@@ -131,7 +131,6 @@ class AuthenticateResponse(LayoutMessage):
     """Say whether the token was taken, and why not."""
 
     COMMAND = Command.AUTHENTICATE_RESPONSE
-    NAME = "authenticate response"
     LAYOUT = (TRUTH, REST_TEXT)
 
     ok: bool
@@ -143,7 +142,6 @@ class Subscribe(LayoutMessage):
     """Announce a consumer and ask where it starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE
-    NAME = "subscribe"
     LAYOUT = (U32, U64, U32, U64)
 
     topic_id: int
@@ -157,7 +155,6 @@ class SubscribeAck(LayoutMessage):
     """Where the consumer starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE_ACK
-    NAME = "subscribe ack"
     LAYOUT = (U64, U64)
 
     consumer_id: int
@@ -169,7 +166,6 @@ class Unsubscribe(LayoutMessage):
     """End a subscription (LWP §5.13); answered by an Ack with the consumer's id."""
 
     COMMAND = Command.UNSUBSCRIBE
-    NAME = "unsubscribe"
     LAYOUT = (U32, U64)
 
     topic_id: int
@@ -181,7 +177,6 @@ class CommitOffset(LayoutMessage):
     """Remember how far a consumer has come (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_OFFSET
-    NAME = "commit offset"
     LAYOUT = (U32, U64, U64)
 
     topic_id: int
@@ -194,8 +189,225 @@ class CommitAck(LayoutMessage):
     """The offset that is remembered now (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_ACK
-    NAME = "commit ack"
     LAYOUT = (U64, U64)
 
     consumer_id: int
     offset: int
+
+
+# TopicResponse (0x80): JSON answers to the topic commands of LWP §5.3 to §5.11.
+#
+# One command carries four kinds of answer; its keys tell which. The server in the field
+# and this project's add fields to those of the specification; unknown ones are kept in
+# `details`.
+#
+#     create, get       {"id": 1, "name": "events", "created_at": 1706918400, …}
+#     list              {"topics": [ …the same… ]}
+#     delete            {"deleted": 1}
+#     set retention     {"topic_id": 1, "max_age_secs": 86400, "max_bytes": 0}
+
+
+class TopicResponse(Message):
+    """The base of the four answers; decoding it gives the one that came."""
+
+    __slots__ = ()
+
+    COMMAND = Command.TOPIC_RESPONSE
+
+    @classmethod
+    def decode_payload(cls, payload: Buffer) -> TopicResponse:
+        """Read whichever answer it is."""
+        name = TopicResponse.NAME
+        reader = DocumentReader(decode_document(payload, name), name)
+        if "topics" in reader:
+            return TopicListing._read(reader)
+        if "deleted" in reader:
+            return TopicDeletion._read(reader)
+        if "topic_id" in reader:
+            return TopicRetention._read(reader)
+        return TopicInfo._read(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo(TopicResponse):
+    """A topic: answer to CreateTopic, GetTopic, CreateTopicWithRetention."""
+
+    id: int
+    name: str
+    created_at_s: int = 0
+    epoch: int = 1
+    retention: Retention | None = None
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def to_document(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "id": self.id,
+            "name": self.name,
+            "created_at": self.created_at_s,
+            "topic_epoch": self.epoch,
+        }
+        if self.retention is not None:
+            limits = {
+                "max_age_secs": self.retention.max_age_s,
+                "max_bytes": self.retention.max_bytes,
+            }
+            # LWP §5.11 has them beside the name; clients in the field look below
+            # "retention", as in the metadata of §6.2.
+            body.update(limits, retention=limits)
+        return {**self.details, **body}
+
+    def encode_payload(self) -> list[Buffer]:
+        return [encode_document(self.to_document())]
+
+    @classmethod
+    def _read(cls, reader: DocumentReader) -> TopicInfo:
+        return cls(
+            reader.take_uint("id", 32),
+            reader.take("name", str),
+            reader.take_uint("created_at", 64, 0),
+            reader.take_uint("topic_epoch", 64, 1),
+            _take_retention(reader),
+            reader.rest,
+        )
+
+
+def _take_retention(reader: DocumentReader) -> Retention | None:
+    nested = reader.take("retention", dict, {})
+    flat = "max_age_secs" in reader or "max_bytes" in reader
+    own = Retention(
+        reader.take_uint("max_age_secs", 64, 0), reader.take_uint("max_bytes", 64, 0)
+    )
+    if flat:
+        return own
+    if not nested:
+        return None
+    inner = DocumentReader(nested, "retention")
+    return Retention(
+        inner.take_uint("max_age_secs", 64, 0), inner.take_uint("max_bytes", 64, 0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicListing(TopicResponse):
+    """All topics: answer to ListTopics."""
+
+    topics: tuple[TopicInfo, ...]
+
+    def encode_payload(self) -> list[Buffer]:
+        return [encode_document({"topics": [t.to_document() for t in self.topics]})]
+
+    @classmethod
+    def _read(cls, reader: DocumentReader) -> TopicListing:
+        topics = []
+        for body in reader.take("topics", list):
+            if not isinstance(body, dict):
+                raise RemoteProtocolError("a topic of the list is not an object")
+            topics.append(TopicInfo._read(DocumentReader(body, "topic")))
+        return cls(tuple(topics))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletion(TopicResponse):
+    """The id of a topic that is gone: answer to DeleteTopic."""
+
+    topic_id: int
+
+    def encode_payload(self) -> list[Buffer]:
+        return [encode_document({"deleted": self.topic_id})]
+
+    @classmethod
+    def _read(cls, reader: DocumentReader) -> TopicDeletion:
+        return cls(reader.take_uint("deleted", 32))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRetention(TopicResponse):
+    """The limits that hold now: answer to SetRetention."""
+
+    topic_id: int
+    retention: Retention
+
+    def encode_payload(self) -> list[Buffer]:
+        body = {
+            "topic_id": self.topic_id,
+            "max_age_secs": self.retention.max_age_s,
+            "max_bytes": self.retention.max_bytes,
+        }
+        return [encode_document(body)]
+
+    @classmethod
+    def _read(cls, reader: DocumentReader) -> TopicRetention:
+        topic_id = reader.take_uint("topic_id", 32)
+        max_age_s = reader.take_uint("max_age_secs", 64, 0)
+        return cls(topic_id, Retention(max_age_s, reader.take_uint("max_bytes", 64, 0)))
+
+
+# ClusterStatus (0x81). LWP names the question (§16.5) and not the answer; the fields
+# are those of the server in the field. `capabilities` is an extension: a server that
+# lists none is a plain one.
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus(Message):
+    """The state of a cluster as one node sees it; the defaults are a single node's.
+
+    `leader_id` is None while there is no leader. Unknown fields are in `details`.
+    """
+
+    COMMAND = Command.CLUSTER_STATUS
+
+    node_id: int = 0
+    is_leader: bool = True
+    leader_id: int | None = 0
+    current_term: int = 0
+    node_count: int = 1
+    healthy_nodes: int = 1
+    quorum_available: bool = True
+    peer_states: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    mode: str = "standalone"
+    capabilities: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def encode_payload(self) -> list[Buffer]:
+        body = {
+            **self.details,
+            "node_id": self.node_id,
+            "is_leader": self.is_leader,
+            "leader_id": self.leader_id,
+            "current_term": self.current_term,
+            "node_count": self.node_count,
+            "healthy_nodes": self.healthy_nodes,
+            "quorum_available": self.quorum_available,
+            "peer_states": dict(self.peer_states),
+            "mode": self.mode,
+            "capabilities": list(self.capabilities),
+        }
+        return [encode_document(body)]
+
+    @classmethod
+    def decode_payload(cls, payload: Buffer) -> ClusterStatus:
+        """Read a payload; what is missing is as on a single node."""
+        reader = DocumentReader(decode_document(payload, cls.NAME), cls.NAME)
+        capabilities = reader.take("capabilities", list, [])
+        if not all(isinstance(name, str) for name in capabilities):
+            raise RemoteProtocolError(f"{cls.NAME}: a capability is not a text")
+        return cls(
+            node_id=reader.take_uint("node_id", 64, 0),
+            is_leader=reader.take("is_leader", bool, True),
+            leader_id=_take_leader(reader),
+            current_term=reader.take_uint("current_term", 64, 0),
+            node_count=reader.take_uint("node_count", 64, 1),
+            healthy_nodes=reader.take_uint("healthy_nodes", 64, 1),
+            quorum_available=reader.take("quorum_available", bool, True),
+            peer_states=reader.take("peer_states", dict, {}),
+            mode=reader.take("mode", str, "standalone"),
+            capabilities=tuple(capabilities),
+            details=reader.rest,
+        )
+
+
+def _take_leader(reader: DocumentReader) -> int | None:
+    if reader.rest.get("leader_id", 0) is None:
+        del reader.rest["leader_id"]
+        return None
+    return reader.take_uint("leader_id", 64, 0)

@@ -1,8 +1,8 @@
-"""ErrorResponse (0xFF) and the one table of error codes.
+"""ErrorResponse (0xFF), and the one table of error codes, for session and client both.
 
-The codes are those of LWP §12.2 and, from 0x70, our own. 0x00 (success) and 0xFF
-(reserved) never stand in an error response and so have no row. Which errors are worth
-a retry is a property of the exception class.
+The codes are those of LWP §12.2 and, from 0x70, those of the extensions. 0x00 (success)
+and 0xFF (reserved) never stand in an error response and so have no row. Whether a retry
+may help is a property of the exception class.
 
 A response is JSON (LWP §12.1) or a bare text (§5.7, all that the server in the field
 sends). A text is matched with the table of its known phrases to get a code.
@@ -18,14 +18,15 @@ from typing import Any
 from lance_spark import errors
 from lance_spark.errors import BrokerError, RemoteProtocolError
 from lance_spark.model import Buffer
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.document import (
+from lance_spark.wire.lwp.message import (
+    TEXT_BYTES_MAX,
+    Command,
     DocumentReader,
+    Message,
     decode_document,
     encode_document,
+    encode_utf8,
 )
-from lance_spark.wire.lwp.field import TEXT_BYTES_MAX, encode_utf8
-from lance_spark.wire.lwp.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,167 +47,154 @@ class ErrorCode:
         return self.exception.retriable
 
 
-_ROWS = (
-    (
-        "UnknownError",
+_ROWS: Mapping[int, tuple[type[BrokerError], str]] = {
+    0x01: (
         errors.UnknownError,
         "Look into the server's log: it gave no further reason.",
     ),
-    (
-        "InvalidMagic",
+    0x02: (
         errors.InvalidMagic,
         "Check that the port is an LWP port and that nothing rewrites the stream.",
     ),
-    (
-        "PayloadTooLarge",
+    0x03: (
         errors.PayloadTooLarge,
         "Send smaller batches; a single record can't be over 16 MiB.",
     ),
-    (
-        "InvalidPayload",
+    0x04: (
         errors.InvalidPayload,
         "Check that the batch is a row of whole TLV records and its count is right.",
     ),
-    (
-        "CrcMismatch",
+    0x05: (
         errors.CrcMismatch,
         "Set checksum to crc32c or crc32, whichever the server computes.",
     ),
-    (
-        "VersionMismatch",
+    0x06: (
         errors.VersionMismatch,
         "Use a server that speaks LWP version 1.",
     ),
-    (
-        "TopicNotFound",
+    0x10: (
         errors.TopicNotFound,
         "Check the topic's name, or create the topic first.",
     ),
-    (
-        "TopicAlreadyExists",
+    0x11: (
         errors.TopicAlreadyExists,
         "Use the existing topic or another name.",
     ),
-    (
-        "InvalidTopicName",
+    0x12: (
         errors.InvalidTopicName,
         "Use 1 to 255 bytes of letters, digits and hyphens.",
     ),
-    (
-        "TopicDeleted",
+    0x13: (
         errors.TopicDeleted,
         "Look the topic up again by name; it may have been created anew.",
     ),
-    (
-        "NotLeader",
+    0x20: (
         errors.NotLeader,
         "Connect to the leader named in details.leader_addr.",
     ),
-    (
-        "QuorumNotReached",
+    0x21: (
         errors.QuorumNotReached,
         "Try again; check that most nodes of the cluster are up.",
     ),
-    (
-        "LeaderUnknown",
+    0x22: (
         errors.LeaderUnknown,
         "Try again after the cluster has elected a leader.",
     ),
-    (
-        "ClusterNotReady",
+    0x23: (
         errors.ClusterNotReady,
         "Try again when the cluster has started.",
     ),
-    (
-        "RateLimited",
+    0x30: (
         errors.RateLimited,
         "Wait for details.retry_after_ms, then go on more slowly.",
     ),
-    (
-        "Backpressure",
+    0x31: (
         errors.Backpressure,
         "Send more slowly until acknowledgements come again.",
     ),
-    (
-        "ConnectionLimit",
+    0x32: (
         errors.ConnectionLimit,
         "Use fewer connections or raise the server's limit.",
     ),
-    (
-        "AuthenticationRequired",
+    0x40: (
         errors.AuthenticationRequired,
         "Set a token or a client certificate.",
     ),
-    (
-        "AuthenticationFailed",
+    0x41: (
         errors.AuthenticationFailed,
         "Check the token or the client certificate.",
     ),
-    (
-        "AccessDenied",
+    0x42: (
         errors.AccessDenied,
         "Have the client's name added to the topic's allow-list.",
     ),
-    (
-        "InvalidOffset",
+    0x50: (
         errors.InvalidOffset,
         "Read from an offset that an earlier read returned.",
     ),
-    (
-        "OffsetOutOfRange",
+    0x51: (
         errors.OffsetOutOfRange,
         "Use an offset that is not behind the log's end.",
     ),
-    (
-        "ConsumerNotFound",
+    0x52: (
         errors.ConsumerNotFound,
         "Subscribe or join the group again.",
     ),
-    (
-        "InternalError",
+    0x60: (
         errors.InternalError,
         "Look into the server's log for the reason.",
     ),
-    (
-        "StorageError",
+    0x61: (
         errors.StorageError,
         "Check the server's disk: free space, permissions, and its log.",
     ),
-    (
-        "TimeoutError",
+    0x62: (
         errors.OperationTimeout,
         "Try again, or allow the request more time.",
     ),
-    (
-        "StageNotFound",
+    0x70: (
         errors.StageNotFound,
         "Run the job again: its stage was committed, aborted or never opened.",
     ),
-    (
-        "StageExpired",
+    0x71: (
         errors.StageExpiredError,
         "Run the job again, or let stages live longer on the server.",
     ),
-    (
-        "StageMismatch",
+    0x72: (
         errors.StageMismatchError,
         "Run the job again: the server holds other data than the tasks wrote.",
     ),
-    (
-        "CommitConflict",
+    0x73: (
         errors.CommitConflictError,
         "Give each target its own writer id, and each commit its own sequence.",
     ),
-    (
-        "CommitUnknown",
+    0x74: (
         errors.CommitUnknownError,
         "Start the broker again, then commit again with the same writer and sequence.",
     ),
-)
+}
+# Names of the specification that are not those of the classes.
+_NAMES = {
+    0x62: "TimeoutError",
+    0x71: "StageExpired",
+    0x72: "StageMismatch",
+    0x73: "CommitConflict",
+    0x74: "CommitUnknown",
+}
 
 ERROR_CODES: Mapping[int, ErrorCode] = {
-    row[1].code: ErrorCode(row[1].code, *row) for row in _ROWS
+    code: ErrorCode(code, _NAMES.get(code, kind.__name__), kind, remedy)
+    for code, (kind, remedy) in _ROWS.items()
 }
+_CODES = {row.exception: row.code for row in ERROR_CODES.values()}
+_UNKNOWN = _CODES[errors.UnknownError]
+
+
+def code_of(error: BrokerError | type[BrokerError]) -> int:
+    """Return the number that LWP has for an error; 0x01 if it has none."""
+    kind = error if isinstance(error, type) else type(error)
+    return _CODES.get(kind, _UNKNOWN)
+
 
 # What the server in the field says, and the code that LWP has for it.
 _PHRASES: tuple[tuple[re.Pattern[str], int], ...] = tuple(
@@ -235,7 +223,6 @@ class ErrorResponse(Message):
     """A refusal; `to_exception` makes it something to raise."""
 
     COMMAND = Command.ERROR_RESPONSE
-    NAME = "error response"
 
     code: int
     message: str
@@ -283,12 +270,12 @@ class ErrorResponse(Message):
         for pattern, code in _PHRASES:
             if match := pattern.match(text):
                 return cls(code, text, match.groupdict())
-        return cls(errors.UnknownError.code, text)
+        return cls(_UNKNOWN, text)
 
     @classmethod
     def from_exception(cls, error: BrokerError) -> ErrorResponse:
         """Make the response that tells a peer of an error."""
-        return cls(error.code, error.message, error.details)
+        return cls(code_of(error), error.message, error.details)
 
     def to_exception(self) -> BrokerError:
         """Make the exception; an unknown code is a plain BrokerError."""

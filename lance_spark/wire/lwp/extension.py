@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from lance_spark.model import Location
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import (
+from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,
     U32,
     U64,
     Choice,
-    Group,
+    Command,
+    Composite,
     Items,
+    LayoutMessage,
 )
-from lance_spark.wire.lwp.message import LayoutMessage
 
 # Stage ids share the frame's topic id field with topics; the top bit tells them apart.
 STAGE_ID_MIN = 0x8000_0000
@@ -68,7 +68,6 @@ class Locate(LayoutMessage):
     """Ask for a record boundary."""
 
     COMMAND = Command.LOCATE
-    NAME = "locate"
     LAYOUT = (U32, Choice(LocateKind), U64)
 
     topic_id: int
@@ -81,7 +80,6 @@ class LocateResponse(LayoutMessage):
     """The boundary that was asked for; the append time is 0 at the log's end."""
 
     COMMAND = Command.LOCATE_RESPONSE
-    NAME = "locate response"
     LAYOUT = (U64, U64, U64)
 
     offset: int
@@ -99,7 +97,6 @@ class OpenStage(LayoutMessage):
     """Open a stage for a topic that need not exist yet."""
 
     COMMAND = Command.OPEN_STAGE
-    NAME = "open stage"
     LAYOUT = (TEXT, TEXT, U64)
 
     topic: str
@@ -112,7 +109,6 @@ class StageOpened(LayoutMessage):
     """The stage's id, to be used as the topic id of ordinary ingests."""
 
     COMMAND = Command.STAGE_OPENED
-    NAME = "stage opened"
     LAYOUT = (U32,)
 
     stage_id: int
@@ -135,12 +131,13 @@ class CommitStages(LayoutMessage):
     """
 
     COMMAND = Command.COMMIT_STAGES
-    NAME = "commit stages"
     LAYOUT = (
         TEXT,
         U64,
         Items(TOPIC_NAME, LIST_LIMITS["CommitStages.overwrite"]),
-        Items(Group(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]),
+        Items(
+            Composite(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]
+        ),
     )
 
     writer_id: str
@@ -174,8 +171,7 @@ class StagesCommitted(LayoutMessage):
     """What became of a commit, and where its data is."""
 
     COMMAND = Command.STAGES_COMMITTED
-    NAME = "stages committed"
-    LAYOUT = (Choice(CommitStatus), Items(Group(TopicSpan, U32, TEXT, U64, U64)))
+    LAYOUT = (Choice(CommitStatus), Items(Composite(TopicSpan, U32, TEXT, U64, U64)))
 
     status: CommitStatus
     topics: tuple[TopicSpan, ...] = ()
@@ -186,7 +182,6 @@ class AbortStages(LayoutMessage):
     """Drop every stage of a job that was not committed."""
 
     COMMAND = Command.ABORT_STAGES
-    NAME = "abort stages"
     LAYOUT = (TEXT, U64)
 
     writer_id: str
@@ -198,7 +193,6 @@ class StagesAborted(LayoutMessage):
     """How many stages were dropped."""
 
     COMMAND = Command.STAGES_ABORTED
-    NAME = "stages aborted"
     LAYOUT = (U32,)
 
     dropped: int
@@ -212,7 +206,7 @@ class TopicPosition:
     offset: int
 
 
-_POSITIONS = Items(Group(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
+_POSITIONS = Items(Composite(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +214,6 @@ class Wait(LayoutMessage):
     """Wait until a topic has grown past its offset or the list of topics changed."""
 
     COMMAND = Command.WAIT
-    NAME = "wait"
     LAYOUT = (U64, _POSITIONS, U32)
 
     version: int
@@ -233,7 +226,6 @@ class WaitResponse(LayoutMessage):
     """The version of the list of topics, and where the topics asked for end now."""
 
     COMMAND = Command.WAIT_RESPONSE
-    NAME = "wait response"
     LAYOUT = (U64, _POSITIONS)
 
     version: int
@@ -253,7 +245,6 @@ class JoinGroup(LayoutMessage):
     """Join a consumer group; an empty member id asks the broker for one."""
 
     COMMAND = Command.JOIN_GROUP
-    NAME = "join group"
     LAYOUT = (
         TEXT,
         TEXT,
@@ -277,7 +268,7 @@ class AssignedTopic:
     name: str
 
 
-_ASSIGNMENT = Items(Group(AssignedTopic, U32, TEXT))
+_ASSIGNMENT = Items(Composite(AssignedTopic, U32, TEXT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +276,6 @@ class GroupJoined(LayoutMessage):
     """Who the member is and what it reads in this generation."""
 
     COMMAND = Command.GROUP_JOINED
-    NAME = "group joined"
     LAYOUT = (U64, TEXT, _ASSIGNMENT)
 
     generation: int
@@ -298,7 +288,6 @@ class GroupHeartbeat(LayoutMessage):
     """Say that a member is alive, and which generation it knows."""
 
     COMMAND = Command.GROUP_HEARTBEAT
-    NAME = "group heartbeat"
     LAYOUT = (TEXT, TEXT, U64)
 
     group: str
@@ -311,7 +300,6 @@ class GroupHeartbeatResponse(LayoutMessage):
     """The generation of now, and what the member reads in it."""
 
     COMMAND = Command.GROUP_HEARTBEAT_RESPONSE
-    NAME = "group heartbeat response"
     LAYOUT = (U64, _ASSIGNMENT)
 
     generation: int
@@ -323,7 +311,6 @@ class LeaveGroup(LayoutMessage):
     """Leave a group, so that its other members get the topics at once."""
 
     COMMAND = Command.LEAVE_GROUP
-    NAME = "leave group"
     LAYOUT = (TEXT, TEXT)
 
     group: str
@@ -335,5 +322,4 @@ class GroupLeft(LayoutMessage):
     """The member is gone."""
 
     COMMAND = Command.GROUP_LEFT
-    NAME = "group left"
     LAYOUT = ()

@@ -1,4 +1,4 @@
-"""Fetch and its answers: LWP §5.8, both forms of §5.9, and our options.
+"""Fetch and its answers: LWP §5.8, both forms of §5.9, and the extensions' options.
 
 The short request and response are what every server knows. The long request is an
 extension (docs/wire-extensions.md) and the only way to get the extended response. The
@@ -17,9 +17,14 @@ from enum import IntFlag
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer
-from lance_spark.wire.lwp.command import Command
-from lance_spark.wire.lwp.field import U64, PayloadReader, pack
-from lance_spark.wire.lwp.message import LayoutMessage, Message
+from lance_spark.wire.lwp.message import (
+    U64,
+    Command,
+    LayoutMessage,
+    Message,
+    PayloadReader,
+    pack,
+)
 
 # A Fetch from here is answered with the log's end and no data, by every server.
 OFFSET_MAX = 2**64 - 1
@@ -47,13 +52,13 @@ _FETCH_FLAGS_NONE = FetchFlags(0)
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Read bytes of a topic (LWP §5.8), with our options behind them if there are any.
+    """Read bytes of a topic (LWP §5.8), with the options of the
+    extensions behind them, if there are any.
 
     A server that does not know the options ignores what follows the first 16 bytes.
     """
 
     COMMAND = Command.FETCH
-    NAME = "fetch"
 
     topic_id: int
     start: int
@@ -70,14 +75,13 @@ class Fetch(Message):
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> Fetch:
-        """Read a payload of 16 or 24 bytes."""
         reader = PayloadReader(payload, cls.NAME)
         topic_id, start, max_bytes = reader.unpack(_FETCH)
         if not reader.remaining:
             return cls(topic_id, start, max_bytes)
         flags, max_wait_ms = reader.unpack(_FETCH_OPTIONS)
         reader.finish()
-        # A flag that we can't honour must not be passed over in silence.
+        # A flag that this side can't honour must not be passed over in silence.
         if flags & ~_FETCH_FLAGS_KNOWN:
             raise reader.error(f"unknown flags 0x{flags:X}")
         return cls(topic_id, start, max_bytes, FetchFlags(flags), max_wait_ms)
@@ -92,7 +96,6 @@ class FetchResponse(Message):
     """
 
     COMMAND = Command.FETCH_RESPONSE
-    NAME = "fetch response"
 
     next_offset: int
     record_count: int
@@ -180,7 +183,6 @@ class CatchingUp(LayoutMessage):
     """A server in the field was asked for an offset behind its log's end."""
 
     COMMAND = Command.CATCHING_UP
-    NAME = "catching up"
     LAYOUT = (U64,)
 
     end: int

@@ -1,7 +1,6 @@
-"""The LWP frame: its 44-byte header, its flags, its types, and how to write one.
+"""The LWP frame: its 44-byte header, its checksums, reading and writing frames.
 
-Reading a stream of frames is in `parser`; what a payload means is in `control`,
-`extension`, `error` and `record`.
+What a payload means is in the modules of messages and in `tlv`.
 
     byte  0        4   5   6      8           12        20
           +--------+---+---+------+-----------+---------+--------------+
@@ -14,24 +13,79 @@ Reading a stream of frames is in `parser`; what a payload means is in `control`,
 
 All integers are little-endian. The header CRC covers bytes 0 to 7 only (LWP §9.3), so
 lengths and ids are unprotected and have to be checked as foreign input.
+
+LWP §9 asks for CRC32C. The Rust server and both of its clients compute the IEEE CRC-32
+instead, for headers and payloads alike, so every encoder and the parser take the
+algorithm as a value.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 from functools import cache
 from typing import NamedTuple
 
-from lance_spark.errors import LocalProtocolError, RemoteProtocolError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX, Buffer
-from lance_spark.wire.lwp.checksum import (
-    PROTECTED_BYTES,
-    Checksum,
-    identify_checksum,
-)
+import crc32c
+
+from lance_spark.errors import LocalProtocolError, OptionError, RemoteProtocolError
+from lance_spark.model import Buffer
+from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
+from lance_spark.wire.lwp.record import RECORD_VALUE_BYTES_MAX
+
+# The header CRC covers bytes 0 to 7 and is stored in bytes 8 to 11 (LWP §9.3).
+PROTECTED_BYTES = 8
+_HEADER_CRC = struct.Struct("<I")
+
+
+class Checksum(Enum):
+    """A checksum algorithm of 32 bits."""
+
+    CRC32C = "crc32c"
+    CRC32 = "crc32"
+
+    def update(self, data: Buffer, value: int = 0) -> int:
+        """Return the checksum of `data`, continued from the checksum `value`."""
+        if self is Checksum.CRC32C:
+            return crc32c.crc32c(data, value)
+        return zlib.crc32(data, value)
+
+
+def identify_checksum(header: Buffer) -> Checksum | None:
+    """Tell the algorithm from the first 12 bytes of a header.
+
+    For the 128 flag bytes that LWP allows the two algorithms never agree, so that one
+    header decides.
+
+    Returns:
+        The algorithm, or None if the header's CRC is neither.
+    """
+    view = memoryview(header)
+    (stored,) = _HEADER_CRC.unpack_from(view, PROTECTED_BYTES)
+    for checksum in Checksum:
+        if checksum.update(view[:PROTECTED_BYTES]) == stored:
+            return checksum
+    return None
+
+
+def parse_checksum(text: str) -> Checksum | None:
+    """Read a setting: `crc32c`, `crc32`, or `auto`, which gives None.
+
+    Raises:
+        OptionError: for anything else.
+    """
+    if text == "auto":
+        return None
+    try:
+        return Checksum(text)
+    except ValueError:
+        raise OptionError(
+            f"checksum {text!r} is unknown; use crc32c, crc32 or auto"
+        ) from None
+
 
 MAGIC = b"LANC"
 VERSION = 1
@@ -49,8 +103,6 @@ _FIELDS = struct.Struct("<QQIIII")
 _PREFIX_BYTES = _PROTECTED.size + _HEADER_CRC.size
 assert _PROTECTED.size == PROTECTED_BYTES
 assert _PREFIX_BYTES + _FIELDS.size == HEADER_BYTES
-
-EMPTY = memoryview(b"")
 
 
 class FrameFlags(IntFlag):
@@ -215,6 +267,55 @@ def _diagnose(view: memoryview, checksum: Checksum | None) -> RemoteProtocolErro
     if reserved:
         return RemoteProtocolError(f"reserved bytes are 0x{reserved:04X}, not zero")
     return RemoteProtocolError(f"reserved flag bit set in 0x{flags:02X}")
+
+
+class FrameParser(Assembler[Header, Frame]):
+    """Parse the frames of one direction of one connection.
+
+    Args:
+        checksum: the peer's algorithm, or None to learn it from the first header and
+            hold the peer to it.
+        payload_bytes_max: the largest payload to accept; `allow` changes it.
+        payload_bytes_first: how much of a payload's buffer is made at once, before
+            any of it has come.
+    """
+
+    def __init__(
+        self,
+        *,
+        checksum: Checksum | None = Checksum.CRC32C,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        payload_bytes_first: int = PAYLOAD_BYTES_FIRST,
+    ) -> None:
+        super().__init__(
+            header_bytes=HEADER_BYTES,
+            payload_bytes_max=payload_bytes_max,
+            payload_bytes_first=payload_bytes_first,
+        )
+        self._checksum = checksum
+
+    @property
+    def checksum(self) -> Checksum | None:
+        """The algorithm in use; None as long as it is not known."""
+        return self._checksum
+
+    def _read_header(self, view: memoryview) -> tuple[Header, int]:
+        header, self._checksum = decode_header(view, self._checksum)
+        return header, header.payload_length
+
+    def _finish_frame(self, header: Header, payload: memoryview) -> Frame:
+        assert self._checksum is not None
+        if self._checksum.update(payload) != header.payload_crc:
+            raise RemoteProtocolError(f"payload CRC mismatch ({self._checksum.value})")
+        return Frame(
+            header.flags,
+            header.batch_id,
+            header.timestamp_ns,
+            header.record_count,
+            header.topic_id,
+            payload,
+            header.payload_crc,
+        )
 
 
 def encode_header(

@@ -1,7 +1,8 @@
-"""One TLV record at a time, for people, tools and tests (LWP §8).
+"""Types and limits of LWP's records, and one record at a time (LWP §8).
 
-The hot path is in `columnar`, which turns whole buffers into Arrow and back without an
-object per record. What is malformed there is malformed here, and the other way round.
+An object per record is for people, tools and tests. `tlv` has the hot path, which reads
+and writes whole buffers. What is malformed there is malformed here, and the other way
+round.
 
     type u8 | length u32 | value
     0x10 value:  key length u16 | key | data
@@ -14,14 +15,32 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from lance_spark.errors import LocalProtocolError, RecordError
-from lance_spark.model import (
-    RECORD_HEADER_BYTES,
-    RECORD_VALUE_BYTES_MAX,
-    Buffer,
-    RecordType,
-)
+from lance_spark.model import Buffer
+
+# LWP §8.7. The header of a record (type and length) is not part of this limit.
+RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024
+RECORD_HEADER_BYTES = 5
+TIMESTAMP_BYTES = 8
+KEY_LENGTH_BYTES = 2
+KEY_BYTES_MAX = 2**16 - 1
+
+
+class RecordType(IntEnum):
+    """TLV record types of LWP §8.2; 0x80 to 0xFE belong to applications."""
+
+    RAW = 0x01
+    JSON = 0x02
+    MESSAGE_PACK = 0x03
+    PROTOBUF = 0x04
+    AVRO = 0x05
+    KEY_VALUE = 0x10
+    TIMESTAMPED = 0x11
+    KEY_TIMESTAMPED = 0x12
+    NULL = 0xFF
+
 
 _HEADER = struct.Struct("<BI")
 _TIMESTAMP = struct.Struct("<Q")

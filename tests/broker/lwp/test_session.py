@@ -33,8 +33,13 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import SocketStream
 from lance_spark.store import Store
 from lance_spark.wire import lwp as wire
-from lance_spark.wire.lwp import AssignmentStrategy, Checksum, FrameFlags, FrameType
-from lance_spark.wire.lwp.parser import PAYLOAD_BYTES_FIRST
+from lance_spark.wire.lwp import (
+    PAYLOAD_BYTES_FIRST,
+    AssignmentStrategy,
+    Checksum,
+    FrameFlags,
+    FrameType,
+)
 from tests.broker.kit import (
     Client,
     Dial,

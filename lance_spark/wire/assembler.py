@@ -1,13 +1,14 @@
 """From a stream of bytes to frames, in whatever pieces the bytes come.
 
-Everything that decides whether a stream is still LWP lives here. No socket: the caller
-brings the bytes, either by value,
+A protocol says how long its header is, how to read one, and what to make of a header
+and its payload; everything else is here: where bytes go, how buffers grow, what a peer
+may announce. No socket: the caller brings the bytes, either by value,
 
-    parser.receive_data(data)
+    assembler.receive_data(data)
 
 or without a copy, by letting the kernel write where the bytes will stay:
 
-    parser.bytes_written(sock.recv_into(parser.buffer_for_read()))
+    assembler.bytes_written(sock.recv_into(assembler.buffer_for_read()))
 
 and takes what became of them out with `next_frame` or `frames`.
 
@@ -17,27 +18,29 @@ again where a view was handed out, so that views stay valid; it lives for as lon
 the last of them. A payload that the block holds only in part moves to a buffer of its
 own, and the rest is read straight into that, never beyond the frame's end.
 
-What a peer can make us allocate. A header alone may announce 16 MiB. The payload's
-buffer starts at `payload_bytes_first` and grows fourfold each time the peer has filled
-it: beyond the first buffer a peer that dribbles holds at most four times of what it
-really sent, and an honest one costs at most a third of a copy. The memory is not
-zeroed, so what was not yet received is not even resident. `payload_bytes_next` lets a
-server with a memory budget stop reading before that happens.
+What a peer can make this side allocate. A header alone may announce 16 MiB. The
+payload's buffer starts at `payload_bytes_first` and grows fourfold each time the peer
+has filled it: beyond the first buffer a peer that dribbles holds at most four times of
+what it really sent, and an honest one costs at most a third of a copy. The memory is
+not zeroed, so what was not yet received is not even resident. `payload_bytes_next` lets
+a server with a memory budget stop reading before that happens.
 
 A buffer beyond the first one is mapped by itself and so given back to the system when
 its last view goes. From the allocator it would stay with the thread that freed it, and
 with it a multiple of what a server has allowed for.
 
-After an error the frames before it are still handed out, then the error is raised for
-ever: inside a byte stream there is no place to start again.
+After an error the frames before it are still handed out, then the error is raised every
+time: inside a byte stream there is no place to start again.
 """
 
 from __future__ import annotations
 
 import mmap
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from copy import copy
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -47,15 +50,6 @@ from lance_spark.errors import (
     RemoteProtocolError,
 )
 from lance_spark.model import Buffer
-from lance_spark.wire.lwp.checksum import Checksum
-from lance_spark.wire.lwp.frame import (
-    EMPTY,
-    HEADER_BYTES,
-    PAYLOAD_BYTES_MAX,
-    Frame,
-    Header,
-    decode_header,
-)
 
 # LWP §13.1 names 64 KiB as the smallest sensible read; idle connections hold one each.
 BLOCK_BYTES = 64 * 1024
@@ -65,13 +59,17 @@ _ROOM_BYTES_MIN = 4 * 1024
 PAYLOAD_BYTES_FIRST = 1024 * 1024 + 64 * 1024
 _PAYLOAD_GROWTH = 4
 
+EMPTY = memoryview(b"")
 
-class FrameParser:
-    """Parse the frames of one direction of one connection.
+HeaderT = TypeVar("HeaderT")
+FrameT = TypeVar("FrameT")
+
+
+class Assembler(ABC, Generic[HeaderT, FrameT]):
+    """Assemble the frames of one direction of one connection.
 
     Args:
-        checksum: the peer's algorithm, or None to learn it from the first header and
-            hold the peer to it.
+        header_bytes: how many bytes a header has.
         payload_bytes_max: the largest payload to accept; `allow` changes it.
         payload_bytes_first: how much of a payload's buffer is made at once, before
             any of it has come.
@@ -80,18 +78,19 @@ class FrameParser:
     def __init__(
         self,
         *,
-        checksum: Checksum | None = Checksum.CRC32C,
-        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        header_bytes: int,
+        payload_bytes_max: int,
         payload_bytes_first: int = PAYLOAD_BYTES_FIRST,
     ) -> None:
-        self._checksum = checksum
+        assert 0 < header_bytes <= _ROOM_BYTES_MIN
+        self._header_bytes = header_bytes
         self._payload_bytes_first = payload_bytes_first
         self._payload_bytes_max = payload_bytes_max
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[FrameT] = deque()
         self._error: RemoteProtocolError | None = None
-        self._refused: Header | None = None
+        self._refused: HeaderT | None = None
         # A header over the limit behind frames that were not handed out yet.
-        self._put_off: Header | None = None
+        self._put_off: tuple[HeaderT, int] | None = None
         # Position in the stream of the first byte that belongs to no finished frame.
         self._position = 0
         # The block; [_start, _end) is received and not yet parsed.
@@ -100,16 +99,35 @@ class FrameParser:
         self._end = 0
         self._block_shared = False
         # The payload that has a buffer of its own, if one is under way.
-        self._header: Header | None = None
+        self._header: HeaderT | None = None
         self._payload = EMPTY
+        self._payload_length = 0
         self._payload_filled = 0
         # Size of the view that the caller is filling.
         self._room = 0
 
-    @property
-    def checksum(self) -> Checksum | None:
-        """The algorithm in use; None as long as it is not known."""
-        return self._checksum
+    # What a protocol says.
+
+    @abstractmethod
+    def _read_header(self, view: memoryview) -> tuple[HeaderT, int]:
+        """Read a header, of which all bytes are there.
+
+        Returns:
+            The header, and how long its payload is.
+
+        Raises:
+            RemoteProtocolError: it is not one; the position is added here.
+        """
+
+    @abstractmethod
+    def _finish_frame(self, header: HeaderT, payload: memoryview) -> FrameT:
+        """Make a frame of a header and its whole payload, a read-only view.
+
+        Raises:
+            RemoteProtocolError: they do not fit together; the position is added here.
+        """
+
+    # What the caller may ask.
 
     @property
     def error(self) -> RemoteProtocolError | None:
@@ -117,16 +135,14 @@ class FrameParser:
         return self._error
 
     @property
-    def refused(self) -> Header | None:
+    def refused(self) -> HeaderT | None:
         """The header whose payload was over the limit, for the answer to it."""
         return self._refused
 
     @property
     def payload_missing(self) -> int:
         """How many bytes of the present frame's payload are still to come."""
-        if self._header is None:
-            return 0
-        return self._header.payload_length - self._payload_filled
+        return self._payload_length - self._payload_filled
 
     @property
     def payload_bytes_next(self) -> int:
@@ -134,11 +150,9 @@ class FrameParser:
 
         A server with a memory budget asks before `buffer_for_read` takes the memory.
         """
-        if self._header is None:
-            return 0
         size = len(self._payload)
         if self._payload_filled == size:
-            size = min(self._header.payload_length, size * _PAYLOAD_GROWTH)
+            size = min(self._payload_length, size * _PAYLOAD_GROWTH)
         return size
 
     def allow(self, payload_bytes_max: int) -> None:
@@ -176,10 +190,8 @@ class FrameParser:
         """
         self._decide()
         self._check()
-        if self._header is not None:
-            view = self._payload_room(self._header)
-        else:
-            view = self._block_room()
+        is_payload = self._header is not None
+        view = self._payload_room() if is_payload else self._block_room()
         self._room = len(view)
         return view
 
@@ -194,14 +206,17 @@ class FrameParser:
         self._room = 0
         if self._header is not None:
             self._payload_filled += size
-            self._finish_payload(self._header)
+            if self._payload_filled == self._payload_length:
+                header, payload = self._header, self._payload
+                self._drop_payload()
+                self._hand_out(header, payload)
         else:
             self._end += size
             self._parse_block()
 
     # Frames out.
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> FrameT | None:
         """Return the next frame, or None until more bytes have come.
 
         Raises:
@@ -215,23 +230,28 @@ class FrameParser:
         self._check()
         return None
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[FrameT]:
         """Iterate over the frames that are there; ends and raises as `next_frame`."""
         while (frame := self.next_frame()) is not None:
             yield frame
 
     def _check(self) -> None:
         if self._error is not None:
-            # A copy: the traceback would hold whoever holds this parser, and that is a
-            # cycle, in which payloads wait for the garbage collector.
+            # A copy: its traceback would hold the caller, and so this assembler. In
+            # such a cycle, payloads wait for the garbage collector.
             raise copy(self._error)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._error = error
         self._put_off = None
         # A broken connection may linger while its answer drains; hold nothing for it.
+        self._drop_payload()
+        self._block = EMPTY
+
+    def _drop_payload(self) -> None:
         self._header = None
-        self._payload = self._block = EMPTY
+        self._payload = EMPTY
+        self._payload_length = self._payload_filled = 0
 
     def _block_room(self) -> memoryview:
         if self._start == self._end and not self._block_shared:
@@ -246,7 +266,7 @@ class FrameParser:
             self._start, self._end = 0, len(rest)
         return self._block[self._end :]
 
-    def _payload_room(self, header: Header) -> memoryview:
+    def _payload_room(self) -> memoryview:
         if self._payload_filled == len(self._payload):
             grown = _map(self.payload_bytes_next)
             grown[: self._payload_filled] = self._payload
@@ -254,82 +274,58 @@ class FrameParser:
         return self._payload[self._payload_filled :]
 
     def _parse_block(self) -> None:
-        while self._error is None and self._end - self._start >= HEADER_BYTES:
-            header = self._parse_header(self._block[self._start :])
-            if header is None:
+        while self._error is None and self._end - self._start >= self._header_bytes:
+            try:
+                header, length = self._read_header(self._block[self._start :])
+            except RemoteProtocolError as error:
+                self._fail(RemoteProtocolError(error.reason, self._position))
                 return
-            start = self._start + HEADER_BYTES
-            end = start + header.payload_length
+            if length > self._payload_bytes_max:
+                if self._frames:
+                    # What these lead to may be that larger payloads are allowed.
+                    self._put_off = header, length
+                else:
+                    self._refuse(header, length)
+                return
+            start = self._start + self._header_bytes
+            end = start + length
             if end > self._end:
-                self._start_payload(header, self._block[start : self._end])
+                self._start_payload(header, length, self._block[start : self._end])
                 self._start = self._end
                 return
             self._start = end
             if end == start:
                 # Not a view of the block, which an empty payload would keep alive.
-                self._finish_frame(header, EMPTY)
+                self._hand_out(header, EMPTY)
             else:
                 self._block_shared = True
-                self._finish_frame(header, self._block[start:end])
-
-    def _parse_header(self, view: memoryview) -> Header | None:
-        try:
-            header, self._checksum = decode_header(view, self._checksum)
-        except RemoteProtocolError as error:
-            self._fail(RemoteProtocolError(error.reason, self._position))
-            return None
-        if header.payload_length > self._payload_bytes_max:
-            if self._frames:
-                # What these lead to may be that larger payloads are allowed.
-                self._put_off = header
-            else:
-                self._refuse(header)
-            return None
-        return header
+                self._hand_out(header, self._block[start:end])
 
     def _decide(self) -> None:
         """Refuse what was put off: behind it there is no place for more bytes."""
         if self._put_off is not None:
-            self._refuse(self._put_off)
+            self._refuse(*self._put_off)
 
-    def _refuse(self, header: Header) -> None:
+    def _refuse(self, header: HeaderT, length: int) -> None:
         self._refused = header
-        size, limit = header.payload_length, self._payload_bytes_max
-        self._fail(PayloadOverLimit("payload", size, limit))
+        self._fail(PayloadOverLimit("payload", length, self._payload_bytes_max))
 
-    def _start_payload(self, header: Header, part: memoryview) -> None:
-        self._header = header
-        size = min(header.payload_length, self._payload_bytes_first)
+    def _start_payload(self, header: HeaderT, length: int, part: memoryview) -> None:
+        self._header, self._payload_length = header, length
+        # What has come may be more than the first buffer was to hold.
+        size = max(len(part), min(length, self._payload_bytes_first))
         self._payload = _allocate(size)
         self._payload[: len(part)] = part
         self._payload_filled = len(part)
 
-    def _finish_payload(self, header: Header) -> None:
-        if self._payload_filled < header.payload_length:
+    def _hand_out(self, header: HeaderT, payload: memoryview) -> None:
+        try:
+            frame = self._finish_frame(header, payload.toreadonly())
+        except RemoteProtocolError as error:
+            self._fail(RemoteProtocolError(error.reason, self._position))
             return
-        payload = self._payload
-        self._header = None
-        self._payload = EMPTY
-        self._finish_frame(header, payload)
-
-    def _finish_frame(self, header: Header, payload: memoryview) -> None:
-        assert self._checksum is not None
-        if self._checksum.update(payload) != header.payload_crc:
-            reason = f"payload CRC mismatch ({self._checksum.value})"
-            self._fail(RemoteProtocolError(reason, self._position))
-            return
-        self._position += HEADER_BYTES + header.payload_length
-        self._frames.append(
-            Frame(
-                header.flags,
-                header.batch_id,
-                header.timestamp_ns,
-                header.record_count,
-                header.topic_id,
-                payload.toreadonly(),
-                header.payload_crc,
-            )
-        )
+        self._position += self._header_bytes + len(payload)
+        self._frames.append(frame)
 
 
 def _map(size: int) -> memoryview:

@@ -17,6 +17,7 @@ from lance_spark.errors import (
     PayloadOverLimit,
     RemoteProtocolError,
 )
+from lance_spark.wire.assembler import BLOCK_BYTES, Assembler
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Checksum,
@@ -29,7 +30,6 @@ from lance_spark.wire.lwp import (
     encode_ingest,
     encode_keepalive,
 )
-from lance_spark.wire.lwp.parser import BLOCK_BYTES
 from tests.wire.vectors import join, load, named, parse
 
 ALL_FRAMES = [bytes.fromhex(row["crc32c"]) for row in load("frames")]
@@ -341,3 +341,58 @@ def test_large_pages_are_not_everywhere(monkeypatch: pytest.MonkeyPatch) -> None
     frame = parser.next_frame()
     assert frame is not None
     assert frame.payload == bytes(5000)
+
+
+class Lines(Assembler[int, bytes]):
+    """The smallest protocol: a big-endian length, and that many bytes without a 0."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(header_bytes=4, **options)
+
+    def _read_header(self, view: memoryview) -> tuple[int, int]:
+        length = int.from_bytes(view[:4], "big", signed=True)
+        if length < 0:
+            raise RemoteProtocolError(f"a length of {length}")
+        return length, length
+
+    def _finish_frame(self, header: int, payload: memoryview) -> bytes:
+        assert len(payload) == header and payload.readonly
+        if 0 in payload:
+            raise RemoteProtocolError("a zero")
+        return bytes(payload)
+
+
+class TestAnotherProtocol:
+    FRAMES = (b"", b"a", b"x" * 200_000, b"b" * 70, b"")
+    STREAM = b"".join(len(frame).to_bytes(4, "big") + frame for frame in FRAMES)
+
+    @pytest.mark.parametrize("size", [3, 4, 5, 1000, 10**6])
+    def test_frames(self, size: int) -> None:
+        assembler = Lines(payload_bytes_max=10**6, payload_bytes_first=100)
+        found = []
+        for at in range(0, len(self.STREAM), size):
+            assembler.receive_data(self.STREAM[at : at + size])
+            found += assembler.frames()
+        assert found == list(self.FRAMES)
+
+    @pytest.mark.parametrize(
+        ("tail", "reason"),
+        [
+            (b"\xff\xff\xff\xff", "a length of -1 at byte 5"),
+            (b"\0\0\0\2a\0", "a zero at byte 5"),
+        ],
+    )
+    def test_errors_say_where(self, tail: bytes, reason: str) -> None:
+        assembler = Lines(payload_bytes_max=100)
+        assembler.receive_data(b"\0\0\0\1a" + tail + b"more")
+        assert assembler.next_frame() == b"a"
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError, match=reason):
+                assembler.next_frame()
+
+    def test_limit(self) -> None:
+        assembler = Lines(payload_bytes_max=100)
+        assembler.receive_data(b"\0\0\0\x65")
+        with pytest.raises(PayloadOverLimit):
+            assembler.next_frame()
+        assert assembler.refused == 101

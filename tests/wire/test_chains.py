@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_spark.columnar.chains import (
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
+from lance_spark.wire.lwp.chains import (
     BELIEVED_HOPS,
     BELIEVED_RATIO,
     find_meeting,
     follow_chains,
 )
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from tests.columnar.strategies import buffers, examples, record
 
 # Bytes that often look like a header, which random ones hardly ever do.

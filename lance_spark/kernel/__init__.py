@@ -1,0 +1,85 @@
+"""The few loops that look at single records: walks over bytes, and `weave`.
+
+Each exists twice: compiled in `_kernel.c`, which pip builds where it finds a compiler,
+and in Python in `twin`. This file chooses; both give the same answers for every input.
+A walk only says where records start and where it stopped: a protocol's own package says
+what they mean and why the walk stopped.
+
+A walk for another protocol is one function in `_kernel.c`, its twin, and one function
+here; `compiled` gives it room for its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark.kernel import twin
+from lance_spark.model import Buffer
+
+_compiled: ModuleType | None = None
+try:
+    from lance_spark.kernel import compiled
+
+    _compiled = compiled
+except ImportError:
+    pass  # pip found no compiler.
+
+# Whether the compiled functions were built.
+COMPILED = _compiled is not None
+# Where the functions below come from.
+_source: ModuleType = _compiled or twin
+
+# The data, where each span of it starts, and where it ends: (n,) int64 each.
+Part = tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]
+
+
+def walk_tlv(data: NDArray[np.uint8], length_max: int) -> tuple[NDArray[np.int64], int]:
+    """Follow a chain of LWP records (type u8, length u32, value).
+
+    Returns:
+        The start of every whole record up to the end of the data or the first header
+        that is not one of a whole record, and where the walk stopped.
+    """
+    found: tuple[NDArray[np.int64], int] = _source.walk_tlv(data, length_max)
+    return found
+
+
+def measure(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int32]
+) -> int:
+    """Find where spans end up that are laid one behind the other, as Arrow counts.
+
+    Args:
+        starts: where each span starts.
+        ends: where each span ends.
+        offsets: filled with 0 and the end of each span; one longer than the others.
+            Means nothing if the total is 2 GiB or more.
+
+    Returns:
+        How many bytes the spans have together.
+
+    Raises:
+        ValueError: a span ends before it starts, or the arrays do not fit together.
+    """
+    total: int = _source.measure(starts, ends, offsets)
+    return total
+
+
+def weave(out: Buffer, parts: Sequence[Part]) -> None:
+    """Fill a buffer with the first span of each part, then the second of each, …
+
+    Spans may come in any order and may overlap each other. The output must not overlap
+    the data.
+
+    Args:
+        out: writable, and exactly as large as all spans together.
+        parts: from 1 to 8, each with the same number of spans.
+
+    Raises:
+        ValueError: a span is outside of its data, or the spans do not fill the output.
+    """
+    _source.weave(out, tuple(parts))

@@ -1,0 +1,290 @@
+/* The compiled half of the kernel: walks over records, and `weave`.
+ *
+ * A walk says where records start and where it stopped; why it stopped is worked out by
+ * its caller, for the compiled walk and for its Python twin alike. `weave` lays spans of
+ * several buffers one behind the other. No NumPy headers: bytes and positions come in
+ * and go out through the buffer protocol.
+ *
+ * Buffers are measured while the GIL is held. Other threads may change their bytes while
+ * it is released, but not their sizes. So every length and position is read once and
+ * checked before it is used: no input, however wrong, reads or writes outside of them.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Below this a copy takes less time than giving up the GIL and getting it back. */
+#define UNLOCKED_BYTES_MIN (64 * 1024)
+
+static int
+is_aligned(const Py_buffer *buffer)
+{
+    return (uintptr_t)buffer->buf % sizeof(int64_t) == 0 &&
+           buffer->len % (Py_ssize_t)sizeof(int64_t) == 0;
+}
+
+/* TLV records of LWP §8.
+ *
+ *   0      1               5                5 + length
+ *   +------+---------------+----------------+
+ *   | type | length, u32le | value          | next record ...
+ *   +------+---------------+----------------+
+ */
+#define TLV_HEADER_BYTES 5
+
+static Py_ssize_t
+follow_tlv(const uint8_t *data, Py_ssize_t size, Py_ssize_t *position, int64_t *starts,
+           Py_ssize_t count, Py_ssize_t capacity, uint32_t length_max)
+{
+    Py_ssize_t at = *position;
+    while (count < capacity && size - at >= TLV_HEADER_BYTES) {
+        const uint8_t *header = data + at;
+        uint32_t length = (uint32_t)header[1] | (uint32_t)header[2] << 8 |
+                          (uint32_t)header[3] << 16 | (uint32_t)header[4] << 24;
+        if (header[0] == 0 || length > length_max ||
+            (Py_ssize_t)length > size - at - TLV_HEADER_BYTES)
+            break;
+        starts[count++] = at;
+        at += TLV_HEADER_BYTES + (Py_ssize_t)length;
+    }
+    *position = at;
+    return count;
+}
+
+PyDoc_STRVAR(follow_tlv_doc,
+"follow_tlv(data, position, starts, count, length_max) -> (position, count)\n--\n\n"
+"Append the starts of the whole records from `position` on to the int64 buffer\n"
+"`starts`, of which `count` entries are used, until it is full, the data ends or a\n"
+"header is not that of a whole record.");
+
+static PyObject *
+follow_tlv_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, starts;
+    Py_ssize_t position, count, capacity;
+    unsigned int length_max;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*nw*nI:follow_tlv", &data, &position, &starts, &count,
+                          &length_max))
+        return NULL;
+    capacity = starts.len / (Py_ssize_t)sizeof(int64_t);
+    if (position < 0 || position > data.len || count < 0 || count > capacity ||
+        !is_aligned(&starts) || length_max > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "follow_tlv: argument out of range");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        count = follow_tlv(data.buf, data.len, &position, starts.buf, count, capacity,
+                           length_max);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nn", position, count);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&starts);
+    return result;
+}
+
+PyDoc_STRVAR(measure_doc,
+"measure(starts, ends, offsets) -> total\n--\n\n"
+"Write the offsets of spans that are laid one behind the other to the int32 buffer\n"
+"`offsets`: 0, then the end of each. They mean nothing if the total is 2 GiB or more.\n"
+"Raises ValueError for a span that ends before it starts.");
+
+static PyObject *
+measure_py(PyObject *module, PyObject *args)
+{
+    Py_buffer starts, ends, offsets;
+    PyObject *result = NULL;
+    uint64_t total = 0;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*y*w*:measure", &starts, &ends, &offsets))
+        return NULL;
+    Py_ssize_t rows = starts.len / (Py_ssize_t)sizeof(int64_t), row = 0;
+    if (is_aligned(&starts) && is_aligned(&ends) && ends.len == starts.len &&
+        offsets.len == (rows + 1) * (Py_ssize_t)sizeof(int32_t) &&
+        (uintptr_t)offsets.buf % sizeof(int32_t) == 0) {
+        const int64_t *from = starts.buf, *to = ends.buf;
+        int32_t *out = offsets.buf;
+        Py_BEGIN_ALLOW_THREADS
+        *out = 0;
+        for (; row < rows && to[row] >= from[row]; row++) {
+            total += (uint64_t)to[row] - (uint64_t)from[row];
+            out[row + 1] = (int32_t)(uint32_t)total;
+        }
+        Py_END_ALLOW_THREADS
+        if (row == rows)
+            result = PyLong_FromUnsignedLongLong(total);
+    }
+    if (result == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "measure: argument out of range");
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&ends);
+    PyBuffer_Release(&offsets);
+    return result;
+}
+
+/* Prefix, key and value are three; nothing needs more than a few. */
+#define PARTS_MAX 8
+
+typedef struct {
+    Py_buffer data, starts, ends;
+} Part;
+
+/* Copy a span whose bounds were checked. Short ones are copied in whole steps, which is
+ * several times faster than a call of memcpy. What a step writes behind the span is still
+ * inside of the output, and the next span overwrites it. */
+#define STEP_BYTES 16
+#define STEPPED_BYTES_MAX 128
+
+static inline void
+copy_span(uint8_t *to, Py_ssize_t room, const uint8_t *from, Py_ssize_t there,
+          Py_ssize_t length)
+{
+    if (length <= STEPPED_BYTES_MAX && length + STEP_BYTES <= room &&
+        length + STEP_BYTES <= there) {
+        for (Py_ssize_t at = 0; at < length; at += STEP_BYTES)
+            memcpy(to + at, from + at, STEP_BYTES);
+    } else {
+        memcpy(to, from, (size_t)length);
+    }
+}
+
+/* Returns how many bytes were written, or -1 at a span that is outside of its data or
+ * does not fit into the output. */
+static Py_ssize_t
+weave(uint8_t *out, Py_ssize_t size, const Part *parts, Py_ssize_t count)
+{
+    Py_ssize_t rows = parts[0].starts.len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t at = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        for (Py_ssize_t i = 0; i < count; i++) {
+            int64_t start = ((const volatile int64_t *)parts[i].starts.buf)[row];
+            int64_t end = ((const volatile int64_t *)parts[i].ends.buf)[row];
+            if (start < 0 || end < start || end > parts[i].data.len ||
+                end - start > size - at)
+                return -1;
+            copy_span(out + at, size - at, (const uint8_t *)parts[i].data.buf + start,
+                      parts[i].data.len - (Py_ssize_t)start, (Py_ssize_t)(end - start));
+            at += (Py_ssize_t)(end - start);
+        }
+    }
+    return at;
+}
+
+static int
+overlaps(const Py_buffer *one, const Py_buffer *other)
+{
+    uintptr_t a = (uintptr_t)one->buf, b = (uintptr_t)other->buf;
+    return one->len > 0 && other->len > 0 && a < b + (uintptr_t)other->len &&
+           b < a + (uintptr_t)one->len;
+}
+
+static const char *
+find_fault(const Py_buffer *out, const Part *parts, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Part *part = &parts[i];
+        if (!is_aligned(&part->starts) || !is_aligned(&part->ends))
+            return "weave: positions are not an array of int64";
+        if (part->starts.len != parts[0].starts.len ||
+            part->ends.len != parts[0].starts.len)
+            return "weave: parts differ in their number of spans";
+        if (overlaps(out, &part->data) || overlaps(out, &part->starts) ||
+            overlaps(out, &part->ends))
+            return "weave: the output overlaps an input";
+    }
+    return NULL;
+}
+
+static int
+read_part(PyObject *item, Part *part)
+{
+    if (!PyTuple_Check(item)) {
+        PyErr_SetString(PyExc_TypeError, "weave: a part is (data, starts, ends)");
+        return 0;
+    }
+    return PyArg_ParseTuple(item, "y*y*y*:weave", &part->data, &part->starts,
+                            &part->ends);
+}
+
+PyDoc_STRVAR(weave_doc,
+"weave(out, parts)\n--\n\n"
+"Fill the writable buffer `out` with the first span of each part, then the second of\n"
+"each, and so on. A part is (data, starts, ends), with two int64 buffers of the same\n"
+"length; spans may come in any order and overlap each other. Raises ValueError for a\n"
+"span outside of its data, and if the spans have not exactly as many bytes as `out`.");
+
+static PyObject *
+weave_py(PyObject *module, PyObject *args)
+{
+    Py_buffer out;
+    PyObject *given, *result = NULL;
+    Part parts[PARTS_MAX];
+    Py_ssize_t count, read = 0, written;
+    const char *fault;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "w*O!:weave", &out, &PyTuple_Type, &given))
+        return NULL;
+    count = PyTuple_GET_SIZE(given);
+    if (count < 1 || count > PARTS_MAX) {
+        PyErr_SetString(PyExc_ValueError, "weave: 1 to 8 parts are needed");
+        goto done;
+    }
+    for (; read < count; read++)
+        if (!read_part(PyTuple_GET_ITEM(given, read), &parts[read]))
+            goto done;
+    fault = find_fault(&out, parts, count);
+    if (fault != NULL) {
+        PyErr_SetString(PyExc_ValueError, fault);
+        goto done;
+    }
+    if (out.len < UNLOCKED_BYTES_MIN) {
+        written = weave(out.buf, out.len, parts, count);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        written = weave(out.buf, out.len, parts, count);
+        Py_END_ALLOW_THREADS
+    }
+    if (written < 0)
+        PyErr_SetString(PyExc_ValueError, "weave: a span is out of range");
+    else if (written != out.len)
+        PyErr_SetString(PyExc_ValueError, "weave: the spans do not fill the output");
+    else
+        result = Py_NewRef(Py_None);
+done:
+    while (read-- > 0) {
+        PyBuffer_Release(&parts[read].data);
+        PyBuffer_Release(&parts[read].starts);
+        PyBuffer_Release(&parts[read].ends);
+    }
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
+    {"measure", measure_py, METH_VARARGS, measure_doc},
+    {"weave", weave_py, METH_VARARGS, weave_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_kernel",
+    .m_doc = "Walks over records, and spans laid one behind the other.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__kernel(void)
+{
+    return PyModuleDef_Init(&definition);
+}

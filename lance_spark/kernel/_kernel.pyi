@@ -1,0 +1,9 @@
+"""Types of the compiled functions, which `_kernel.c` documents."""
+
+from lance_spark.model import Buffer
+
+def follow_tlv(
+    data: Buffer, position: int, starts: Buffer, count: int, length_max: int
+) -> tuple[int, int]: ...
+def measure(starts: Buffer, ends: Buffer, offsets: Buffer) -> int: ...
+def weave(out: Buffer, parts: tuple[tuple[Buffer, Buffer, Buffer], ...]) -> None: ...

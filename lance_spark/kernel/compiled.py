@@ -1,0 +1,43 @@
+"""The compiled functions in the shape of their twins. Importing it needs the build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark.kernel._kernel import follow_tlv, measure, weave
+from lance_spark.model import Buffer
+
+__all__ = ["measure", "walk_tlv", "weave"]
+
+# First guess of a walk's output: a record per this many bytes.
+_GUESS_BYTES = 64
+
+_Follow = Callable[[Buffer, int, Buffer, int, int], tuple[int, int]]
+
+
+def walk_tlv(data: NDArray[np.uint8], length_max: int) -> tuple[NDArray[np.int64], int]:
+    """Do what `kernel.walk_tlv` says."""
+    return _collect(follow_tlv, data, length_max)
+
+
+def _collect(
+    follow: _Follow, data: NDArray[np.uint8], length_max: int
+) -> tuple[NDArray[np.int64], int]:
+    """Give a walk as much room for its positions as it turns out to need."""
+    starts = np.empty(len(data) // _GUESS_BYTES + 16, np.int64)
+    position = count = 0
+    while True:
+        position, count = follow(data, position, starts, count, length_max)
+        if count < len(starts):
+            break
+        # As many as there will be if the rest is like what was seen, and some more.
+        expected = count * len(data) // max(position, 1)
+        more = np.empty(max(expected + expected // 8, count + count // 2), np.int64)
+        more[:count] = starts
+        starts = more
+    # A view would keep the unused rest of a wrong guess alive.
+    found = starts[:count]
+    return found if 2 * count > len(starts) else found.copy(), position

@@ -1,0 +1,190 @@
+"""The functions of the kernel in Python, for where pip could not compile it."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_spark.model import Buffer
+
+_Bytes = NDArray[np.uint8]
+_Positions = NDArray[np.int64]
+_Part = tuple[Buffer, _Positions, _Positions]
+
+_TLV_LENGTH = struct.Struct("<xI")
+_TLV_HEADER_BYTES = 5
+
+# The walk steps in Python for some records, then checks them in bulk and looks for a
+# run of equal lengths. Few at first, so that a run is found early; then more, so that
+# the checks cost little; never too many, as steps behind a fault are wasted.
+_STEP_RECORDS_MIN = 64
+_STEP_RECORDS_MAX = 4096
+# A run is tested in windows that grow, so that a short one costs little.
+_RUN_RECORDS_MIN = 512
+_RUN_RECORDS_MAX = 1 << 18
+
+# Rows that are larger on average are copied one by one: Arrow, which is faster with
+# small ones, copies everything twice.
+_SLICED_BYTES_MIN = 4096
+
+
+def walk_tlv(data: _Bytes, length_max: int) -> tuple[_Positions, int]:
+    """Do what `kernel.walk_tlv` says."""
+    parts: list[_Positions] = []
+    position, limit = 0, _STEP_RECORDS_MIN
+    while True:
+        starts, end = _step(data, position, limit, length_max)
+        parts.append(starts)
+        position = end
+        if len(starts) < limit:
+            return np.concatenate(parts), position
+        limit = min(2 * limit, _STEP_RECORDS_MAX)
+        stride = end - int(starts[-1])
+        if starts[-1] - starts[-3] == 2 * stride:
+            run = _count_run(data, position, stride)
+            parts.append(np.arange(position, position + run * stride, stride))
+            position += run * stride
+            limit = _STEP_RECORDS_MIN
+
+
+def _step(
+    data: _Bytes, position: int, limit: int, length_max: int
+) -> tuple[_Positions, int]:
+    """Follow the lengths of up to `limit` records, then keep the good ones.
+
+    Returns their starts, fewer than `limit` where the chain ends, and their end.
+    """
+    view = data.data
+    unpack = _TLV_LENGTH.unpack_from
+    lengths = array("I")
+    append = lengths.append
+    at = position
+    # The end of the data is met once, so an exception is cheaper than a test per step.
+    with suppress(struct.error):
+        for _ in range(limit):
+            (length,) = unpack(view, at)
+            append(length)
+            at += length + _TLV_HEADER_BYTES
+    sizes = np.frombuffer(lengths, np.uintc).astype(np.int64) + _TLV_HEADER_BYTES
+    ends = position + np.cumsum(sizes)
+    starts = ends - sizes
+    good = (
+        (ends <= len(data))
+        & (sizes <= _TLV_HEADER_BYTES + length_max)
+        & (data[starts] != 0)
+    )
+    if not good.all():
+        starts = starts[: good.argmin()]
+    return starts, int(ends[len(starts) - 1]) if len(starts) else position
+
+
+def _count_run(data: _Bytes, position: int, stride: int) -> int:
+    """Count the records from a position on that all have the same length.
+
+    Each header is looked at where the one before it says, so the count is certain.
+    """
+    most = (len(data) - position) // stride
+    length = stride - _TLV_HEADER_BYTES
+    count, window = 0, _RUN_RECORDS_MIN
+    while count < most:
+        shape, at = min(window, most - count), position + count * stride
+        types = np.ndarray(shape, np.uint8, data, at, (stride,))
+        lengths = np.ndarray(shape, "<u4", data, at + 1, (stride,))
+        good = (types != 0) & (lengths == length)
+        if not good.all():
+            return count + int(good.argmin())
+        count += shape
+        window = min(4 * window, _RUN_RECORDS_MAX)
+    return count
+
+
+def measure(starts: _Positions, ends: _Positions, offsets: NDArray[np.int32]) -> int:
+    """Do what `kernel.measure` says."""
+    fits = len(starts) == len(ends) == len(offsets) - 1
+    if not fits or (ends < starts).any():
+        raise ValueError("measure: argument out of range")
+    lengths = ends - starts
+    offsets[0] = 0
+    np.cumsum(lengths, out=offsets[1:])
+    return int(lengths.sum())
+
+
+def weave(out: Buffer, parts: tuple[_Part, ...]) -> None:
+    """Do what `kernel.weave` says."""
+    target = np.frombuffer(out, np.uint8)
+    if not target.flags.writeable:
+        raise TypeError("weave: the output is read-only")
+    if not 1 <= len(parts) <= 8:
+        raise ValueError("weave: 1 to 8 parts are needed")
+    if any(len(starts) != len(ends) for _, starts, ends in parts) or (
+        len({len(starts) for _, starts, _ in parts}) > 1
+    ):
+        raise ValueError("weave: parts differ in their number of spans")
+    views = [np.frombuffer(data, np.uint8) for data, _, _ in parts]
+    for view, (_, starts, ends) in zip(views, parts, strict=True):
+        if np.may_share_memory(target, view):
+            raise ValueError("weave: the output overlaps an input")
+        if ((starts < 0) | (ends < starts) | (ends > len(view))).any():
+            raise ValueError("weave: a span is out of range")
+    total = sum(int((ends - starts).sum()) for _, starts, ends in parts)
+    if total > len(target):
+        raise ValueError("weave: a span is out of range")
+    if total < len(target):
+        raise ValueError("weave: the spans do not fill the output")
+    rows = len(parts[0][1])
+    if total >= rows * _SLICED_BYTES_MIN:
+        _copy_slices(target, views, parts)
+    else:
+        _take(target, views, parts, rows)
+
+
+def _copy_slices(target: _Bytes, views: list[_Bytes], parts: tuple[_Part, ...]) -> None:
+    memory, at = target.data, 0
+    sources = [view.data for view in views]
+    bounds = zip(
+        *(zip(s.tolist(), e.tolist(), strict=True) for _, s, e in parts), strict=True
+    )
+    for row in bounds:
+        for source, (start, end) in zip(sources, row, strict=True):
+            memory[at : at + end - start] = source[start:end]
+            at += end - start
+
+
+def _take(
+    target: _Bytes, views: list[_Bytes], parts: tuple[_Part, ...], rows: int
+) -> None:
+    """Let Arrow gather the spans, as elements of one array over all data."""
+    # Here, as the codec can do without Arrow where the kernel is compiled.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    everything, count = views[0], len(parts)
+    bases = [0] * count
+    if count > 1:
+        # Only what the spans cover: they may be few of a large buffer.
+        lows = [int(starts.min()) for _, starts, _ in parts]
+        highs = [int(ends.max()) for _, _, ends in parts]
+        pieces = [v[low:high] for v, low, high in zip(views, lows, highs, strict=True)]
+        sizes = np.cumsum([0, *(len(piece) for piece in pieces)])
+        bases = [int(size) - low for size, low in zip(sizes, lows, strict=False)]
+        everything = np.concatenate(pieces)
+    # The offsets are 0, start, end, start, end, …, size: every other element is a span,
+    # and those between, which may be of negative length, are never looked at.
+    is_small = len(everything) < 2**31
+    offsets = np.empty(2 * rows * count + 2, np.int32 if is_small else np.int64)
+    offsets[0], offsets[-1] = 0, len(everything)
+    for i, (base, (_, starts, ends)) in enumerate(zip(bases, parts, strict=True)):
+        offsets[1 + 2 * i : -1 : 2 * count] = starts + base if base else starts
+        offsets[2 + 2 * i : -1 : 2 * count] = ends + base if base else ends
+    spans = pa.Array.from_buffers(
+        pa.binary() if is_small else pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets), pa.py_buffer(everything)],
+    )
+    wanted = pa.array(np.arange(1, len(offsets) - 1, 2, dtype=np.uint32))
+    taken = pc.take(spans, wanted, boundscheck=False).buffers()[2]
+    target[:] = np.frombuffer(taken, np.uint8, len(target))

@@ -1,0 +1,298 @@
+"""The compiled kernel and its twin agree on every input, and neither trusts one."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lance_spark import kernel as chosen
+from lance_spark.errors import RecordError
+from lance_spark.kernel import twin
+from tests.columnar import plain
+from tests.columnar.strategies import buffers, examples, record
+
+if chosen.COMPILED:
+    from lance_spark.kernel import _kernel, compiled
+
+LENGTH_MAX = 16 * 1024 * 1024
+
+needs_build = pytest.mark.skipif(not chosen.COMPILED, reason="the kernel was not built")
+BOTH = [pytest.param("compiled", marks=needs_build), "twin"]
+
+
+def source(name):
+    return twin if name == "twin" else compiled
+
+
+def walk(how, data):
+    starts, end = how.walk_tlv(np.frombuffer(data, np.uint8), LENGTH_MAX)
+    assert starts.dtype == np.int64
+    return starts.tolist(), end
+
+
+def walk_plainly(data):
+    """Follow the chain with the reference, which also looks inside records."""
+    starts, at = [], 0
+    while at < len(data):
+        try:
+            end = plain.read_record(data, at).next_offset
+        except plain.InnerError as error:
+            end = error.end
+        except RecordError:
+            break
+        starts.append(at)
+        at = end
+    return starts, at
+
+
+@given(buffers())
+@examples(200)
+def test_walk_of_the_twin_agrees_with_plain_reading(data):
+    assert walk(twin, data) == walk_plainly(data)
+
+
+@needs_build
+@given(st.one_of(buffers(), st.binary(max_size=200)))
+@examples(200)
+def test_walks_agree(data):
+    assert walk(compiled, data) == walk(twin, data)
+
+
+@needs_build
+@pytest.mark.parametrize("seed", range(40))
+def test_walks_agree_on_long_chains(seed):
+    choice = random.Random(seed)
+    usual = choice.randrange(40)
+    often = choice.choice([0.0, 0.5, 0.99, 1.0])
+    sizes = [
+        usual if choice.random() < often else choice.randrange(60)
+        for _ in range(choice.choice([100, 5_000, 20_000]))
+    ]
+    data = bytearray(b"".join(record(1, bytes(size)) for size in sizes))
+    damage = choice.choice(["none", "zero", "cut", "flip"])
+    if damage == "zero":
+        at = choice.randrange(len(data))
+        data[at : at + 64] = bytes(64)
+    elif damage == "cut":
+        del data[choice.randrange(len(data)) :]
+    elif damage == "flip":
+        data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    found = walk(compiled, data)
+    assert found == walk(twin, data)
+    if damage == "none":
+        assert len(found[0]) == len(sizes)
+
+
+# A part of a weave as bytes, starts and ends; good ones, and some that are not.
+@st.composite
+def parts(draw, rows, *, wild=False):
+    data = draw(st.binary(max_size=200))
+    least, most = (-3, len(data) + 3) if wild else (0, len(data))
+    pairs = draw(
+        st.lists(
+            st.tuples(st.integers(least, most), st.integers(least, most)),
+            min_size=rows,
+            max_size=rows,
+        )
+    )
+    if not wild:
+        pairs = [sorted(pair) for pair in pairs]
+    starts, ends = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
+    return data, starts, ends
+
+
+def lay_plainly(given):
+    rows = zip(
+        *(
+            [data[a:b] for a, b in zip(starts, ends, strict=True)]
+            for data, starts, ends in given
+        ),
+        strict=True,
+    )
+    return b"".join(part for row in rows for part in row)
+
+
+@pytest.mark.parametrize("name", BOTH)
+class TestWeave:
+    @given(st.data())
+    @examples(100)
+    def test_agrees_with_plain_joining(self, name, data):
+        rows, count = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 4))
+        given = tuple(data.draw(parts(rows)) for _ in range(count))
+        expected = lay_plainly(given)
+        out = bytearray(len(expected))
+        source(name).weave(out, given)
+        assert out == expected
+
+    @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 127, 128, 129, 5000])
+    def test_sizes(self, name, size):
+        # The last span ends where both buffers do.
+        data = random.Random(size).randbytes(5 * size + 3)
+        starts = np.array([0, 3, 3 + 4 * size, 0, 3 + 4 * size], np.int64)
+        given = ((data, starts, starts + size), (data, starts, starts + size))
+        expected = lay_plainly(given)
+        out = bytearray(len(expected))
+        source(name).weave(out, given)
+        assert out == expected
+
+    @given(st.data())
+    @examples(150)
+    def test_refuses_what_is_out_of_range(self, name, data):
+        rows, count = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+        given = tuple(data.draw(parts(rows, wild=True)) for _ in range(count))
+        fits = all(
+            0 <= a <= b <= len(piece)
+            for piece, starts, ends in given
+            for a, b in zip(starts, ends, strict=True)
+        )
+        size = len(lay_plainly(given)) if fits else data.draw(st.integers(0, 300))
+        size += data.draw(st.sampled_from([0, 0, -1, 1]))
+        out = bytearray(max(size, 0))
+        if fits and len(out) == len(lay_plainly(given)):
+            source(name).weave(out, given)
+            assert out == lay_plainly(given)
+        else:
+            with pytest.raises(ValueError, match="weave"):
+                source(name).weave(out, given)
+
+    @pytest.mark.parametrize(
+        ("start", "end"),
+        [(-1, 1), (1, 0), (0, 4), (4, 4), (-(2**63), 2**63 - 1), (0, 2**63 - 1)],
+    )
+    def test_refuses_a_span(self, name, start, end):
+        span = (b"abc", np.array([start]), np.array([end]))
+        for size in (0, 1, 3, 100):
+            with pytest.raises(ValueError, match="out of range"):
+                source(name).weave(bytearray(size), (span,))
+
+    def test_refuses_an_output_that_overlaps_an_input(self, name):
+        memory = np.zeros(10, np.uint8)
+        span = (memory[:5], np.array([0]), np.array([5]))
+        source(name).weave(memory[5:], (span,))
+        with pytest.raises(ValueError, match="overlaps"):
+            source(name).weave(memory[4:9], (span,))
+
+    def test_refuses_parts_that_do_not_fit_together(self, name):
+        one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+        for wrong in (
+            ((b"", one, two),),
+            ((b"", one, one), (b"", two, two)),
+            (),
+            ((b"", one, one),) * 9,
+        ):
+            with pytest.raises(ValueError, match="weave"):
+                source(name).weave(bytearray(), wrong)
+
+    def test_refuses_a_read_only_output(self, name):
+        with pytest.raises((TypeError, BufferError)):
+            source(name).weave(b"", ((b"", np.zeros(0, "i8"), np.zeros(0, "i8")),))
+
+
+@pytest.mark.parametrize("name", BOTH)
+class TestMeasure:
+    def test_offsets(self, name):
+        starts, ends = np.array([5, 0, 7], np.int64), np.array([9, 0, 8], np.int64)
+        offsets = np.full(4, -1, np.int32)
+        assert source(name).measure(starts, ends, offsets) == 5
+        assert offsets.tolist() == [0, 4, 4, 5]
+        assert source(name).measure(starts[:0], ends[:0], offsets[:1]) == 0
+
+    def test_more_than_arrow_can_count(self, name):
+        starts, ends = np.zeros(3, np.int64), np.full(3, 2**31 - 1)
+        total = source(name).measure(starts, ends, np.empty(4, np.int32))
+        assert total == 3 * (2**31 - 1)
+
+    @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 4), (2, 1, 3), (1, 2, 3)])
+    def test_refuses_arrays_that_do_not_fit_together(self, name, sizes):
+        starts, ends = np.zeros(sizes[0], np.int64), np.zeros(sizes[1], np.int64)
+        with pytest.raises(ValueError, match="measure"):
+            source(name).measure(starts, ends, np.empty(sizes[2], np.int32))
+
+    def test_refuses_a_span_that_ends_before_it_starts(self, name):
+        starts, ends = np.array([0, 3], np.int64), np.array([0, 2], np.int64)
+        with pytest.raises(ValueError, match="measure"):
+            source(name).measure(starts, ends, np.empty(3, np.int32))
+
+
+@needs_build
+class TestArguments:
+    """It is C: a mistake in the code that calls it must not be a crash."""
+
+    def test_walk_fills_what_there_is(self):
+        starts = np.zeros(2, np.int64)
+        data = record(1, b"") * 3
+        assert _kernel.follow_tlv(data, 0, starts, 0, 100) == (10, 2)
+        assert _kernel.follow_tlv(data, 10, starts, 1, 100) == (15, 2)
+        assert starts.tolist() == [0, 10]
+
+    @pytest.mark.parametrize(
+        ("position", "count", "limit"),
+        [(-1, 0, 9), (6, 0, 9), (0, -1, 9), (0, 3, 9), (0, 0, 2**31)],
+    )
+    def test_walk_refuses_what_is_out_of_range(self, position, count, limit):
+        starts = np.zeros(2, np.int64)
+        with pytest.raises(ValueError, match="out of range"):
+            _kernel.follow_tlv(record(1, b""), position, starts, count, limit)
+
+    def test_unaligned_positions(self):
+        unaligned = np.zeros(17, np.uint8)[1:]
+        with pytest.raises(ValueError, match="out of range"):
+            _kernel.follow_tlv(b"", 0, unaligned, 0, 9)
+        with pytest.raises(ValueError, match="int64"):
+            _kernel.weave(bytearray(), ((b"", unaligned, unaligned),))
+        with pytest.raises(ValueError, match="out of range"):
+            _kernel.measure(unaligned, unaligned, np.empty(3, np.int32))
+        with pytest.raises(ValueError, match="int64"):
+            _kernel.weave(bytearray(), ((b"", bytes(7), bytes(7)),))
+
+    def test_read_only_output(self):
+        with pytest.raises(TypeError):
+            _kernel.follow_tlv(b"", 0, bytes(16), 0, 9)
+
+    @pytest.mark.parametrize("part", [None, (), (b"", b""), (b"", b"", 3), [b""] * 3])
+    def test_what_is_no_part(self, part):
+        with pytest.raises(TypeError):
+            _kernel.weave(bytearray(), (part,))
+        good = (b"", b"", b"")
+        with pytest.raises(TypeError):
+            _kernel.weave(bytearray(), (good, part))
+
+    def test_other_threads_run_beside_it(self):
+        data = np.frombuffer(record(1, b"") * 1_000_000, np.uint8)
+        found = []
+
+        def work():
+            starts, end = compiled.walk_tlv(data, LENGTH_MAX)
+            out = np.empty(end, np.uint8)
+            compiled.weave(out, ((data, starts, starts + 5),))
+            found.append(bool((out == data).all()))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == [True] * 4
+
+
+def test_one_place_chooses(kernel):
+    data = np.frombuffer(record(1, b"ab") * 3, np.uint8)
+    assert chosen.walk_tlv(data, 9)[0].tolist() == [0, 7, 14]
+    assert chosen._source is source(kernel)
+
+
+def test_import_without_the_build(monkeypatch):
+    name = "lance_spark.kernel"
+    monkeypatch.setitem(sys.modules, "lance_spark.kernel.compiled", None)
+    monkeypatch.delattr(chosen, "compiled", raising=False)
+    module = importlib.util.module_from_spec(importlib.util.find_spec(name))
+    module.__spec__.loader.exec_module(module)
+    assert module.COMPILED is False
+    assert module._source is twin
