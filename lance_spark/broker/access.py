@@ -233,7 +233,12 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
     rules = {name: _read_rule(name, t.get("auth")) for name, t in topics.items()}
     for name, table in topics.items():
         try:
-            topic = store.find_topic(name) or store.create_topic(name)
+            topic = (
+                store.find_topic(name)
+                # What is set for one partition is set for all.
+                or store.find_topic(f"{name}/0")
+                or store.create_topic(name)
+            )
         except DamagedFile as error:
             # Other topics are served; the rule holds once the topic can be opened.
             logger.error("topic %r of the configuration is left out: %s", name, error)

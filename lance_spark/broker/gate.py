@@ -144,7 +144,9 @@ class Gate:
     def _adopt(self, topic: int) -> None:
         """Give a topic that was made since the start the rule of its name."""
         try:
-            rule = self._named.get(self._store.topic(topic).metadata.name)
+            # A rule goes by the topic's name and covers all its partitions.
+            metadata = self._store.topic(topic).metadata
+            rule = self._named.get(metadata.partition.topic)
             if rule is not None:
                 with self._adopting:
                     rules = {**self.policy.rules, topic: rule}

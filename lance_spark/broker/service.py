@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 # oldest are forgotten.
 _SUBSCRIPTIONS_MAX = 100_000
 # A read meets retention at most a few times in a row before it finds data.
-_READ_ATTEMPTS = 10
+READ_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +196,27 @@ class Service:
         self, client: Principal, name: str, retention: Retention | None = None
     ) -> Topic:
         """Create a topic."""
+        return self.create_topics(client, name, 1, retention)[0]
+
+    def create_topics(
+        self,
+        client: Principal,
+        name: str,
+        partitions: int,
+        retention: Retention | None = None,
+    ) -> list[Topic]:
+        """Create a topic with partitions, all of them or none; give their logs."""
         self.gate.admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
         most = self._topics_max
         try:
-            return self.store.create_topic(name, retention=retention, topics_max=most)
+            if partitions == 1:
+                create = self.store.create_topic
+                return [create(name, retention=retention, topics_max=most)]
+            return self.store.create_topics(
+                {name: partitions}, retention=retention, topics_max=most
+            )
         except TopicExists as error:
             text = f"Topic '{name}' already exists"
             raise errors.TopicAlreadyExists(text) from error
@@ -233,10 +248,25 @@ class Service:
         batch: int,
         data: Buffer,
         *,
-        starts: NDArray[np.int64],
+        starts: NDArray[np.int64] | None = None,
         data_crc: int | None = None,
+        expected_record: int | None = None,
     ) -> Appended:
-        """Write a batch to a topic or stage; `wait_durable` says when it is safe."""
+        """Write a batch to a topic or stage; `wait_durable` says when it is safe.
+
+        Args:
+            client: who writes.
+            target: the topic or stage.
+            batch: the number of a stage's batch.
+            data: the records.
+            starts: where they start, if that is known already.
+            data_crc: CRC32C of the bytes, if that is known already.
+            expected_record: write to the topic only if the first of them gets this
+                number.
+
+        Raises:
+            AppendConflict: it would get another one.
+        """
         if target >= FIRST_STAGE_ID:
             self.gate.admit(client, None)
             stage = self.store.stage(target)
@@ -251,7 +281,12 @@ class Service:
         else:
             self.gate.admit(client, target)
             appended = self.store.append(
-                target, data, starts, data_crc=data_crc, wait=False
+                target,
+                data,
+                starts,
+                data_crc=data_crc,
+                expected_record=expected_record,
+                wait=False,
             )
             counted = target
         self.metrics.appended(counted, appended.records, appended.end - appended.start)
@@ -365,7 +400,7 @@ class Service:
         An offset before the log's start is served from there, one behind its end with
         nothing. `snap` moves a start inside a record to the next one.
         """
-        for _ in range(_READ_ATTEMPTS):
+        for _ in range(READ_ATTEMPTS):
             view = self.view(client, topic)
             at = min(max(start, view.start.offset), view.end.offset)
             try:
@@ -382,7 +417,7 @@ class Service:
 
     def locate(self, client: Principal, topic: int, kind: str, value: int) -> Location:
         """Find a record boundary: by `offset`, `record`, `time`, `start` or `end`."""
-        for _ in range(_READ_ATTEMPTS):
+        for _ in range(READ_ATTEMPTS):
             view = self.view(client, topic)
             try:
                 if kind == "offset":

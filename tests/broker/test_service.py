@@ -130,7 +130,7 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
 OPEN = {
     # These touch no topic, or only those that the client may see.
     *("authenticate", "check_client", "may_see", "topics", "topics_version"),
-    *("create_topic", "abort_stages", "wait_durable", "watching"),
+    *("create_topic", "create_topics", "abort_stages", "wait_durable", "watching"),
     *("describe_groups", "subscription", "hidden_topics", "stages"),
     *("all_consumers", "findings"),
     # These are for the broker's operator, and for the console before it asks.

@@ -316,7 +316,8 @@ class LanceClient:
         if topic not in ids:
             raise TopicNotFound(
                 f"no topic is named {topic!r}, or none that this client may use; "
-                "create it first"
+                "create it first",
+                wire.code_of(TopicNotFound),
             )
         return ids[topic]
 

@@ -269,7 +269,8 @@ def _authenticate(connection: Connection, token: str, deadline: Deadline) -> Non
     if not answer.ok:
         reason = _hide(token, answer.message) or "the server gave no reason"
         raise AuthenticationFailed(
-            f"{connection.address} refused the token: {reason}; check auth_token"
+            f"{connection.address} refused the token: {reason}; check auth_token",
+            wire.code_of(AuthenticationFailed),
         )
 
 

@@ -8,6 +8,7 @@ from lance_spark import errors
 from lance_spark.client.retry import Retry
 from lance_spark.errors import CommitUnknownError, LanceError
 from lance_spark.net.address import Address
+from lance_spark.wire.lwp import code_of
 
 # Answers that hold for every request of the same commit, also for one that was sent
 # before and is still on its way to the server.
@@ -65,7 +66,8 @@ class CommitRetry(Retry):
             f"the outcome of {self.commit} is not known: its rows may be there, now or "
             "when the broker is started again, or not at all. Commit again with the "
             "same writer id and sequence, which writes them once. The last failure: "
-            f"{error}"
+            f"{error}",
+            code_of(CommitUnknownError),
         )
         unknown.__cause__ = error
         return unknown

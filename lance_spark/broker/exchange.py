@@ -1,0 +1,188 @@
+"""Records in and out of logs by record number, for protocols that do not count bytes.
+
+A topic with one partition is the log of its name, one with several is a *family* of
+logs, `orders/0`, `orders/1` and so on. Every call goes through `Service`, and so passes
+the gate. How records are stored is not known here: the broker hands in the functions
+that read and write the stored format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from lance_spark.broker.access import Principal
+from lance_spark.broker.service import READ_ATTEMPTS, Service
+from lance_spark.errors import LimitReached, OutOfRange, StorageError, UnknownTopic
+from lance_spark.model import Bounds, Buffer, Retention
+from lance_spark.records import Records
+from lance_spark.store import Appended, Slice, Topic, View
+
+# How many partitions a client may give a topic: each is a directory and open files.
+PARTITIONS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A topic with its partitions.
+
+    Args:
+        name: the topic's name.
+        partitions: how many it has.
+        logs: those that can be used, by number. A partition whose metadata is damaged
+            is missing here, and the others are served.
+    """
+
+    name: str
+    partitions: int
+    logs: Mapping[int, Topic]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Records of a log, and the numbers that it has at that moment."""
+
+    records: Records
+    bounds: Bounds
+
+
+class Exchange:
+    """Stores and loads `Records`; any thread may call it.
+
+    Args:
+        service: does it.
+        read_records: reads stored bytes.
+        write_records: writes bytes as they are stored.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        read_records: Callable[[Buffer], Records],
+        write_records: Callable[[Records], Buffer],
+    ) -> None:
+        self._service = service
+        self._read_records = read_records
+        self._write_records = write_records
+
+    # Topics.
+
+    def topics(self, client: Principal) -> list[Family]:
+        """List the topics that a client may see, by name."""
+        families: dict[str, dict[int, Topic]] = {}
+        for log in self._service.topics(client):
+            partition = log.metadata.partition
+            families.setdefault(partition.topic, {})[partition.number] = log
+        return [_gather(name, logs) for name, logs in sorted(families.items())]
+
+    def find(self, client: Principal, topic: str, partition: int = 0) -> int:
+        """Give the id of the log of a partition.
+
+        Raises:
+            UnknownTopic: there is no such topic or partition.
+            AccessDenied: it is not for this client.
+        """
+        name = f"{topic}/{partition}"
+        # The two never exist together.
+        names = [name] if partition else [topic, name]
+        found = self._service.resolve(client, names)
+        if not found:
+            raise UnknownTopic(name if partition else topic)
+        return next(iter(found.values()))
+
+    def create(
+        self,
+        client: Principal,
+        topic: str,
+        partitions: int = 1,
+        *,
+        retention: Retention | None = None,
+    ) -> Family:
+        """Create a topic with all of its partitions, or nothing.
+
+        Raises:
+            TopicAlreadyExists, InvalidName, AccessDenied: it can't be created.
+            LimitReached: it asks for too many partitions, or there are too many topics.
+        """
+        if partitions > PARTITIONS_MAX:
+            raise LimitReached(
+                f"topic {topic!r} can't have {partitions} partitions: at most "
+                f"{PARTITIONS_MAX} are allowed"
+            )
+        logs = self._service.create_topics(client, topic, partitions, retention)
+        return _gather(topic, {log.metadata.partition.number: log for log in logs})
+
+    # Records.
+
+    def bounds(self, client: Principal, log: int) -> Bounds:
+        """Give the number of the first record that can be read, and of the next."""
+        return self._service.view(client, log).records
+
+    def store(
+        self,
+        client: Principal,
+        log: int,
+        records: Records,
+        *,
+        expected: int | None = None,
+    ) -> Appended:
+        """Append records to a log as one batch; `Service.wait_durable` is to follow.
+
+        Args:
+            client: who asks.
+            log: its id.
+            records: what to append.
+            expected: append only if the first of them gets this number.
+
+        Raises:
+            AppendConflict: it would get another one; what is there is durable.
+            RowError: the stored format can't hold one of them.
+        """
+        data = self._write_records(records)
+        return self._service.append(client, log, 0, data, expected_record=expected)
+
+    def load(
+        self, client: Principal, log: int, start: int, *, max_bytes: int
+    ) -> Loaded:
+        """Read records from exactly a number on; their positions are numbers.
+
+        Args:
+            client: who asks.
+            log: its id.
+            start: the first record; the next one to be written gives no records.
+            max_bytes: the most to read of what is stored, unless one record is larger.
+
+        Raises:
+            OutOfRange: there is no record of that number, any more or yet.
+            StorageError: what is stored there is not records, or damaged.
+        """
+        for _ in range(READ_ATTEMPTS):
+            view = self._service.view(client, log)
+            bounds = view.records
+            if not bounds.start <= start <= bounds.end:
+                raise OutOfRange(start, bounds.start, bounds.end)
+            try:
+                found, records = self._read(view, log, start, max_bytes)
+            except OutOfRange:
+                continue  # Retention was quicker than this view.
+            self._service.metrics.fetched(log, len(records), len(found))
+            return Loaded(records, bounds)
+        raise StorageError(f"log {log} is being cut faster than it is read")
+
+    def _read(
+        self, view: View, log: int, start: int, max_bytes: int
+    ) -> tuple[Slice, Records]:
+        at = view.locate_record(start)
+        # A batch that is no records may be among the first: then one record at a time.
+        for size in (max_bytes, 1):
+            found = view.read(at.offset, size)
+            records = self._read_records(found.read())
+            if records.fault is None and len(records) == found.records:
+                return found, replace(records, base=start, positions=None, nexts=None)
+        raise StorageError(f"log {log}: what is stored as record {start} is no record")
+
+
+def _gather(name: str, logs: Mapping[int, Topic]) -> Family:
+    count = next(iter(logs.values())).metadata.partitions
+    return Family(name, count or 1, logs)

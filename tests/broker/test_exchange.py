@@ -1,0 +1,236 @@
+"""Records in and out of logs by number, and topics with partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lance_spark.broker import exchange as module
+from lance_spark.broker.access import Principal, TopicRule, apply_topics, read_rules
+from lance_spark.broker.exchange import Exchange
+from lance_spark.broker.service import Service
+from lance_spark.errors import (
+    AccessDenied,
+    AppendConflict,
+    InvalidName,
+    LimitReached,
+    OutOfRange,
+    StorageError,
+    TopicAlreadyExists,
+    UnknownTopic,
+)
+from lance_spark.model import Bounds, Retention
+from lance_spark.records import Records, Spans
+from lance_spark.store import Store, StoreConfig
+from lance_spark.wire.lwp import read_records, scan, write_records
+from tests.broker.kit import record
+
+ME = Principal()
+
+
+def make(*values: bytes) -> Records:
+    """Make records of values."""
+    ends = np.cumsum([len(value) for value in values], dtype=np.int64)
+    starts = ends - np.array([len(value) for value in values], dtype=np.int64)
+    data = np.frombuffer(b"".join(values), np.uint8)
+    return Records(Spans(data, starts, ends))
+
+
+def values_of(records: Records) -> list[bytes]:
+    spans = records.values
+    return [
+        bytes(spans.data[start:end])
+        for start, end in zip(spans.starts, spans.ends, strict=True)
+    ]
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[Store]:
+    config = StoreConfig(fsync="none", segment_bytes=200)  # type: ignore[arg-type]
+    with Store(directory / "data", framing=scan, config=config) as store:
+        yield store
+
+
+@pytest.fixture
+def service(store: Store) -> Service:
+    return Service(store, topics_max=10)
+
+
+@pytest.fixture
+def exchange(service: Service) -> Exchange:
+    return make_exchange(service)
+
+
+def make_exchange(service: Service) -> Exchange:
+    return Exchange(service, read_records=read_records, write_records=write_records)
+
+
+# Topics.
+
+
+def test_a_topic_with_one_partition_is_the_log_of_its_name(
+    exchange: Exchange, service: Service
+) -> None:
+    family = exchange.create(ME, "orders")
+    assert (family.name, family.partitions, list(family.logs)) == ("orders", 1, [0])
+    assert exchange.find(ME, "orders") == family.logs[0].metadata.id
+    assert [topic.metadata.name for topic in service.topics(ME)] == ["orders"]
+    for topic, partition in (("orders", 1), ("other", 0), ("orders", -1)):
+        with pytest.raises(UnknownTopic, match=topic):
+            exchange.find(ME, topic, partition)
+
+
+def test_a_topic_with_partitions_is_a_family_of_logs(
+    exchange: Exchange, service: Service
+) -> None:
+    family = exchange.create(ME, "orders", 3, retention=Retention(60, 0))
+    exchange.create(ME, "events")
+    names = [topic.metadata.name for topic in service.topics(ME)]
+    assert names == ["orders/0", "orders/1", "orders/2", "events"]
+    assert [(f.name, f.partitions) for f in exchange.topics(ME)] == [
+        ("events", 1),
+        ("orders", 3),
+    ]
+    for number in range(3):
+        log = exchange.find(ME, "orders", number)
+        assert log == family.logs[number].metadata.id
+        assert service.topic(ME, log).metadata.retention == Retention(60, 0)
+    with pytest.raises(UnknownTopic, match="orders/3"):
+        exchange.find(ME, "orders", 3)
+
+
+def test_topics_that_can_not_be_created(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange.create(ME, "orders", 2)
+    for partitions in (1, 2, 5):
+        with pytest.raises(TopicAlreadyExists, match="orders"):
+            exchange.create(ME, "orders", partitions)
+    for name in ("", "a/b"):
+        with pytest.raises(InvalidName):
+            exchange.create(ME, name, 2)
+    with pytest.raises(LimitReached, match="topics_max"):
+        exchange.create(ME, "many", 9)
+    monkeypatch.setattr(module, "PARTITIONS_MAX", 4)
+    with pytest.raises(LimitReached, match="at most 4 are allowed"):
+        exchange.create(ME, "wide", 5)
+    assert [family.name for family in exchange.topics(ME)] == ["orders"]
+
+
+# Access.
+
+
+def test_a_rule_covers_all_partitions(store: Store) -> None:
+    rule = TopicRule(True, allowed_cns=frozenset({"spark"}))
+    service = Service(store, named={"orders": rule})
+    exchange = make_exchange(service)
+    store.create_topics({"orders": 2, "open": 2})
+    assert [family.name for family in exchange.topics(ME)] == ["open"]
+    for number in range(2):
+        with pytest.raises(AccessDenied):
+            exchange.find(ME, "orders", number)
+        log = store.find_topic(f"orders/{number}")
+        assert log is not None
+        for call in (
+            lambda log=log: exchange.bounds(ME, log.metadata.id),
+            lambda log=log: exchange.store(ME, log.metadata.id, make(b"x")),
+            lambda log=log: exchange.load(ME, log.metadata.id, 0, max_bytes=9),
+        ):
+            with pytest.raises(AccessDenied):
+                call()
+    with pytest.raises(AccessDenied):
+        exchange.create(ME, "orders", 2)
+
+
+def test_the_configuration_of_a_partitioned_topic(store: Store) -> None:
+    logs = store.create_topics({"orders": 2})
+    auth = {"mtls_enabled": True, "allowed_cns": ["spark"]}
+    apply_topics(store, {"orders": {"auth": auth, "retention": {"max_bytes": 9}}})
+    assert {log.metadata.id for log in logs} == read_rules(store).keys()
+    for log in store.topics():
+        assert log.metadata.retention == Retention(0, 9)
+
+
+# Records.
+
+
+def test_records_by_number(exchange: Exchange, service: Service) -> None:
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    assert exchange.bounds(ME, log) == Bounds(0, 0)
+    exchange.store(ME, log, make(b"a", b"", b"ccc"))
+    exchange.store(ME, log, make(b"d"))
+    assert exchange.bounds(ME, log) == Bounds(0, 4)
+    for start, values in enumerate(([b"a", b"", b"ccc", b"d"], [b"", b"ccc", b"d"])):
+        loaded = exchange.load(ME, log, start, max_bytes=1000)
+        assert values_of(loaded.records) == values
+        assert loaded.bounds == Bounds(0, 4)
+        assert loaded.records.find_positions().tolist() == list(range(start, 4))
+        assert loaded.records.find_nexts().tolist() == list(range(start + 1, 5))
+    assert len(exchange.load(ME, log, 4, max_bytes=1000).records) == 0
+    for start in (-1, 5, 2**64 - 1):
+        with pytest.raises(OutOfRange):
+            exchange.load(ME, log, start, max_bytes=1000)
+    traffic = service.metrics.snapshot().topics[log]
+    assert (traffic.records_in, traffic.records_out) == (4, 4 + 3)
+
+
+def test_a_log_is_read_to_its_end_over_segments(exchange: Exchange) -> None:
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    expected = [b"%d" % n * (n % 7) for n in range(200)]
+    for first in range(0, 200, 5):
+        exchange.store(ME, log, make(*expected[first : first + 5]))
+    for max_bytes in (1, 40, 1000):
+        found: list[bytes] = []
+        while len(found) < 200:
+            records = exchange.load(ME, log, len(found), max_bytes=max_bytes).records
+            assert records.position(0) == len(found)
+            found += values_of(records)
+        assert found == expected
+
+
+def test_an_append_that_expects_a_number(exchange: Exchange) -> None:
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    exchange.store(ME, log, make(b"a", b"b"), expected=0)
+    for expected in (0, 1, 3):
+        with pytest.raises(AppendConflict, match="the next record is number 2"):
+            exchange.store(ME, log, make(b"c"), expected=expected)
+    appended = exchange.store(ME, log, make(b"c"), expected=2)
+    assert appended.records == 1
+    assert exchange.bounds(ME, log) == Bounds(0, 3)
+
+
+def test_records_that_retention_has_dropped(exchange: Exchange, store: Store) -> None:
+    log = exchange.create(ME, "orders", retention=Retention(0, 1)).logs[0].metadata.id
+    for n in range(20):
+        exchange.store(ME, log, make(b"%020d" % n))
+    store.maintain()
+    bounds = exchange.bounds(ME, log)
+    assert 0 < bounds.start < bounds.end == 20
+    with pytest.raises(OutOfRange):
+        exchange.load(ME, log, 0, max_bytes=1000)
+    loaded = exchange.load(ME, log, bounds.start, max_bytes=1000)
+    assert values_of(loaded.records)[0] == b"%020d" % bounds.start
+
+
+def test_bytes_that_are_no_records_are_a_storage_error(
+    exchange: Exchange, service: Service
+) -> None:
+    """Those around them are served; the batch counts as one record."""
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    exchange.store(ME, log, make(b"a", b"b"))
+    # Begins with a whole record, which is not one of this log.
+    broken = record(b"no") + b"records"
+    service.append(ME, log, 0, broken, starts=np.zeros(1, np.int64))
+    exchange.store(ME, log, make(b"c"))
+    assert exchange.bounds(ME, log) == Bounds(0, 4)
+    found = []
+    for start in (0, 1):
+        loaded = exchange.load(ME, log, start, max_bytes=1000)
+        found.append(values_of(loaded.records)[0])
+    assert found == [b"a", b"b"]
+    with pytest.raises(StorageError, match="stored as record 2 is no record"):
+        exchange.load(ME, log, 2, max_bytes=1000)
+    assert values_of(exchange.load(ME, log, 3, max_bytes=1000).records) == [b"c"]
