@@ -3,14 +3,14 @@
     {"version": 1,
      "topics": {"events": {"id": 3, "epoch": 1706918400, "partitions": {"0": 4096}}}}
 
-A topic that is not there keeps its place, with `"away": true`, and one whose name
-another topic has taken is kept under `"earlier"` of that one: a server that is back
-after an hour, or a rule that hides nothing any more, brings back the same topic, and
-records that were read are not read again.
+A topic that is not there keeps its place, with `"away": true`. If another topic takes
+its name, its place is kept under `"earlier"` of that one. A server that comes back
+after an hour, or a rule that hides nothing any more, brings back the same topic: the
+stream does not read its records again.
 
-Checkpoints outlive releases: what was written once is read for ever. Spark takes two
-offsets for the same if their JSON texts are, so that a value has one text only. No
-pyspark here: the command line reads checkpoints, too.
+Checkpoints outlive releases: every later release reads what this one writes. Spark
+takes two offsets for the same if their JSON texts are equal, so each value has exactly
+one text. The command line reads checkpoints, too, so there is no pyspark here.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from operator import itemgetter
 from typing import Any, TypeGuard
 
 from lance_spark.errors import CheckpointError
+from lance_spark.model import MARK_BYTES_MAX, OffsetMark
+
+__all__ = [
+    "EARLIER_MAX",
+    "MARK_BYTES_MAX",
+    "OFFSET_VERSION",
+    "OffsetMark",
+    "StreamOffset",
+    "TopicPlace",
+    "is_offset_document",
+]
 
 OFFSET_VERSION = 1
 
 # How many topics that had the same name before are remembered, the last ones.
 EARLIER_MAX = 8
-
-# How many bytes a mark covers at most, before an offset and at the log's head: some
-# hundred records of common size, or several padded ones of a few KiB, and a fetch of so
-# much takes hardly longer than one of a few bytes. Release 0.5 covered 64 bytes.
-MARK_BYTES_MAX = 16 * 1024
 
 # Offsets are signed numbers of 64 bits in a row; ids and times are what servers say.
 _OFFSET_MAX = 2**63 - 1
@@ -54,44 +60,15 @@ _DAMAGED = (
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetMark:
-    """How a log looked when an offset was written down, where offsets may shift.
-
-    Args:
-        size: how many bytes before the offset it covers, at most `MARK_BYTES_MAX`.
-        crc: their CRC32C.
-        head_size: how many bytes at the head of the log it covers; None if those
-            before the offset are all there are, or in a mark of release 0.5.
-        head_crc: their CRC32C.
-        end: where the log ended; None in a mark of release 0.5.
-    """
-
-    size: int
-    crc: int
-    head_size: int | None = None
-    head_crc: int | None = None
-    end: int | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        """Return what goes into the checkpoint, keys in sorted order."""
-        document: dict[str, Any] = {"bytes": self.size, "crc32c": self.crc}
-        if self.end is not None:
-            document["end"] = self.end
-        if self.head_size is not None:
-            document["head"] = {"bytes": self.head_size, "crc32c": self.head_crc}
-        return document
-
-
-@dataclass(frozen=True, slots=True)
 class TopicPlace:
     """How far one topic was read, and which topic it was.
 
     Args:
         topic_id: the topic's id.
         created_s: when it was created, in seconds since 1970.
-        positions: partitions and the offset in each; LWP has partition 0 alone.
-        marks: partitions and what stands before the offset in each.
-        is_away: the topic was not there, which was told as a loss.
+        positions: partitions and the position in each; LWP has partition 0 alone.
+        marks: partitions and the mark of the position in each.
+        is_away: the topic was not there, which was reported as a loss.
         earlier: places in other topics of the same name, the last one first.
     """
 
@@ -117,19 +94,38 @@ class TopicPlace:
 
     @property
     def offset(self) -> int:
-        """The offset in partition 0."""
+        """The position in partition 0, which every topic has."""
         return dict(self.positions)[0]
 
     @property
     def mark(self) -> OffsetMark | None:
-        """What stands before the offset in partition 0, if that was noted."""
-        return dict(self.marks).get(0)
+        """The mark of partition 0, if there is one."""
+        return self.mark_of(0)
 
-    @property
-    def seen_end(self) -> int:
-        """Where the log ended when the offset was written down, as far as is known."""
-        end = None if self.mark is None else self.mark.end
-        return self.offset if end is None else max(self.offset, end)
+    def position(self, partition: int) -> int | None:
+        """Return the position in a partition; None if it was not read."""
+        return dict(self.positions).get(partition)
+
+    def mark_of(self, partition: int) -> OffsetMark | None:
+        """Return the mark of a partition's position, if there is one."""
+        return dict(self.marks).get(partition)
+
+    def seen_end(self, partition: int) -> int:
+        """Return how long a partition's log was, as far as this place knows."""
+        position, mark = self.position(partition) or 0, self.mark_of(partition)
+        return max(position, (mark and mark.end) or 0)
+
+    def moved(
+        self, partition: int, position: int, mark: OffsetMark | None = None
+    ) -> TopicPlace:
+        """Return the place with another position in one partition, and its mark."""
+        marks = {k: m for k, m in self.marks if k != partition}
+        if mark is not None:
+            marks[partition] = mark
+        positions = {**dict(self.positions), partition: position}
+        return replace(
+            self, positions=tuple(positions.items()), marks=tuple(marks.items())
+        )
 
     def same_topic(self, topic_id: int, created_s: int) -> bool:
         """Tell whether it is the same topic, and not one created anew."""

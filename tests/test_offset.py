@@ -133,9 +133,9 @@ def test_other_topics_of_a_name() -> None:
 
 
 def test_where_a_log_ended() -> None:
-    assert TopicPlace.at(3, 0, 9).seen_end == 9
-    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).seen_end == 9
-    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1, end=20)).seen_end == 20
+    assert TopicPlace.at(3, 0, 9).seen_end(0) == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).seen_end(0) == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1, end=20)).seen_end(0) == 20
 
 
 def test_place_of_a_topic() -> None:

@@ -274,15 +274,24 @@ def test_bad_value(option: Option) -> None:
         ("startingOffset", "did you mean startingOffsets?"),
         ("MinPartition", "did you mean minPartitions?"),
         ("tls_ca", "did you mean tlsCa?"),
-        ("subscribe", "what Kafka's source calls so is topic here"),
-        ("subscribePattern", "what Kafka's source calls so is topicPattern here"),
-        ("kafka.bootstrap.servers", "what Kafka's source calls so is servers here"),
-        ("maxOffsetsPerTrigger", "what Kafka's source calls so is maxRecordsPerTrigg"),
-        ("groupIdPrefix", "what Kafka's source calls so is consumerGroup here"),
-        ("kafka.group.id", "what Kafka's source calls so is consumerGroup here"),
-        ("kafka.batch.size", "what Kafka's source calls so is batchBytes here"),
-        ("minOffsetsPerTrigger", "it is one of Kafka's, and there is nothing like it"),
-        ("kafka.isolation.level", "it is one of Kafka's, and there is nothing like it"),
+        ("subscribe", "Kafka's source has it, and here it is called topic"),
+        (
+            "subscribePattern",
+            "Kafka's source has it, and here it is called topicPattern",
+        ),
+        (
+            "kafka.bootstrap.servers",
+            "Kafka's source has it, and here it is called servers",
+        ),
+        ("maxOffsetsPerTrigger", "Kafka's source has it, and here it is called maxR"),
+        ("groupIdPrefix", "Kafka's source has it, and here it is called consumerGroup"),
+        (
+            "kafka.group.id",
+            "Kafka's source has it, and here it is called consumerGroup",
+        ),
+        ("kafka.batch.size", "Kafka's source has it, and here it is called batchBytes"),
+        ("minOffsetsPerTrigger", "it is an option of Kafka's source, which has no c"),
+        ("kafka.isolation.level", "it is an option of Kafka's source, which has no c"),
         ("maxBytesPerTriger", "did you mean maxBytesPerTrigger?"),
         ("zzz", "there are allowNullRecords, authToken, batchBytes, checksum, "),
     ],
@@ -359,8 +368,8 @@ def test_columns_are_known_before_the_kind_of_read() -> None:
 def test_options_of_both() -> None:
     said = refused(check_options, {"createTopic": "true", "splitting": "none"})
     assert said == (
-        "option splitting is for reads and createTopic for writes: leave out the one "
-        "or the other"
+        "option splitting is for reads and createTopic for writes: leave out one of "
+        "them"
     )
 
 
