@@ -20,41 +20,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from lance_spark.client.config import DURATION_S_MAX, ClientConfig
-from lance_spark.client.reader import Chunk
-from lance_spark.client.writer import IN_FLIGHT_MAX, WriterOptions
+from lance_spark.client.config import DURATION_S_MAX as DURATION_S_MAX
+from lance_spark.client.config import ClientConfig as ClientConfig
+from lance_spark.client.reader import Chunk as Chunk
+from lance_spark.client.writer import IN_FLIGHT_MAX as IN_FLIGHT_MAX
+from lance_spark.client.writer import WriterOptions as WriterOptions
 from lance_spark.errors import OptionError, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition, Retention
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    "DURATION_S_MAX",
-    "IN_FLIGHT_MAX",
-    "Chunk",
-    "ChunkReader",
-    "ClientConfig",
-    "Committed",
-    "Driver",
-    "Extent",
-    "FinderName",
-    "LogRef",
-    "News",
-    "Range",
-    "RecordFinder",
-    "RecordWriter",
-    "Ruler",
-    "ServerKind",
-    "Split",
-    "StageCalls",
-    "StageContent",
-    "TopicEntry",
-    "Traits",
-    "Unread",
-    "WriterOptions",
-    "open_driver",
-]
 
 FinderName = Literal["located", "probed", "counted"]
 

@@ -24,30 +24,7 @@ from lance_spark.spark.bound import (
     Earliest,
     Latest,
 )
-from lance_spark.spark.setting import (
-    BY_NAME,
-    OPTIONS,
-    Option,
-    Scope,
-    Values,
-    render_options,
-)
-
-__all__ = [
-    "OPTIONS",
-    "Option",
-    "ReadOptions",
-    "Scope",
-    "StreamOptions",
-    "WriteOptions",
-    "check_options",
-    "lists_topics",
-    "parse_read_options",
-    "parse_stream_options",
-    "parse_stream_write_options",
-    "parse_write_options",
-    "render_options",
-]
+from lance_spark.spark.setting import BY_NAME, OPTIONS, Option, Scope, Values
 
 # Spark gives names in lower case.
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}

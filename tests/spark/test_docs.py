@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lance_spark.errors import OptionError
-from lance_spark.spark.options import OPTIONS, Scope, render_options
+from lance_spark.spark.setting import OPTIONS, Scope, render_options
 from tests.test_docs import ROOT, read, rows_of
 
 if TYPE_CHECKING:

@@ -13,10 +13,7 @@ from lance_spark.client import ClientConfig
 from lance_spark.errors import OptionError
 from lance_spark.spark.bound import AtOffsets, AtTime, Earliest, Latest
 from lance_spark.spark.options import (
-    OPTIONS,
-    Option,
     ReadOptions,
-    Scope,
     StreamOptions,
     WriteOptions,
     check_options,
@@ -26,6 +23,7 @@ from lance_spark.spark.options import (
     parse_stream_write_options,
     parse_write_options,
 )
+from lance_spark.spark.setting import OPTIONS, Option, Scope
 from tests.spark.given import GOOD, PARSERS, Parse, refused
 
 READ_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.WRITE]

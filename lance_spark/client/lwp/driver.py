@@ -142,6 +142,16 @@ class _LanceDriver:
             retention=info.retention,
         )
 
+    # Marks are compared on every server: a plain one may have been in its place before.
+
+    def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
+        """Compare the bytes before an offset and at the head of the log."""
+        return mark.is_mark_right(self.client, log, position, known)
+
+    def is_range_right(self, piece: Range) -> bool:
+        """Compare the head of the log and both ends of a range, if it has a mark."""
+        return mark.is_range_right(self.client, piece)
+
     # Reading and writing.
 
     def open_reader(
@@ -245,22 +255,12 @@ class LwpDriver(_LanceDriver):
         records = max(0, last.record - first.record)
         return Unread(records, first.append_time_ns or None)
 
-    # Offsets never shift.
-
     def mark_position(self, log: LogRef, position: int, log_end: int) -> None:
-        """Offsets never shift: there is nothing to mark."""
-
-    def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
-        """Compare all the same: the mark was taken from another server."""
-        return mark.is_mark_right(self.client, log, position, known)
+        """Take none: offsets never shift."""
 
     def mark_range(self, piece: Range, log_end: int) -> Range:
-        """Return the range as it is."""
+        """Return the range as it is: offsets never shift."""
         return piece
-
-    def is_range_right(self, piece: Range) -> bool:
-        """Compare a range that was planned on a plain server; others have no mark."""
-        return mark.is_range_right(self.client, piece)
 
     def choose_finder(self, splitting: str) -> FinderName:
         """Have the server asked, unless the user wants the bytes searched."""
@@ -310,17 +310,9 @@ class PlainDriver(_LanceDriver):
         """Look at the bytes before an offset and at the head of the log."""
         return mark.mark_offset(self.client, log, position, log_end)
 
-    def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
-        """Compare the bytes before an offset and at the head of the log."""
-        return mark.is_mark_right(self.client, log, position, known)
-
     def mark_range(self, piece: Range, log_end: int) -> Range:
         """Look at the head of the log and at both ends of a range."""
         return replace(piece, mark=mark.mark_range(self.client, piece, log_end))
-
-    def is_range_right(self, piece: Range) -> bool:
-        """Compare the head of the log and both ends of a range."""
-        return mark.is_range_right(self.client, piece)
 
     def choose_finder(self, splitting: str) -> FinderName:
         """Have the bytes searched; the server can't be asked."""
