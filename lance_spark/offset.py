@@ -52,7 +52,7 @@ _PARTITION = re.compile(r"0|[1-9][0-9]{0,8}")
 _SHOWN_MAX = 60
 
 # What an error is about, and what to do.
-_WHOLE = "stream offset"
+_OFFSET = "stream offset"
 _DAMAGED = (
     "restore the checkpoint from a copy, or start the query with a new one and "
     "startingOffsets"
@@ -186,9 +186,11 @@ class StreamOffset:
             CheckpointError: it is something else; says what is wrong.
         """
         if not isinstance(document, Mapping):
-            raise _damaged(_WHOLE, f"{_show(document)} is no offset of this source")
+            raise _damaged(
+                _OFFSET, f"{_show(document)} is not an offset of this source"
+            )
         _check_version(document)
-        topics = _take_members(document, "topics", _WHOLE)
+        topics = _take_members(document, "topics", _OFFSET)
         return cls.of({name: _decode_place(name, topics[name]) for name in topics})
 
 
@@ -219,8 +221,8 @@ def _encode_place(place: TopicPlace) -> dict[str, Any]:
 
 def _decode_place(name: object, place: object) -> TopicPlace:
     if not isinstance(name, str):
-        raise _damaged(_WHOLE, f"{_show(name)} is no name of a topic")
-    where = f"{_WHOLE}, topic {_show(name)}"
+        raise _damaged(_OFFSET, f"{_show(name)} is not the name of a topic")
+    where = f"{_OFFSET}, topic {_show(name)}"
     found = _decode_one(place, where)
     assert isinstance(place, Mapping)
     is_away, earlier = place.get("away", False), place.get("earlier", [])
@@ -236,7 +238,7 @@ def _decode_place(name: object, place: object) -> TopicPlace:
 def _decode_one(place: object, where: str) -> TopicPlace:
     """Read a place without the places in other topics of the name."""
     if not isinstance(place, Mapping):
-        raise _damaged(where, f"{_show(place)} is no place in a topic")
+        raise _damaged(where, f"{_show(place)} is not a place in a topic")
     positions = dict(_decode_positions(place, where))
     return TopicPlace(
         topic_id=_take_number(place, "id", where, _NUMBER_MAX),
@@ -295,16 +297,16 @@ def _decode_sum(
 def _check_version(document: Mapping[Any, object]) -> None:
     if "version" not in document:
         raise _damaged(
-            _WHOLE, "there is no 'version', so it is no offset of this source"
+            _OFFSET, "there is no 'version', so it is not an offset of this source"
         )
     version = document["version"]
     if not _is_whole(version) or version < 1:
         raise _damaged(
-            _WHOLE, f"'version' is {_show(version)} and has to be a number from 1"
+            _OFFSET, f"'version' is {_show(version)} and has to be a number from 1"
         )
     if version > OFFSET_VERSION:
         raise CheckpointError(
-            _WHOLE,
+            _OFFSET,
             f"version {_show(version)} was written by a newer release of lance_spark "
             f"(this one reads version {OFFSET_VERSION})",
             "upgrade lance_spark",
@@ -335,7 +337,7 @@ def _take_number(
 
 def _read_partition(key: object, where: str) -> int:
     if not isinstance(key, str) or not _PARTITION.fullmatch(key):
-        raise _damaged(where, f"{_show(key)} is no number of a partition")
+        raise _damaged(where, f"{_show(key)} is not the number of a partition")
     return int(key)
 
 

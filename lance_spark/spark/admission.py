@@ -13,9 +13,9 @@ The rules, in the order in which they win:
 4. Otherwise the limit is shared in proportion to the bytes that wait.
 5. What is left over, because records do not end where shares do, goes to others.
 
-Nothing here talks to a server, except through the rulers it is handed. Each is asked
-always from the same start on, for quotas that only grow, which is cheap for those that
-have to read.
+Nothing here talks to a server, except through the rulers it is given. Each ruler is
+always asked from the same start on, for quotas that only grow: that is cheap for rulers
+that have to read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lance_spark.client.driver import Ruler
 
 # What is left is shared again in proportion while it is an eighth of the limit, so many
-# times. Less than that goes to whoever can use it.
+# times. Less than that goes to any partition that can use it.
 _ROUNDS_MAX = 2
 _ROUND_PARTS = 8
 # Handing out a rest ends after so many topics in a row whose next record is too large:
@@ -63,12 +63,12 @@ def admit(
     """Say where a batch ends in each partition.
 
     Args:
-        backlogs: the topics, in the same order each time.
+        backlogs: the partitions, in the same order each time.
         limit: the limits of the batch.
         turn: a number that is one higher for each batch.
 
     Returns:
-        By topic the record boundary where its part ends; its start if it has none.
+        By partition the record boundary where its part ends; its start if it has none.
 
     Raises:
         LanceError: what a ruler raises.
@@ -168,7 +168,7 @@ def _share(waiting: Sequence[Backlog], limit: BatchLimit) -> list[_Part]:
 
 
 def _reserve(parts: Sequence[_Part], limit: BatchLimit) -> list[bool]:
-    """Say who gets a first record in any case."""
+    """Say which parts get a first record in any case."""
     sizes = [part.first_size for part in parts]
     is_room = _is_within(sum(sizes), limit.max_bytes)
     if is_room and _is_within(len(parts), limit.max_records):
@@ -282,8 +282,8 @@ def apportion(pot: int, weights: Sequence[int], floors: Sequence[int]) -> list[i
     shares = list(floors)
     weight = sum(weights)
     rising = sorted(range(len(weights)), key=lambda i: Fraction(floors[i], weights[i]))
-    # Whoever needs its floor most makes the share of all others smaller, so that the
-    # next may need its own. Behind the first that does not, nobody does.
+    # The part that needs its floor most makes the share of all others smaller, so that
+    # the next may need its own floor. Once one part does not, none of the rest does.
     while rising and pot * weights[rising[-1]] < floors[rising[-1]] * weight:
         index = rising.pop()
         pot -= floors[index]

@@ -37,7 +37,7 @@ class WriteJob:
     Args:
         options: what the user said.
         delivery: what `auto` came to, or what the user said.
-        writer_id: who writes; with the sequence it names the job to the broker.
+        writer_id: the writer's name; with the sequence it names the job to the broker.
         sequence: which of the writer's jobs this is.
         overwrite: the rows replace what the topic holds.
         is_stream: it is a micro-batch, whose id is the sequence.
@@ -154,8 +154,7 @@ def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
 def plan_stream_batch(options: WriteOptions, overwrite: bool) -> StreamPlan:
     """Decide how a micro-batch is written; called on the driver, for each of them.
 
-    Micro-batches are small and many, so this asks the server nothing that it has told
-    this process before.
+    Micro-batches are small and many, so this process remembers what it has asked.
 
     Raises:
         OptionError: the options contradict each other.

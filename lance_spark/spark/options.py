@@ -29,7 +29,7 @@ from lance_spark.spark.setting import BY_NAME, OPTIONS, Option, Scope, Values
 # Spark gives names in lower case.
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
-# What people type who know the Kafka source, by what they mean.
+# Options of Kafka's source, and the option here that means the same.
 _KAFKA = {
     "kafka.bootstrap.servers": "servers",
     "subscribe": "topic",
@@ -145,13 +145,13 @@ class WriteOptions:
     Args:
         client: how to reach the servers.
         topic: where all rows go; None if a column says it row by row.
-        create_topic: create what is missing.
+        create_topic: create a topic that is missing.
         record_type: the type of values without key and timestamp.
         compression: `none` or `lz4`.
         batch_bytes: how large a batch may get.
         max_in_flight: how many batches may be not acknowledged.
         allow_null_records: send Null records to a plain server, too.
-        delivery: what is promised.
+        delivery: whether rows are written exactly once or at least once.
         txn_app_id: the writer's name, given by the user.
         txn_version: which write of this writer it is.
     """
@@ -357,7 +357,7 @@ _PAIRS = (
 
 
 def _check_scope(given: list[Option], scope: Scope | None) -> None:
-    """Check that options are for what is done, as far as that is known yet."""
+    """Check that options are for this kind of query, as far as it is known yet."""
     if scope is not None:
         for option in given:
             if not option.scope & scope:
@@ -373,7 +373,7 @@ def _check_scope(given: list[Option], scope: Scope | None) -> None:
 
 
 def _explain_scope(option: Option, scope: Scope) -> str:
-    """Say why an option is not for what is done."""
+    """Say why an option is not for this kind of query."""
     ours = "read" if scope & Scope.READ else "write"
     if not option.scope & (Scope.READ if ours == "read" else Scope.WRITE):
         theirs = "writes" if ours == "read" else "reads"

@@ -113,7 +113,7 @@ class LanceReader(DataSourceReader):
         left = {id(each) for each in rest}
         self._filters = tuple(each for each in filters if id(each) not in left)
         if self._filters:
-            # Without the literals: what is looked for may be nobody's business.
+            # Without the literals, which may be private.
             logger.warning(
                 "%d filters were pushed into the read. Spark may apply them to other "
                 "queries on the same load() as well: call load() for each query, or "

@@ -58,7 +58,7 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """Write the rows of one task; called on an executor.
 
     All of them are acknowledged when this returns. If it fails, what a task has staged
-    is dropped with the job's other losers: a stage belongs to nobody else.
+    is dropped with the other stages of the job that lost: each belongs to one task.
 
     Raises:
         RowError: a row can't be a record, with its number in the partition.
@@ -139,9 +139,9 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
     ordered = sorted(results, key=lambda result: result.partition_id)
     stages = [stage for result in ordered for stage in result.stages]
     if not stages and not job.overwrite:
-        # Nobody names the stages of tasks that failed before they were run again. A
-        # query has many batches of no rows, where those tasks had no rows either, and
-        # is spared the request: if they had some, their stages expire.
+        # Tasks that failed before they were run again may have left stages, which no
+        # commit names. A query has many batches of no rows, whose failed tasks had no
+        # rows either, and is spared the request: if they had some, their stages expire.
         if not job.is_stream:
             abort_job(job)
         return
@@ -213,7 +213,7 @@ def _explaining(job: WriteJob) -> Iterator[None]:
 
 
 def _find_rerun(job: WriteJob) -> str:
-    """Say what to do when nobody knows whether rows were written."""
+    """Say what to do when it is unknown whether rows were written."""
     if job.is_stream:
         return "Restart the query: the micro-batch is replayed, and written once"
     if job.options.txn_app_id is not None:
@@ -262,8 +262,7 @@ def _find_stream_remedy(error: BrokerError) -> str | None:
 def abort_job(job: WriteJob) -> None:
     """Drop the stages of a job; never raises, as stages also go by themselves.
 
-    Nobody tells whether a commit was tried before, and what became of it: one that was
-    carried out has left nothing to drop.
+    A commit may have been tried before; if it was carried out, nothing is left to drop.
     """
     if not job.is_staged:
         return

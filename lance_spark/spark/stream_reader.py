@@ -3,8 +3,8 @@
 Spark makes one reader in a process of its own to plan with, and pickles others into
 tasks to read with. The planner is made when it is first needed and never travels.
 
-With the option `consumerGroup` the server is told how far a query is, so that other
-tools see its lag. The query itself goes by its checkpoint alone.
+With the option `consumerGroup` the reader commits its progress to the server, so that
+other tools see its lag. The query itself goes by its checkpoint alone.
 """
 
 from __future__ import annotations

@@ -447,7 +447,7 @@ def route_rows(
     order = np.argsort(short, kind="stable").astype(np.uint32)
     start = 0
     for name, count in zip(names, np.bincount(codes).tolist(), strict=True):
-        # A copy, as a piece that waits would keep the whole.
+        # A copy: a piece that waits would keep the whole array alive.
         origin = order[start : start + count].copy()
         if is_together:
             rows = batch.slice(start, count)
@@ -492,7 +492,7 @@ def _decode_names(names: pa.Array) -> list[str]:
     try:
         found: list[str] = names.to_pylist()
     except UnicodeDecodeError:
-        # Spark does not look into a text that was made of bytes. What is wrong becomes
+        # Spark does not check a text that was made of bytes. Wrong bytes become
         # surrogates, which are refused like others.
         raw = names.cast(pa.large_binary()).to_pylist()
         found = [name.decode(errors="surrogateescape") for name in raw]

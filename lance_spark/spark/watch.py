@@ -92,7 +92,7 @@ class Watch:
         self._pause_s = 0.0
 
     def look(self, driver: Driver, known: StreamOffset) -> States:
-        """Return what there is, after a pause if that is nothing but what is known."""
+        """Return what there is, after a pause if nothing of it is new."""
         if driver.traits.waits:
             states = self._wait(driver, known, self._pause_s)
             longest_s = _PAUSE_S_MAX

@@ -32,7 +32,7 @@ from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.schema import check_write_schema
 from lance_spark.spark.sink import TaskResult, abort_job, commit_job, write_task
 
-# What Spark tells to the tasks of a streaming query, and to nobody else.
+# Spark tells these to the tasks of a streaming query only.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 

@@ -56,9 +56,9 @@ AT_LOAD: list[tuple[dict[str, str], str]] = [
     ({"topic": "a", "topicPattern": "b"}, "topic and topicPattern are both given"),
     ({"topic": "a,,b"}, "has an empty name"),
     ({"topicPattern": "("}, "'(' is not a regular expression"),
-    ({"topic": "a", "startingOffsets": "soon"}, "'soon' is no place in a topic"),
+    ({"topic": "a", "startingOffsets": "soon"}, "'soon' is neither earliest, "),
     ({"topic": "a", "startingOffsets": "{"}, "can't be read as JSON"),
-    ({"topic": "a", "startingOffsets": '{"a": "x"}'}, "is no offset for topic 'a'"),
+    ({"topic": "a", "startingOffsets": '{"a": "x"}'}, "is not an offset for topic 'a'"),
     ({"topic": "a", "startingOffsets": '{"a": {"0": 5}}'}, "has no partitions"),
     (
         {"topic": "a", "endingOffsets": '{"b": 5}'},
