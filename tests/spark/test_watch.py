@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient
+from lance_spark.client import Capability, LanceClient
 from lance_spark.client.driver import Driver, LogRef
 from lance_spark.client.lwp.driver import make_driver
 from lance_spark.model import Partition, Retention
@@ -448,3 +448,22 @@ def test_a_batch_that_is_done_lets_the_next_look_answer_at_once(
     engine.reader.commit({})
     engine.step()
     assert engine.time.slept_s[-1] == 0.0
+
+
+def test_a_server_that_locates_and_can_not_wait(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capability is asked for by its own name: such a server is polled."""
+    fill(broker, "a", make_records(2))
+    with connect(broker) as client:
+        supports = client.supports
+        monkeypatch.setattr(
+            client, "supports", lambda c: c is not Capability.WAIT and supports(c)
+        )
+        time = Time()
+        watch = make_watch(time)
+        known = know(look(watch, client, NOTHING))
+        look(watch, client, known)
+        look(watch, client, known)
+    assert known.get("a") is not None
+    assert time.slept_s == [0.0, 0.0, 0.1]

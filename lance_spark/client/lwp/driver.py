@@ -213,6 +213,11 @@ class LwpDriver(_LanceDriver):
         record_units_min=RECORD_HEADER_BYTES,
     )
 
+    def __init__(self, client: LanceClient) -> None:
+        super().__init__(client)
+        if not client.supports(Capability.WAIT):
+            self.traits = replace(self.traits, waits=False)
+
     def _to_entry(self, info: TopicInfo) -> TopicEntry:
         found, entry = info.details, super()._to_entry(info)
         start, end = found.get("log_start"), found.get("log_end")
