@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from lance_spark.client import Chunk as Chunk
+from lance_spark.client import ClientConfig as ClientConfig
 from lance_spark.client.config import DURATION_S_MAX as DURATION_S_MAX
-from lance_spark.client.config import ClientConfig as ClientConfig
-from lance_spark.client.reader import Chunk as Chunk
-from lance_spark.client.writer import IN_FLIGHT_MAX as IN_FLIGHT_MAX
-from lance_spark.client.writer import WriterOptions as WriterOptions
 from lance_spark.errors import OptionError, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition, Retention
 
@@ -311,6 +309,29 @@ class ChunkReader(Protocol):
 # Writing.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """How rows are gathered and sent.
+
+    Args:
+        batch_bytes: how large a batch may get; a larger record goes alone.
+        linger_s: how long a batch waits for more records.
+        max_in_flight: how many batches may be sent and not acknowledged.
+        buffer_bytes: how much may be pending before `write` waits.
+        compression: one of the traits' compressions.
+        record_type: the type of values without key and timestamp.
+        allow_null_records: send Null records to servers that misread them, too.
+    """
+
+    batch_bytes: int
+    linger_s: float
+    max_in_flight: int
+    buffer_bytes: int
+    compression: str
+    record_type: int
+    allow_null_records: bool
+
+
 class StageContent(Protocol):
     """What one task has staged, as the commit names it; it travels to the driver."""
 
@@ -366,7 +387,7 @@ class StageCalls(Protocol):
         writer_id: str,
         sequence: int,
         *,
-        options: WriterOptions,
+        options: WriterSettings,
         check: CheckServer,
     ) -> RecordWriter:
         """Open a stage for a topic that need not exist yet."""
@@ -520,7 +541,7 @@ class Driver(Protocol):
         self,
         to: str,
         *,
-        options: WriterOptions,
+        options: WriterSettings,
         create_topic: bool,
         check: CheckServer,
     ) -> RecordWriter:

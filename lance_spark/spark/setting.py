@@ -14,7 +14,7 @@ from enum import Flag, auto
 from functools import partial
 from typing import Any
 
-from lance_spark.client.driver import DURATION_S_MAX, IN_FLIGHT_MAX, ClientConfig
+from lance_spark.client.driver import DURATION_S_MAX, ClientConfig
 from lance_spark.errors import OptionError
 from lance_spark.quantity import (
     parse_duration,
@@ -495,7 +495,7 @@ _WRITE = (
     ),
     Option(
         "maxInFlight",
-        within(parse_integer, "1", str(IN_FLIGHT_MAX)),
+        within(parse_integer, "1", "1024"),
         "8",
         Scope.WRITE,
         "How many batches may be sent and not acknowledged.",

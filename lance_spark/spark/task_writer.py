@@ -35,7 +35,7 @@ from lance_spark.client.driver import (
     Driver,
     RecordWriter,
     StageContent,
-    WriterOptions,
+    WriterSettings,
 )
 from lance_spark.errors import (
     LanceError,
@@ -238,7 +238,7 @@ class TaskWriter:
 
     def _open_writer(self, topic: str) -> None:
         job, options = self._job, self._job.options
-        settings = WriterOptions(
+        settings = WriterSettings(
             batch_bytes=options.batch_bytes,
             linger_s=_LINGER_S,
             max_in_flight=options.max_in_flight,

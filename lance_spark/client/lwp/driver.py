@@ -13,10 +13,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from lance_spark.client.client import LanceClient
+from lance_spark.client import (
+    Capability,
+    ClientConfig,
+    CommitStatus,
+    LanceClient,
+    Producer,
+    RecordReader,
+    StageWriter,
+    TopicInfo,
+    consumer_id,
+)
 from lance_spark.client.driver import (
     CheckServer,
-    ClientConfig,
     Committed,
     FinderName,
     LogRef,
@@ -29,18 +38,14 @@ from lance_spark.client.driver import (
     TopicEntry,
     Traits,
     Unread,
-    WriterOptions,
+    WriterSettings,
 )
-from lance_spark.client.identity import consumer_id
 from lance_spark.client.lwp import mark
 from lance_spark.client.lwp.finder import LocatedFinder, ProbedFinder
 from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
-from lance_spark.client.producer import Producer
-from lance_spark.client.reader import FETCH_BYTES_MAX, RecordReader
-from lance_spark.client.stage import StageWriter
+from lance_spark.client.reader import FETCH_BYTES_MAX
 from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import RECORD_HEADER_BYTES, Bounds, OffsetMark, Partition
-from lance_spark.wire.lwp import Capability, CommitStatus, TopicInfo
 
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection
@@ -178,7 +183,7 @@ class _LanceDriver:
         self,
         to: str,
         *,
-        options: WriterOptions,
+        options: WriterSettings,
         create_topic: bool,
         check: CheckServer,
     ) -> _TopicWriter:
@@ -345,7 +350,7 @@ class LwpStages:
         writer_id: str,
         sequence: int,
         *,
-        options: WriterOptions,
+        options: WriterSettings,
         check: CheckServer,
     ) -> StageWriter:
         """Open a stage for a topic that need not exist yet."""

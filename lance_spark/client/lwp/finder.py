@@ -20,7 +20,7 @@ from lance_spark.columnar.chains import find_meeting, follow_chains
 from lance_spark.errors import DataLoss
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client import LanceClient
 
 # (start, size) -> the bytes there, fewer only at the end of the range.
 Fetch = Callable[[int, int], memoryview]

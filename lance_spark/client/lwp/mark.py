@@ -20,7 +20,7 @@ from lance_spark.errors import DataLoss
 from lance_spark.model import MARK_BYTES_MAX, OffsetMark
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client import LanceClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.client.reader import RecordReader
+from lance_spark.client import RecordReader
 from lance_spark.errors import RecordError
 from lance_spark.model import RECORD_HEADER_BYTES, Location
 
 if TYPE_CHECKING:
-    from lance_spark.client.client import LanceClient
+    from lance_spark.client import LanceClient
 
 # What Locate can carry.
 _RECORD_MAX = 2**64 - 1
