@@ -3,14 +3,14 @@
     {"version": 1,
      "topics": {"events": {"id": 3, "epoch": 1706918400, "partitions": {"0": 4096}}}}
 
-A topic that is not there keeps its place, with `"away": true`, and one whose name
-another topic has taken is kept under `"earlier"` of that one: a server that is back
-after an hour, or a rule that hides nothing any more, brings back the same topic, and
-records that were read are not read again.
+A topic that is not there keeps its place, with `"away": true`. If another topic takes
+its name, its place is kept under `"earlier"` of that one. A server that comes back
+after an hour, or a rule that hides nothing any more, brings back the same topic: the
+stream does not read its records again.
 
-Checkpoints outlive releases: what was written once is read for ever. Spark takes two
-offsets for the same if their JSON texts are, so that a value has one text only. No
-pyspark here: the command line reads checkpoints, too.
+Checkpoints outlive releases: every later release reads what this one writes. Spark
+takes two offsets for the same if their JSON texts are equal, so each value has exactly
+one text. The command line reads checkpoints, too, so there is no pyspark here.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from operator import itemgetter
 from typing import Any, TypeGuard
 
 from lance_spark.errors import CheckpointError
+from lance_spark.model import MARK_BYTES_MAX, OffsetMark
+
+__all__ = [
+    "EARLIER_MAX",
+    "MARK_BYTES_MAX",
+    "OFFSET_VERSION",
+    "OffsetMark",
+    "StreamOffset",
+    "TopicPlace",
+    "is_offset_document",
+]
 
 OFFSET_VERSION = 1
 
 # How many topics that had the same name before are remembered, the last ones.
 EARLIER_MAX = 8
-
-# How many bytes a mark covers at most, before an offset and at the log's head: some
-# hundred records of common size, or several padded ones of a few KiB, and a fetch of so
-# much takes hardly longer than one of a few bytes. Release 0.5 covered 64 bytes.
-MARK_BYTES_MAX = 16 * 1024
 
 # Offsets are signed numbers of 64 bits in a row; ids and times are what servers say.
 _OFFSET_MAX = 2**63 - 1
@@ -46,40 +52,11 @@ _PARTITION = re.compile(r"0|[1-9][0-9]{0,8}")
 _SHOWN_MAX = 60
 
 # What an error is about, and what to do.
-_WHOLE = "stream offset"
+_OFFSET = "stream offset"
 _DAMAGED = (
     "restore the checkpoint from a copy, or start the query with a new one and "
     "startingOffsets"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMark:
-    """How a log looked when an offset was written down, where offsets may shift.
-
-    Args:
-        size: how many bytes before the offset it covers, at most `MARK_BYTES_MAX`.
-        crc: their CRC32C.
-        head_size: how many bytes at the head of the log it covers; None if those
-            before the offset are all there are, or in a mark of release 0.5.
-        head_crc: their CRC32C.
-        end: where the log ended; None in a mark of release 0.5.
-    """
-
-    size: int
-    crc: int
-    head_size: int | None = None
-    head_crc: int | None = None
-    end: int | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        """Return what goes into the checkpoint, keys in sorted order."""
-        document: dict[str, Any] = {"bytes": self.size, "crc32c": self.crc}
-        if self.end is not None:
-            document["end"] = self.end
-        if self.head_size is not None:
-            document["head"] = {"bytes": self.head_size, "crc32c": self.head_crc}
-        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +66,9 @@ class TopicPlace:
     Args:
         topic_id: the topic's id.
         created_s: when it was created, in seconds since 1970.
-        positions: partitions and the offset in each; LWP has partition 0 alone.
-        marks: partitions and what stands before the offset in each.
-        is_away: the topic was not there, which was told as a loss.
+        positions: partitions and the position in each; LWP has partition 0 alone.
+        marks: partitions and the mark of the position in each.
+        is_away: the topic was not there, which was reported as a loss.
         earlier: places in other topics of the same name, the last one first.
     """
 
@@ -117,19 +94,38 @@ class TopicPlace:
 
     @property
     def offset(self) -> int:
-        """The offset in partition 0."""
+        """The position in partition 0, which every topic has."""
         return dict(self.positions)[0]
 
     @property
     def mark(self) -> OffsetMark | None:
-        """What stands before the offset in partition 0, if that was noted."""
-        return dict(self.marks).get(0)
+        """The mark of partition 0, if there is one."""
+        return self.mark_of(0)
 
-    @property
-    def seen_end(self) -> int:
-        """Where the log ended when the offset was written down, as far as is known."""
-        end = None if self.mark is None else self.mark.end
-        return self.offset if end is None else max(self.offset, end)
+    def position(self, partition: int) -> int | None:
+        """Return the position in a partition; None if it was not read."""
+        return dict(self.positions).get(partition)
+
+    def mark_of(self, partition: int) -> OffsetMark | None:
+        """Return the mark of a partition's position, if there is one."""
+        return dict(self.marks).get(partition)
+
+    def seen_end(self, partition: int) -> int:
+        """Return how long a partition's log was, as far as this place knows."""
+        position, mark = self.position(partition) or 0, self.mark_of(partition)
+        return max(position, (mark and mark.end) or 0)
+
+    def moved(
+        self, partition: int, position: int, mark: OffsetMark | None = None
+    ) -> TopicPlace:
+        """Return the place with another position in one partition, and its mark."""
+        marks = {k: m for k, m in self.marks if k != partition}
+        if mark is not None:
+            marks[partition] = mark
+        positions = {**dict(self.positions), partition: position}
+        return replace(
+            self, positions=tuple(positions.items()), marks=tuple(marks.items())
+        )
 
     def same_topic(self, topic_id: int, created_s: int) -> bool:
         """Tell whether it is the same topic, and not one created anew."""
@@ -190,9 +186,11 @@ class StreamOffset:
             CheckpointError: it is something else; says what is wrong.
         """
         if not isinstance(document, Mapping):
-            raise _damaged(_WHOLE, f"{_show(document)} is no offset of this source")
+            raise _damaged(
+                _OFFSET, f"{_show(document)} is not an offset of this source"
+            )
         _check_version(document)
-        topics = _take_members(document, "topics", _WHOLE)
+        topics = _take_members(document, "topics", _OFFSET)
         return cls.of({name: _decode_place(name, topics[name]) for name in topics})
 
 
@@ -223,8 +221,8 @@ def _encode_place(place: TopicPlace) -> dict[str, Any]:
 
 def _decode_place(name: object, place: object) -> TopicPlace:
     if not isinstance(name, str):
-        raise _damaged(_WHOLE, f"{_show(name)} is no name of a topic")
-    where = f"{_WHOLE}, topic {_show(name)}"
+        raise _damaged(_OFFSET, f"{_show(name)} is not the name of a topic")
+    where = f"{_OFFSET}, topic {_show(name)}"
     found = _decode_one(place, where)
     assert isinstance(place, Mapping)
     is_away, earlier = place.get("away", False), place.get("earlier", [])
@@ -240,7 +238,7 @@ def _decode_place(name: object, place: object) -> TopicPlace:
 def _decode_one(place: object, where: str) -> TopicPlace:
     """Read a place without the places in other topics of the name."""
     if not isinstance(place, Mapping):
-        raise _damaged(where, f"{_show(place)} is no place in a topic")
+        raise _damaged(where, f"{_show(place)} is not a place in a topic")
     positions = dict(_decode_positions(place, where))
     return TopicPlace(
         topic_id=_take_number(place, "id", where, _NUMBER_MAX),
@@ -299,16 +297,16 @@ def _decode_sum(
 def _check_version(document: Mapping[Any, object]) -> None:
     if "version" not in document:
         raise _damaged(
-            _WHOLE, "there is no 'version', so it is no offset of this source"
+            _OFFSET, "there is no 'version', so it is not an offset of this source"
         )
     version = document["version"]
     if not _is_whole(version) or version < 1:
         raise _damaged(
-            _WHOLE, f"'version' is {_show(version)} and has to be a number from 1"
+            _OFFSET, f"'version' is {_show(version)} and has to be a number from 1"
         )
     if version > OFFSET_VERSION:
         raise CheckpointError(
-            _WHOLE,
+            _OFFSET,
             f"version {_show(version)} was written by a newer release of lance_spark "
             f"(this one reads version {OFFSET_VERSION})",
             "upgrade lance_spark",
@@ -339,7 +337,7 @@ def _take_number(
 
 def _read_partition(key: object, where: str) -> int:
     if not isinstance(key, str) or not _PARTITION.fullmatch(key):
-        raise _damaged(where, f"{_show(key)} is no number of a partition")
+        raise _damaged(where, f"{_show(key)} is not the number of a partition")
     return int(key)
 
 

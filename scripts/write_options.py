@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from lance_spark.spark.options import Scope, render_options
+from lance_spark.spark.setting import Scope, render_options
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ("options.md", "reading.md", "writing.md")

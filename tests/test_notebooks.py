@@ -45,7 +45,7 @@ SHOWN = {
         r"0 lost\n0 doubled\n0 changed\n",
     ),
     "04-from-kafka-to-lance": (
-        "what Kafka's source calls so is topic here",
+        "Kafka's source has it, and here it is called topic",
         "did you mean failOnDataLoss",
         r"3 batches, 8,000 rows",
         r"a consumer has read [\d,]+ of 358,890 bytes",

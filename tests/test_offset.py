@@ -133,9 +133,9 @@ def test_other_topics_of_a_name() -> None:
 
 
 def test_where_a_log_ended() -> None:
-    assert TopicPlace.at(3, 0, 9).seen_end == 9
-    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).seen_end == 9
-    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1, end=20)).seen_end == 20
+    assert TopicPlace.at(3, 0, 9).seen_end(0) == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1)).seen_end(0) == 9
+    assert TopicPlace.at(3, 0, 9, OffsetMark(9, 1, end=20)).seen_end(0) == 20
 
 
 def test_place_of_a_topic() -> None:
@@ -184,10 +184,10 @@ def test_text_of_an_error() -> None:
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        (None, "null is no offset of this source"),
-        ([1], "a list is no offset of this source"),
-        ("x" * 999, "x… is no offset of this source"),
-        ({}, "there is no 'version', so it is no offset"),
+        (None, "null is not an offset of this source"),
+        ([1], "a list is not an offset of this source"),
+        ("x" * 999, "x… is not an offset of this source"),
+        ({}, "there is no 'version', so it is not an offset"),
         ({"events": 4096}, "there is no 'version'"),
         ({"version": 0, "topics": {}}, "'version' is 0 and has to be a number from 1"),
         ({"version": True, "topics": {}}, "'version' is true and"),
@@ -197,8 +197,8 @@ def test_text_of_an_error() -> None:
         ({"version": 10**5000}, "version a number of too many digits was written by"),
         ({"version": 1}, "'topics' is missing and has to be an object"),
         ({"version": 1, "topics": []}, "'topics' is a list and has to be an object"),
-        ({"version": 1, "topics": {3: {}}}, "3 is no name of a topic"),
-        ({"version": 1, "topics": {"a": 7}}, "7 is no place in a topic"),
+        ({"version": 1, "topics": {3: {}}}, "3 is not the name of a topic"),
+        ({"version": 1, "topics": {"a": 7}}, "7 is not a place in a topic"),
     ],
 )
 def test_damaged(document: object, reason: str) -> None:
@@ -228,7 +228,7 @@ def test_damaged_number(key: str, value: object) -> None:
         ("away", None, "'away' is null and has to be true or false"),
         ("away", 1, "'away' is 1 and has to be true or false"),
         ("earlier", {}, "'earlier' is an object and has to be a list"),
-        ("earlier", [3], "3 is no place in a topic"),
+        ("earlier", [3], "3 is not a place in a topic"),
         ("earlier", [{"id": 1}], "'partitions' is missing and has to be an object"),
     ],
 )
@@ -268,13 +268,13 @@ def test_missing(key: str) -> None:
         ({"0": 10**5000}, "'0' is a number of too many digits and"),
         ({"0": 1.5}, "'0' is 1.5 and"),
         ({"0": False}, "'0' is false and"),
-        ({"0": 0, "00": 1}, "'00' is no number of a partition"),
-        ({"0": 0, "-1": 1}, "'-1' is no number"),
-        ({"0": 0, " 1": 1}, "' 1' is no number"),
-        ({"0": 0, "1\n": 1}, r"'1\n' is no number"),
-        ({"0": 0, "٣": 1}, "'٣' is no number"),
-        ({"0": 0, "9" * 5000: 1}, "… is no number"),
-        ({"0": 0, 1: 1}, "1 is no number"),
+        ({"0": 0, "00": 1}, "'00' is not the number of a partition"),
+        ({"0": 0, "-1": 1}, "'-1' is not the number"),
+        ({"0": 0, " 1": 1}, "' 1' is not the number"),
+        ({"0": 0, "1\n": 1}, r"'1\n' is not the number"),
+        ({"0": 0, "٣": 1}, "'٣' is not the number"),
+        ({"0": 0, "9" * 5000: 1}, "… is not the number"),
+        ({"0": 0, 1: 1}, "1 is not the number"),
     ],
 )
 def test_damaged_partitions(partitions: object, reason: str) -> None:
@@ -290,7 +290,7 @@ def test_damaged_partitions(partitions: object, reason: str) -> None:
     [
         (None, "'marks' is null and has to be an object"),
         ({"1": {"bytes": 1, "crc32c": 1}}, "there is no partition '1' to mark"),
-        ({"x": {"bytes": 1, "crc32c": 1}}, "'x' is no number of a partition"),
+        ({"x": {"bytes": 1, "crc32c": 1}}, "'x' is not the number of a partition"),
         ({"0": 64}, "'0' is 64 and has to be an object"),
         ({"0": {"bytes": 16385, "crc32c": 1}}, "'bytes' is 16385 and has to be"),
         ({"0": {**MARK, "head": 5}}, "'head' is 5 and has to be an object"),

@@ -13,9 +13,9 @@ The rules, in the order in which they win:
 4. Otherwise the limit is shared in proportion to the bytes that wait.
 5. What is left over, because records do not end where shares do, goes to others.
 
-Nothing here talks to a server, except through the rulers it is handed. Each is asked
-always from the same start on, for quotas that only grow, which is cheap for those that
-have to read.
+Nothing here talks to a server, except through the rulers it is given. Each ruler is
+always asked from the same start on, for quotas that only grow: that is cheap for rulers
+that have to read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from lance_spark.model import Partition
+
 if TYPE_CHECKING:
-    from lance_spark.spark.ruler import Ruler
+    from lance_spark.client.driver import Ruler
 
 # What is left is shared again in proportion while it is an eighth of the limit, so many
-# times. Less than that goes to whoever can use it.
+# times. Less than that goes to any partition that can use it.
 _ROUNDS_MAX = 2
 _ROUND_PARTS = 8
 # Handing out a rest ends after so many topics in a row whose next record is too large:
@@ -39,49 +41,51 @@ _MISSES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one topic: the bytes [start, end), and who knows its records."""
+    """What waits in one partition, [start, end), and what measures its records."""
 
-    topic: str
+    partition: Partition
     start: int
     end: int
     ruler: Ruler
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class BatchLimit:
     """How much a batch may hold; None for no limit."""
 
     max_bytes: int | None = None
     max_records: int | None = None
 
 
-def admit(backlogs: Sequence[Backlog], budget: Budget, *, turn: int) -> dict[str, int]:
-    """Say where a batch ends in each topic.
+def admit(
+    backlogs: Sequence[Backlog], limit: BatchLimit, *, turn: int
+) -> dict[Partition, int]:
+    """Say where a batch ends in each partition.
 
     Args:
-        backlogs: the topics, in the same order each time.
-        budget: the limits of the batch.
+        backlogs: the partitions, in the same order each time.
+        limit: the limits of the batch.
         turn: a number that is one higher for each batch.
 
     Returns:
-        By topic the record boundary where its part ends; its start if it has none.
+        By partition the record boundary where its part ends; its start if it has none.
 
     Raises:
         LanceError: what a ruler raises.
     """
-    ends = {backlog.topic: backlog.start for backlog in backlogs}
+    ends = {backlog.partition: backlog.start for backlog in backlogs}
     waiting = _take_turns(backlogs, turn)
     size = sum(backlog.end - backlog.start for backlog in waiting)
-    is_enough = budget.max_bytes is None or size <= budget.max_bytes
-    if is_enough and budget.max_records is None:
+    is_enough = limit.max_bytes is None or size <= limit.max_bytes
+    if is_enough and limit.max_records is None:
         parts = [_Part(backlog) for backlog in waiting]
         for part in parts:
             part.grow(None, None)
     elif len(waiting) == 1:
-        parts = [_admit_one(waiting[0], budget)]
+        parts = [_admit_one(waiting[0], limit)]
     else:
-        parts = _share(waiting, budget)
-    ends.update((part.backlog.topic, part.end) for part in parts)
+        parts = _share(waiting, limit)
+    ends.update((part.backlog.partition, part.end) for part in parts)
     return ends
 
 
@@ -136,17 +140,17 @@ class _Part:
             self.records = min(ruler.count(start, end), max_records)
 
 
-def _admit_one(backlog: Backlog, budget: Budget) -> _Part:
+def _admit_one(backlog: Backlog, limit: BatchLimit) -> _Part:
     part = _Part(backlog)
-    part.grow(budget.max_bytes, budget.max_records)
+    part.grow(limit.max_bytes, limit.max_records)
     if not part.size:
         first = backlog.ruler.step(backlog.start, backlog.end)
         part.end = backlog.start if first is None else first
     return part
 
 
-def _share(waiting: Sequence[Backlog], budget: Budget) -> list[_Part]:
-    """Divide a budget among topics that are in the order of their turns."""
+def _share(waiting: Sequence[Backlog], limit: BatchLimit) -> list[_Part]:
+    """Divide a limit among topics that are in the order of their turns."""
     parts = []
     for backlog in waiting:
         first = backlog.ruler.step(backlog.start, backlog.end)
@@ -154,23 +158,23 @@ def _share(waiting: Sequence[Backlog], budget: Budget) -> list[_Part]:
             parts.append(_Part(backlog, first))
     if not parts:
         return parts
-    if budget.max_bytes is not None and parts[0].first_size > budget.max_bytes:
+    if limit.max_bytes is not None and parts[0].first_size > limit.max_bytes:
         parts[0].end = parts[0].first
         return parts[:1]
-    batch = _Batch(parts, budget)
-    batch.offer(parts, floors=_reserve(parts, budget))
+    batch = _Sharing(parts, limit)
+    batch.offer(parts, floors=_reserve(parts, limit))
     batch.hand_on_rest()
     return parts
 
 
-def _reserve(parts: Sequence[_Part], budget: Budget) -> list[bool]:
-    """Say who gets a first record in any case."""
+def _reserve(parts: Sequence[_Part], limit: BatchLimit) -> list[bool]:
+    """Say which parts get a first record in any case."""
     sizes = [part.first_size for part in parts]
-    is_room = _is_within(sum(sizes), budget.max_bytes)
-    if is_room and _is_within(len(parts), budget.max_records):
+    is_room = _is_within(sum(sizes), limit.max_bytes)
+    if is_room and _is_within(len(parts), limit.max_records):
         return [True] * len(parts)
     # Small topics must not keep a large one from its share, so they have one half.
-    half_bytes, half_records = _halve(budget.max_bytes), _halve(budget.max_records)
+    half_bytes, half_records = _halve(limit.max_bytes), _halve(limit.max_records)
     reserved, size, records = [True], sizes[0], 1
     for first_size in sizes[1:]:
         is_room = _is_within(size + first_size, half_bytes)
@@ -190,17 +194,17 @@ def _halve(limit: int | None) -> int | None:
 
 
 @dataclass
-class _Batch:
-    """Parts that grow, and what is left of the budget for them."""
+class _Sharing:
+    """Parts that grow, and what is left of the limit for them."""
 
     parts: Sequence[_Part]
-    budget: Budget
+    limit: BatchLimit
     left_bytes: int | None = field(init=False)
     left_records: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left_bytes = self.budget.max_bytes
-        self.left_records = self.budget.max_records
+        self.left_bytes = self.limit.max_bytes
+        self.left_records = self.limit.max_records
 
     def offer(self, parts: Sequence[_Part], *, floors: Sequence[bool]) -> None:
         """Share what is left by backlog, with a first record where a floor is."""
@@ -248,8 +252,8 @@ class _Batch:
 
     def _is_much_left(self) -> bool:
         pairs = (
-            (self.left_bytes, self.budget.max_bytes),
-            (self.left_records, self.budget.max_records),
+            (self.left_bytes, self.limit.max_bytes),
+            (self.left_records, self.limit.max_records),
         )
         return all(
             left is None or limit is None or left * _ROUND_PARTS >= limit > 0
@@ -278,8 +282,8 @@ def apportion(pot: int, weights: Sequence[int], floors: Sequence[int]) -> list[i
     shares = list(floors)
     weight = sum(weights)
     rising = sorted(range(len(weights)), key=lambda i: Fraction(floors[i], weights[i]))
-    # Whoever needs its floor most makes the share of all others smaller, so that the
-    # next may need its own. Behind the first that does not, nobody does.
+    # The part that needs its floor most makes the share of all others smaller, so that
+    # the next may need its own floor. Once one part does not, none of the rest does.
     while rising and pot * weights[rising[-1]] < floors[rising[-1]] * weight:
         index = rising.pop()
         pot -= floors[index]

@@ -1,70 +1,116 @@
 """Where a micro-batch ends, given where it starts and what there is.
 
-Each topic is first settled: is it the one that was read before, with the offset still
-in its log and at a record? Whatever is lost is told here. Then the limits of a batch
-are shared among the topics (`admission`), and the ends that come out are what Spark
-writes into the checkpoint.
+Each topic is first settled: is it the one that was read before, with the position still
+in its log and at a record? Losses are reported here. Then the limits of a batch are
+shared among the partitions (`admission`), and Spark writes the ends that come out into
+the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lance_spark.client import Capability, LanceClient
-from lance_spark.errors import DataLoss, RecordError
+from lance_spark.client.driver import Driver, LogRef, Range
+from lance_spark.errors import DataLoss, RecordError, TopicNotFound
+from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
-from lance_spark.spark.admission import Backlog, Budget, admit
-from lance_spark.spark.batch_range import make_recreated
+from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.loss import LossLog
-from lance_spark.spark.marking import (
-    check_unread,
+from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.planning import (
+    check_range,
+    describe_missing,
     find_cut,
     is_marked_right,
+    make_gone,
+    make_recreated,
     make_shifted,
-    mark_unread,
-    take_offset_mark,
+    plan_range,
+    report_loss,
 )
-from lance_spark.spark.options import StreamOptions
-from lance_spark.spark.planning import Limits, plan_range
-from lance_spark.spark.ruler import LocatedRuler, Ruler, WalkedRuler
-from lance_spark.spark.topics import make_gone
-from lance_spark.spark.watch import Head
+from lance_spark.spark.watch import LogState, States
 
-# How much a batch has at most on a server that can't tell where records end, so that
-# all of it goes through the driver, if nobody says otherwise.
-PLAIN_BATCH_BYTES = 64 * 1024 * 1024
+# So many reported losses of a topic are remembered. A slow query meets new ones for
+# ever, and one that it meets again is one of the last few.
+_REPORTED_MAX = 16
+
+
+class LossLog:
+    """Reports each loss once and counts what is lost.
+
+    A stream meets a loss several times: when it looks, when it plans, and again after
+    each look until it is past it.
+
+    Args:
+        is_error: raise losses, instead of going on.
+    """
+
+    def __init__(self, is_error: bool) -> None:
+        self._is_error = is_error
+        self._reported: defaultdict[int | str, deque[tuple[int, str]]] = defaultdict(
+            lambda: deque(maxlen=_REPORTED_MAX)
+        )
+        self._lost_bytes: Counter[int | str] = Counter()
+        # Up to where the losses of a topic are counted, because they overlap.
+        self._counted: dict[int | str, int] = {}
+
+    def report(self, loss: DataLoss) -> None:
+        """Raise a loss with its remedy, or log it the first time.
+
+        Raises:
+            DataLoss: losses are errors.
+        """
+        if self._is_error:
+            report_loss(loss, is_error=True)
+        # The bounds of the log go on changing for the same loss.
+        reported, key = self._reported[loss.topic], (loss.asked, loss.reason)
+        if key not in reported:
+            reported.append(key)
+            report_loss(loss, is_error=False)
+        if loss.log_start is not None:
+            first = max(loss.asked, self._counted.get(loss.topic, 0))
+            self._lost_bytes[loss.topic] += max(0, loss.log_start - first)
+            self._counted[loss.topic] = max(first, loss.log_start)
+
+    def begin_anew(self, topic: str) -> None:
+        """Note that a topic was created anew, so that its positions start over."""
+        self._counted.pop(topic, None)
+
+    def lost_bytes(self, topic: str) -> int:
+        """Say how much of a topic is known to be lost since the query was started."""
+        return self._lost_bytes[topic]
 
 
 class LostMeanwhile(DataLoss):
-    """What was there at the look is not there any more; another look tells why."""
+    """Something was there at the look and is gone; another look tells why."""
 
 
 class BatchEnd:
     """Finds the end of one batch.
 
     Args:
-        client: asks.
+        driver: asks.
         options: what the user has said.
         losses: is told what is lost.
         target: where `Trigger.AvailableNow` ends; None without it.
-        turn: one higher for each batch, so that topics take turns.
+        turn: one higher for each batch, so that partitions take turns.
         is_limited: whether the limits of the options hold.
     """
 
     def __init__(
         self,
-        client: LanceClient,
+        driver: Driver,
         options: StreamOptions,
         losses: LossLog,
         *,
-        target: Mapping[str, Head] | None,
+        target: States | None,
         turn: int,
         is_limited: bool,
     ) -> None:
-        self._client = client
+        self._driver = driver
         self._options = options
         self._losses = losses
         self._target = target
@@ -73,18 +119,18 @@ class BatchEnd:
         # Whether anything waits. Otherwise turns would count looks and not batches, and
         # it might be the same topic's turn whenever there is something to read.
         self.is_worth_a_turn = False
+        # Where records were seen to start; the plan of the batch need not look again.
+        self.aligned: dict[Partition, int] = {}
 
-    def find(
-        self, start: StreamOffset, heads: Mapping[str, Head]
-    ) -> dict[str, TopicPlace]:
+    def find(self, start: StreamOffset, states: States) -> dict[str, TopicPlace]:
         """Say where the batch ends in each topic, if nothing shifts meanwhile.
 
         An end that was found while a server deletes may be inside a record by now, and
-        would be written down for ever.
+        would stay in the checkpoint for ever.
 
         Args:
             start: where the batch starts.
-            heads: what there was at the last look.
+            states: what there was at the last look.
 
         Raises:
             LostMeanwhile: it is not there any more; look again.
@@ -92,69 +138,91 @@ class BatchEnd:
             DataLoss: something that was to be read is gone, and that is an error.
             RecordError: what a plain server has is no record.
         """
-        client = self._client
-        if not is_plain(client):
-            return self._find_still(start, heads)
         with _noting_loss():
-            unread = mark_unread(client, start, heads)
+            unread = self._mark_unread(start, states)
         try:
-            places = self._find_still(start, heads)
+            places = self._find_ends(start, states)
         except RecordError:
-            # Offsets that have shifted explain it better.
-            with _noting_loss():
-                check_unread(client, unread)
+            # If offsets have shifted, that error explains it better.
+            self._check_unread(unread)
             raise
-        with _noting_loss():
-            check_unread(client, unread)
+        self._check_unread(unread)
         return places
 
-    def _find_still(
-        self, start: StreamOffset, heads: Mapping[str, Head]
-    ) -> dict[str, TopicPlace]:
-        settled, away = self._settle_all(start, heads)
+    def _mark_unread(self, start: StreamOffset, states: States) -> list[Range]:
+        """Mark what is unread, to tell later whether its positions have shifted."""
+        unread = []
+        for state in states.values():
+            place, first = start.get(state.log.topic), 0
+            if place is not None and _is_same(place, state):
+                first = self._position(place, state.log)
+            if first < state.end:
+                piece = Range(state.log, first, state.end)
+                unread.append(self._driver.mark_range(piece, state.end))
+        return unread
+
+    def _check_unread(self, unread: Sequence[Range]) -> None:
+        with _noting_loss():
+            for piece in unread:
+                check_range(self._driver, piece)
+
+    def _find_ends(self, start: StreamOffset, states: States) -> dict[str, TopicPlace]:
+        settled, away = self._settle_all(start, states)
         backlogs = []
-        for topic, place in settled.items():
-            first, stop = place.offset, self._find_stop(topic, heads[topic], place)
+        for partition, state in states.items():
+            place = settled[partition.topic]
+            first, stop = (
+                self._position(place, state.log),
+                self._find_stop(state, place),
+            )
             if stop > first:
-                first = self._find_first(topic, place, heads[topic])
-            # Those with nothing to read are among them, as all take turns.
-            ruler = self._make_ruler(topic, place)
-            backlogs.append(Backlog(topic, first, max(first, stop), ruler))
-        waiting = {b.topic: b.start for b in backlogs if b.start < b.end}
+                first = self._find_first(state, first)
+            # Those with nothing to read are among them, because all take turns.
+            ruler = self._driver.make_ruler(
+                state.log, fetch_bytes=self._options.read.fetch_bytes
+            )
+            backlogs.append(Backlog(partition, first, max(first, stop), ruler))
+        waiting = {b.partition: b.start for b in backlogs if b.start < b.end}
         self.is_worth_a_turn = bool(waiting)
         try:
             with _noting_loss():
-                ends = admit(backlogs, self._make_budget(), turn=self._turn)
+                ends = admit(backlogs, self._make_limit(), turn=self._turn)
         except RecordError as fault:
             raise self._explain(fault) from fault
-        for topic, end in ends.items():
-            log_end = heads[topic].end
-            settled[topic] = _move(self._client, topic, settled[topic], end, log_end)
+        for partition, end in ends.items():
+            topic = partition.topic
+            settled[topic] = self._move(settled[topic], states[partition], end)
         # A topic is not worth a batch before it has a record. One that has to wait is
         # noted in a batch of others: it is a loss if it is deleted meanwhile.
-        is_worth_it = any(ends[topic] > first for topic, first in waiting.items())
+        is_worth_it = any(ends[each] > first for each, first in waiting.items())
+        waits = {partition.topic for partition in waiting} if is_worth_it else set()
         known = {
             topic: place
             for topic, place in settled.items()
-            if place.offset
+            if any(position for _, position in place.positions)
             or start.get(topic) is not None
-            or (is_worth_it and topic in waiting)
+            or topic in waits
         }
         return {**known, **away}
 
+    # Where to go on.
+
     def _settle_all(
-        self, start: StreamOffset, heads: Mapping[str, Head]
+        self, start: StreamOffset, states: States
     ) -> tuple[dict[str, TopicPlace], dict[str, TopicPlace]]:
         """Say where to go on in the topics that are there, and in those that are not.
 
         A server that answers for another one, or has not opened all topics, looks like
         one where they were deleted: a topic that comes back must not be read again.
         """
+        logs: defaultdict[str, list[LogState]] = defaultdict(list)
+        for state in states.values():
+            logs[state.log.topic].append(state)
         settled, away = {}, {}
-        for topic in sorted({*heads, *(name for name, _ in start.topics)}):
-            head, place = heads.get(topic), start.get(topic)
-            if head is not None:
-                settled[topic] = self._settle(topic, place, head)
+        for topic in sorted({*logs, *(name for name, _ in start.topics)}):
+            place = start.get(topic)
+            if topic in logs:
+                settled[topic] = self._settle(place, logs[topic])
                 continue
             assert place is not None
             is_read = self._options.read.reads(topic)
@@ -166,92 +234,115 @@ class BatchEnd:
 
     def _make_gone(self, topic: str, place: TopicPlace, is_read: bool) -> DataLoss:
         if is_read:
-            return make_gone(topic, place.topic_id, place.offset)
+            return make_gone(LogRef(Partition(topic), place.topic_id), place.offset)
         reason = "the checkpoint has it, and the options do not name it any more"
         return DataLoss(topic, place.offset, None, None, reason)
 
-    def _settle(self, topic: str, place: TopicPlace | None, head: Head) -> TopicPlace:
+    def _settle(self, place: TopicPlace | None, states: list[LogState]) -> TopicPlace:
         """Say where to go on in a topic, after a loss if need be."""
-        client = self._client
+        log = states[0].log
         if place is None:
-            return TopicPlace.at(head.topic_id, head.created_s, 0)
-        if not place.same_topic(head.topic_id, head.created_s):
-            # That the old one is gone was told when it went.
+            return TopicPlace.at(log.topic_id, log.created_s, 0)
+        if not _is_same(place, states[0]):
+            # That the old one is gone was reported when it went.
             if not place.is_away:
-                log = _find_log(client, head)
-                self._losses.report(make_recreated(topic, place, head.topic_id, log))
-            self._losses.begin_anew(topic)
-            place = place.turn_to(head.topic_id, head.created_s)
+                bounds = self._find_bounds(states[0])
+                loss = make_recreated(log, place, log.topic_id, bounds)
+                self._losses.report(loss)
+            self._losses.begin_anew(log.topic)
+            place = place.turn_to(log.topic_id, log.created_s)
         place = replace(place, is_away=False)
-        if head.end < place.offset:
+        for state in states:
+            place = self._settle_log(place, state)
+        return place
+
+    def _settle_log(self, place: TopicPlace, state: LogState) -> TopicPlace:
+        log, position = state.log, self._position(place, state.log)
+        if state.end < position:
             reason = (
-                f"the log ends {place.offset - head.end} bytes before it: the server "
-                "has deleted data, or the log was cut or restored from a copy"
+                f"the log ends {position - state.end} bytes before it: the server has "
+                "deleted data, or the log was cut or restored from a copy"
             )
-            log = _find_log(client, head)
-            loss = DataLoss(topic, place.offset, log.start, log.end, reason)
-        elif is_marked_right(client, topic, place):
+            bounds = self._find_bounds(state)
+            loss = DataLoss(log.topic, position, bounds.start, bounds.end, reason)
+        elif is_marked_right(self._driver, log, place):
             # Also where nothing seems to be unread: as much may have come as was
             # deleted.
-            cuts = list(find_cut(topic, place, Limits(0, head.end)))
+            cuts = list(find_cut(log, place, Bounds(0, state.end)))
             for cut in cuts:
                 self._losses.report(cut)
-            # A loss that was told is settled: it must not be met again.
-            return _mark(client, topic, place, head.end) if cuts else place
+            # A loss that was reported is settled: it must not be met again.
+            return self._mark(place, state, position) if cuts else place
         else:
-            loss = make_shifted(topic, place, _find_log(client, head))
+            loss = make_shifted(log, place, self._find_bounds(state))
         self._losses.report(loss)
-        # What comes from now on is all that can be told from what was read before.
-        return _move(client, topic, place, head.end, head.end)
+        # Positions tell nothing any more, so the stream goes on with what comes now.
+        return self._move(place, state, state.end)
 
-    def _find_stop(self, topic: str, head: Head, place: TopicPlace) -> int:
-        """Say how far a topic may be read."""
+    def _find_bounds(self, state: LogState) -> Bounds:
+        """Say where a log starts that ends where it was seen to."""
+        found = self._driver.bounds([state.log]).get(state.log.partition)
+        if found is None:
+            raise TopicNotFound(describe_missing([state.log.topic]))
+        return Bounds(found.start, state.end)
+
+    def _position(self, place: TopicPlace, log: LogRef) -> int:
+        position = place.position(log.partition.number)
+        return self._driver.traits.first_position if position is None else position
+
+    def _move(self, place: TopicPlace, state: LogState, position: int) -> TopicPlace:
+        if position == place.position(state.log.partition.number):
+            return place
+        return self._mark(place, state, position)
+
+    def _mark(self, place: TopicPlace, state: LogState, position: int) -> TopicPlace:
+        with _noting_loss():
+            mark = self._driver.mark_position(state.log, position, state.end)
+        return place.moved(state.log.partition.number, position, mark)
+
+    def _find_stop(self, state: LogState, place: TopicPlace) -> int:
+        """Say how far a partition may be read."""
         if self._target is None:
-            return head.end
-        target = self._target.get(topic)
-        if target is None or not place.same_topic(target.topic_id, target.created_s):
-            # It came later, which is for the next run.
-            return place.offset
-        return min(head.end, target.end)
+            return state.end
+        target = self._target.get(state.log.partition)
+        if target is None or not _is_same(place, target):
+            # It came later, and is read by the next run.
+            return self._position(place, state.log)
+        return min(state.end, target.end)
 
-    def _find_first(self, topic: str, place: TopicPlace, head: Head) -> int:
+    def _find_first(self, state: LogState, position: int) -> int:
         """Say where the first record is, behind what is removed."""
-        client = self._client
-        if is_plain(client):
-            return place.offset
-        found = client.locate_offset(place.topic_id, place.offset).offset
-        if found == place.offset:
+        log = state.log
+        found = self._driver.align(log, position)
+        if found == position:
+            self.aligned[log.partition] = position
             return found
-        log_start = client.locate_start(place.topic_id).offset
-        if log_start <= place.offset:
-            # A log that grows again hides that it was shorter than the offset.
+        log_start = self._find_bounds(state).start
+        if log_start <= position:
+            # A log that grows again hides that it was shorter than the position.
             reason = (
                 "no record starts there any more: the log was cut or restored from a "
                 "copy, and something else was appended since"
             )
-            loss = DataLoss(topic, place.offset, log_start, head.end, reason)
-            self._losses.report(loss)
+            self._losses.report(
+                DataLoss(log.topic, position, log_start, state.end, reason)
+            )
             return found
-        planned = plan_range(
-            topic, place.offset, head.end, Limits(log_start, max(log_start, head.end))
-        )
+        bounds = Bounds(log_start, max(log_start, state.end))
+        planned = plan_range(log.topic, position, state.end, bounds)
         for loss in planned.losses:
             self._losses.report(loss)
         return planned.start
 
-    def _make_ruler(self, topic: str, place: TopicPlace) -> Ruler:
-        if is_plain(self._client):
-            fetch_bytes = self._options.read.fetch_bytes
-            return WalkedRuler(self._client, topic, place.topic_id, fetch_bytes)
-        return LocatedRuler(self._client, place.topic_id)
+    # How much.
 
-    def _make_budget(self) -> Budget:
+    def _make_limit(self) -> BatchLimit:
         if not self._is_limited:
-            return Budget()
-        max_bytes = self._options.max_bytes
-        if max_bytes is None and self._options.max_records is None:
-            max_bytes = PLAIN_BATCH_BYTES if is_plain(self._client) else None
-        return Budget(max_bytes, self._options.max_records)
+            return BatchLimit()
+        max_bytes, max_records = self._options.max_bytes, self._options.max_records
+        if max_bytes is None and max_records is None:
+            max_bytes = self._driver.traits.batch_units_max
+        return BatchLimit(max_bytes, max_records)
 
     def _explain(self, fault: RecordError) -> RecordError:
         """Say what to do about bytes that a plain server has and that are no record."""
@@ -261,21 +352,14 @@ class BatchEnd:
             remedy = "startingOffsets has to name an offset at which a record starts"
         else:
             remedy = (
-                "where the next one starts can't be told, so the stream can't go on: "
-                "start a new query behind it, with startingOffsets"
+                "nothing tells where the next record starts, so the stream can't go "
+                "on: start a new query behind it, with startingOffsets"
             )
         return RecordError(f"{fault.reason}; {remedy}", fault.position)
 
 
-def is_plain(client: LanceClient) -> bool:
-    """Tell whether a server can't tell where records end."""
-    return not client.supports(Capability.LOCATE)
-
-
-def _find_log(client: LanceClient, head: Head) -> Limits:
-    """Say where a log starts that ends where it was seen to."""
-    log_start = 0 if is_plain(client) else client.locate_start(head.topic_id).offset
-    return Limits(log_start, head.end)
+def _is_same(place: TopicPlace, state: LogState) -> bool:
+    return place.same_topic(state.log.topic_id, state.log.created_s)
 
 
 @contextmanager
@@ -285,22 +369,3 @@ def _noting_loss() -> Iterator[None]:
         yield
     except DataLoss as loss:
         raise LostMeanwhile(*loss.args) from loss
-
-
-def _move(
-    client: LanceClient, topic: str, place: TopicPlace, offset: int, log_end: int
-) -> TopicPlace:
-    """Give the place at another offset of the same topic."""
-    if offset == place.offset:
-        return place
-    moved = replace(place, positions=((0, offset),), marks=())
-    return _mark(client, topic, moved, log_end) if is_plain(client) else moved
-
-
-def _mark(
-    client: LanceClient, topic: str, place: TopicPlace, log_end: int
-) -> TopicPlace:
-    """Give a place with a new mark."""
-    with _noting_loss():
-        mark = take_offset_mark(client, topic, place, log_end)
-    return replace(place, marks=((0, mark),))

@@ -69,8 +69,8 @@ class AtOffsets:
     def check_complete(self, option: str, topics: Iterable[str]) -> None:
         """Check that every topic has an offset.
 
-        One that is forgotten would be read whole, or not at all, and nothing would
-        tell.
+        A topic that is forgotten would be read from its beginning, or not at all, and
+        nothing would show it.
 
         Raises:
             OptionError: some have none; says what to add.
@@ -113,7 +113,7 @@ def parse_bound(text: str) -> Bound:
     `{"version": 1, "topics": {"events": {"partitions": {"0": 4096}, ...}}}`.
 
     Raises:
-        OptionError: it is none of them; says what is wrong with it.
+        OptionError: the text is none of them; says what is wrong with it.
     """
     word = text.strip().lower()
     if word == "earliest":
@@ -121,7 +121,9 @@ def parse_bound(text: str) -> Bound:
     if word == "latest":
         return Latest()
     if not word.startswith("{"):
-        raise OptionError(f"{_shorten(text)} is no place in a topic: {_FORMS}")
+        raise OptionError(
+            f"{_shorten(text)} is neither earliest, latest nor JSON: {_FORMS}"
+        )
     return _read_offsets(text)
 
 
@@ -205,9 +207,9 @@ def _check_offset(topic: str, offset: Any) -> int:
     is_number = isinstance(offset, int) and not isinstance(offset, bool)
     if not is_number or not EARLIEST_OFFSET <= offset <= _OFFSET_MAX:
         raise OptionError(
-            f"{_shorten(json.dumps(offset))} is no offset for topic {topic!r}: give a "
-            f"whole number from 0, or {EARLIEST_OFFSET} for earliest, {LATEST_OFFSET} "
-            "for latest"
+            f"{_shorten(json.dumps(offset))} is not an offset for topic {topic!r}: "
+            f"give a whole number from 0, or {EARLIEST_OFFSET} for earliest, "
+            f"{LATEST_OFFSET} for latest"
         )
     return int(offset)
 

@@ -1,9 +1,9 @@
 """Filters that Spark leaves to us: a range of offsets, some topics, the rest in Arrow.
 
-What is taken here Spark does not look at again, so a filter is taken only if it means
-exactly what Spark means by it, nulls included: a comparison with null is neither true
-nor false, and neither is its negation; only `<=>` and `is null` know nulls. Spark casts
-a literal to the type of its column before it sends it. One of another type, and
+Spark does not check a filter again that is taken here, so a filter is taken only if it
+means exactly what Spark means by it, nulls included: a comparison with null is neither
+true nor false, and neither is its negation; only `<=>` and `is null` know nulls. Spark
+casts a literal to the type of its column before it sends it. One of another type, and
 everything else that is not known here, stays with Spark.
 
 Strings and bytes are compared as unsigned bytes, timestamps as microseconds, by Spark
@@ -67,7 +67,7 @@ _SHOWN_CHARS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What filters ask for. All of it has to be done by whoever accepted them.
+    """What filters ask for; the reader that accepts them has to do all of it.
 
     Args:
         start: no record that starts before this offset is wanted.
@@ -175,7 +175,7 @@ def _is_literal(column: str, value: object) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    # Half of a surrogate pair can't be told to Arrow.
+    # Arrow takes no half of a surrogate pair.
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-from lance_spark.client import Capability, ClientConfig, LanceClient
-from lance_spark.errors import LanceError, OptionError, TopicNotFound, Unsupported
+from lance_spark.client.driver import Driver, ServerKind
+from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
-from lance_spark.spark.value import find_topic_fault
-
-if TYPE_CHECKING:
-    from lance_spark.client.connection import Connection
+from lance_spark.spark.setting import find_topic_fault
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ class WriteJob:
     Args:
         options: what the user said.
         delivery: what `auto` came to, or what the user said.
-        writer_id: who writes; with the sequence it names the job to the broker.
+        writer_id: the writer's name; with the sequence it names the job to the broker.
         sequence: which of the writer's jobs this is.
         overwrite: the rows replace what the topic holds.
         is_stream: it is a micro-batch, whose id is the sequence.
@@ -65,21 +62,22 @@ class WriteJob:
             return "the topics of column topic"
         return f"topic {self.options.topic!r}"
 
-    def check_server(self, connection: Connection) -> None:
+    def check_server(self, server: ServerKind) -> None:
         """Check that a server is of the kind that the job was made for.
 
         Raises:
             LanceError: it has no stages, or has some although `auto` found none.
         """
-        has_stages = Capability.STAGED_COMMIT.value in connection.capabilities
-        if self.is_staged and not has_stages:
+        if self.is_staged and not server.has_stages:
             found = "it has no stages"
-        elif has_stages and not self.is_staged and self.options.delivery == "auto":
+        elif (
+            server.has_stages and not self.is_staged and self.options.delivery == "auto"
+        ):
             found = "it could write exactly once"
         else:
             return
         raise LanceError(
-            f"the server {connection.address} is not of the kind that the job was made "
+            f"the server {server.address} is not of the kind that the job was made "
             f"for, which is to write {self.delivery}: {found}. All of servers="
             f"{self.options.client.servers} have to be alike; if they were being "
             f"replaced, {self.again}"
@@ -134,11 +132,11 @@ def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
     asked = _Asked(options, overwrite, is_stream=False)
     asked.check()
     writer_id, sequence = _name_job(options)
-    with lease(options.client) as client:
-        delivery = _decide(asked, client)
+    with lease(options.client) as driver:
+        delivery = _decide(asked, driver)
         if options.topic is not None and not options.create_topic:
-            check_topics(client, [options.topic])
-        reason = _find_reason(options, client)
+            check_topics(driver, [options.topic])
+        reason = _find_reason(options, driver)
     if delivery == "at-least-once":
         logger.warning(
             "delivery is at-least-once, so that a retried task writes rows twice: %s",
@@ -156,8 +154,7 @@ def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
 def plan_stream_batch(options: WriteOptions, overwrite: bool) -> StreamPlan:
     """Decide how a micro-batch is written; called on the driver, for each of them.
 
-    Micro-batches are small and many, so this asks the server nothing that it has told
-    this process before.
+    Micro-batches are small and many, so this process remembers what it has asked.
 
     Raises:
         OptionError: the options contradict each other.
@@ -167,72 +164,80 @@ def plan_stream_batch(options: WriteOptions, overwrite: bool) -> StreamPlan:
     """
     asked = _Asked(options, overwrite, is_stream=True)
     asked.check()
-    with lease(options.client) as client:
-        delivery = _decide(asked, client)
-        reason = _find_reason(options, client)
-    if options.topic is not None and not options.create_topic:
-        _check_topic_once(options.client, options.topic)
-    _check_kept(options, delivery, reason)
-    if delivery == "at-least-once":
-        _warn_once(reason)
+    memory = _memories.find(options)
+    with lease(options.client) as driver:
+        delivery = _decide(asked, driver)
+        reason = _find_reason(options, driver)
+        if not options.create_topic and not memory.has_topic and options.topic:
+            # Whether it is still there, each task and each commit finds out for itself.
+            check_topics(driver, [options.topic])
+            memory.has_topic = True
+    memory.check_kept(delivery, reason)
+    if delivery == "at-least-once" and not memory.is_warned:
+        memory.is_warned = True
+        logger.warning(
+            "delivery is at-least-once, so that a retried task or a replayed "
+            "micro-batch writes rows twice: %s",
+            reason,
+        )
     return StreamPlan(options=options, delivery=delivery, overwrite=overwrite)
 
 
-def _find_reason(options: WriteOptions, client: LanceClient) -> str:
-    if options.delivery == "at-least-once":
-        return "it was asked for"
-    return f"the server {_address(client)} has no stages"
+@dataclass(slots=True)
+class _Memory:
+    """What this process knows of earlier micro-batches of the same options.
 
-
-def _check_kept(options: WriteOptions, delivery: Delivery, reason: str) -> None:
-    """Check that `auto` does not become less while a query runs.
-
-    As far as this process remembers: Spark ends it after a minute without work. Who
-    wants to be sure asks for exactly-once.
-
-    Raises:
-        LanceError: batches before this one were written exactly once.
+    Spark ends the process after a minute without work, and the memory with it.
     """
-    before = _remember(options)
-    if delivery == "at-least-once" and "exactly-once" in before:
-        raise LanceError(
-            f"{reason}, and micro-batches before this one were written exactly once: "
-            "let the query reach the server that it had, or set "
-            "delivery=at-least-once and restart it"
-        )
-    before.add(delivery)
+
+    deliveries: set[Delivery] = field(default_factory=set)
+    has_topic: bool = False
+    is_warned: bool = False
+
+    def check_kept(self, delivery: Delivery, reason: str) -> None:
+        """Check that `auto` does not become less while a query runs.
+
+        Raises:
+            LanceError: batches before this one were written exactly once.
+        """
+        if delivery == "at-least-once" and "exactly-once" in self.deliveries:
+            raise LanceError(
+                f"{reason}, and micro-batches before this one were written exactly "
+                "once: let the query reach the server that it had, or set "
+                "delivery=at-least-once and restart it"
+            )
+        self.deliveries.add(delivery)
 
 
-@lru_cache(maxsize=64)
-def _remember(options: WriteOptions) -> set[Delivery]:
-    """Give what the batches of these options were written with, to be added to."""
-    return set()
+class _Memories(OrderedDict[WriteOptions, _Memory]):
+    """Memories by options, of the queries that wrote last."""
+
+    MOST = 64
+
+    def find(self, options: WriteOptions) -> _Memory:
+        memory = self.pop(options, None) or _Memory()
+        self[options] = memory
+        if len(self) > self.MOST:
+            self.popitem(last=False)
+        return memory
 
 
-@lru_cache(maxsize=64)
-def _warn_once(reason: str) -> None:
-    logger.warning(
-        "delivery is at-least-once, so that a retried task or a replayed micro-batch "
-        "writes rows twice: %s",
-        reason,
-    )
+_memories = _Memories()
 
 
-@lru_cache(maxsize=64)
-def _check_topic_once(config: ClientConfig, topic: str) -> None:
-    # Whether it is still there, each task and each commit finds out for itself. What
-    # is raised is not kept.
-    with lease(config) as client:
-        check_topics(client, [topic])
+def _find_reason(options: WriteOptions, driver: Driver) -> str:
+    if options.delivery == "at-least-once":
+        return "the option delivery asks for it"
+    return f"the server {driver.server.address} has no stages"
 
 
-def check_topics(client: LanceClient, topics: Iterable[str]) -> set[str]:
-    """Check that topics are there, as they may not be created; return all there are.
+def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:
+    """Check that topics are there which may not be created; return all there are.
 
     Raises:
         TopicNotFound: naming those that are not.
     """
-    there = {info.name for info in client.topics()}
+    there = {entry.name for entry in driver.topics()}
     missing = sorted(set(topics) - there)
     if missing:
         names = ", ".join(map(repr, missing[:10]))
@@ -246,7 +251,7 @@ def check_topics(client: LanceClient, topics: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a write is to do, before anybody knows whether the server can."""
+    """What a write is to do, before the server was asked whether it can."""
 
     options: WriteOptions
     overwrite: bool
@@ -254,7 +259,7 @@ class _Asked:
 
     @property
     def mode(self) -> str:
-        """What the user has called that asks to replace a topic."""
+        """What the user has called to replace a topic."""
         return 'outputMode("complete")' if self.is_stream else 'mode("overwrite")'
 
     def check(self) -> None:
@@ -293,26 +298,26 @@ class _Asked:
         return None
 
 
-def _decide(asked: _Asked, client: LanceClient) -> Delivery:
+def _decide(asked: _Asked, driver: Driver) -> Delivery:
     """Find out whether the server can do it, and what is promised then."""
     options = asked.options
     delivery: Delivery = "at-least-once"
-    if client.supports(Capability.STAGED_COMMIT):
+    if driver.server.has_stages:
         if options.delivery != "at-least-once":
             delivery = "exactly-once"
     elif (needs := asked.find_need_of_stages()) is not None:
         what, instead = needs
-        capability = Capability.STAGED_COMMIT.value
-        raise Unsupported(f"{what} ({instead} here)", capability, _address(client))
-    if options.compression == "lz4" and client.is_plain:
-        # It would store the compressed bytes as if they were records.
-        what = "compression=lz4 (use compression=none here)"
-        raise Unsupported(what, None, _address(client))
+        raise driver.make_unsupported(f"{what} ({instead} here)", "stages")
+    if options.compression not in driver.traits.compressions:
+        # The server would store the compressed bytes as if they were records.
+        raise driver.make_unsupported(
+            f"compression={options.compression} (use compression=none here)"
+        )
     return delivery
 
 
 def _name_job(options: WriteOptions) -> tuple[str, int]:
-    """Give writer id and sequence: the user's, or ones that nobody has had."""
+    """Give writer id and sequence: the user's, or new ones."""
     if options.txn_app_id is None or options.txn_version is None:
         return f"spark-batch:{uuid.uuid4()}", 0
     writer_id = f"spark-txn:{_join_names(options.txn_app_id, options.topic)}"
@@ -329,7 +334,3 @@ def _join_names(writer: str, topic: str | None) -> str:
     # An array in JSON can be read in one way only, whatever is in the names.
     names = [writer] if topic is None else [writer, topic]
     return json.dumps(names, ensure_ascii=False)
-
-
-def _address(client: LanceClient) -> str:
-    return str(client.connection().address)

@@ -87,7 +87,7 @@ def start_session(
     if SparkSession.getActiveSession() is not None:
         # It could not be given these settings, and is not ours to stop.
         raise OptionError(
-            "there is a Spark session in this process already: stop it, or use it "
+            "this process has a Spark session already: stop it, or use it "
             "(in tests: a fixture lance_spark_session of your own that returns it)"
         )
     with _set_environment({**make_environment(), **(environment or {})}):

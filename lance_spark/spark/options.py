@@ -1,8 +1,8 @@
 """The options of a read or write: names and values in, frozen settings out.
 
-Each option by itself is in the table of `setting`, which of them go together is
-`conflict`. Errors say which option, what is
-wrong and what to change; values of secret options are in none of them.
+Each option by itself is in the table of `setting`; here is what depends on several of
+them. Errors say which option, what is wrong and what to change, and never show the
+value of a secret option.
 """
 
 from __future__ import annotations
@@ -13,39 +13,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lance_spark.client import ClientConfig
+from lance_spark.client.driver import ClientConfig
 from lance_spark.errors import OptionError
-from lance_spark.spark.bound import Bound
-from lance_spark.spark.conflict import check_conflicts, pick_end, pick_start
-from lance_spark.spark.setting import (
-    BY_NAME,
-    OPTIONS,
-    Option,
-    Scope,
-    Values,
-    render_options,
+from lance_spark.spark.bound import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTime,
+    Bound,
+    Earliest,
+    Latest,
 )
-
-__all__ = [
-    "OPTIONS",
-    "Option",
-    "ReadOptions",
-    "Scope",
-    "StreamOptions",
-    "WriteOptions",
-    "check_options",
-    "lists_topics",
-    "parse_read_options",
-    "parse_stream_options",
-    "parse_stream_write_options",
-    "parse_write_options",
-    "render_options",
-]
+from lance_spark.spark.setting import BY_NAME, OPTIONS, Option, Scope, Values
 
 # Spark gives names in lower case.
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
-# What people type who know the Kafka source, by what they mean.
+# Options of Kafka's source, and the option here that means the same.
 _KAFKA = {
     "kafka.bootstrap.servers": "servers",
     "subscribe": "topic",
@@ -68,7 +52,7 @@ _KAFKA = {
     "kafka.batch.size": "batchBytes",
     "kafka.max.in.flight.requests.per.connection": "maxInFlight",
 }
-# What has no counterpart, and is nothing that one of ours was meant by.
+# What has no counterpart here.
 _KAFKA_ONLY = {
     "minoffsetspertrigger",
     "maxtriggerdelay",
@@ -108,7 +92,7 @@ class ReadOptions:
         end: where to end.
         fail_on_data_loss: fail if records that were asked for are gone.
         min_partitions: how many partitions there are at least.
-        max_partition_bytes: how large a partition is at most; None if nobody says.
+        max_partition_bytes: how large a partition is at most; None if not given.
         splitting: how record boundaries are found.
         fetch_bytes: how much is fetched at once.
         push_filters: apply filters of the query that Spark offers.
@@ -143,9 +127,9 @@ class StreamOptions:
 
     Args:
         read: as in a batch; it starts where the stream does, and ends at latest.
-        max_bytes: how many bytes a micro-batch has at most; None if nobody says.
-        max_records: how many records it has at most; None if nobody says.
-        consumer_group: under which name the server is told how far the query is.
+        max_bytes: how many bytes a micro-batch has at most; None if not given.
+        max_records: how many records it has at most; None if not given.
+        consumer_group: the name under which progress is committed; None for none.
     """
 
     read: ReadOptions
@@ -161,15 +145,15 @@ class WriteOptions:
     Args:
         client: how to reach the servers.
         topic: where all rows go; None if a column says it row by row.
-        create_topic: create what is missing.
+        create_topic: create a topic that is missing.
         record_type: the type of values without key and timestamp.
         compression: `none` or `lz4`.
         batch_bytes: how large a batch may get.
         max_in_flight: how many batches may be not acknowledged.
         allow_null_records: send Null records to a plain server, too.
-        delivery: what is promised.
-        txn_app_id: who writes, given by the user.
-        txn_version: which write of theirs it is.
+        delivery: whether rows are written exactly once or at least once.
+        txn_app_id: the writer's name, given by the user.
+        txn_version: which write of this writer it is.
     """
 
     client: ClientConfig
@@ -344,15 +328,18 @@ def _find_option(key: str) -> Option:
         )
     found = _BY_KEY.get(name)
     if found is None:
-        raise OptionError(f"there is no option {key}; {_suggest(name)}")
+        raise OptionError(f"there is no option {key}; {_suggest(key)}")
     return found
 
 
-def _suggest(name: str) -> str:
+def _suggest(key: str) -> str:
+    name = key.lower()
     if name in _KAFKA:
-        return f"what Kafka's source calls so is {_KAFKA[name]} here"
+        return f"Kafka's source has it, and here it is called {_KAFKA[name]}"
     if name in _KAFKA_ONLY or name.startswith("kafka."):
-        return "it is one of Kafka's, and there is nothing like it here: leave it out"
+        return (
+            "it is an option of Kafka's source, which has no counterpart: leave it out"
+        )
     near = difflib.get_close_matches(name, _BY_KEY, n=1)
     if near:
         return f"did you mean {_BY_KEY[near[0]].name}?"
@@ -370,7 +357,7 @@ _PAIRS = (
 
 
 def _check_scope(given: list[Option], scope: Scope | None) -> None:
-    """Check that options are for what is done, as far as that is known yet."""
+    """Check that options are for this kind of query, as far as it is known yet."""
     if scope is not None:
         for option in given:
             if not option.scope & scope:
@@ -381,12 +368,12 @@ def _check_scope(given: list[Option], scope: Scope | None) -> None:
         if ones and others:
             raise OptionError(
                 f"option {ones[0]} is for {its_word} and {others[0]} for {other_word}: "
-                "leave out the one or the other"
+                "leave out one of them"
             )
 
 
 def _explain_scope(option: Option, scope: Scope) -> str:
-    """Say why an option is not for what is done."""
+    """Say why an option is not for this kind of query."""
     ours = "read" if scope & Scope.READ else "write"
     if not option.scope & (Scope.READ if ours == "read" else Scope.WRITE):
         theirs = "writes" if ours == "read" else "reads"
@@ -397,3 +384,157 @@ def _explain_scope(option: Option, scope: Scope) -> str:
     if option.name in ("txnAppId", "txnVersion"):
         text += ", whose query id and batch id are used instead"
     return text
+
+
+# Options that contradict each other, as far as that shows without a server.
+
+_WORDS: dict[int | None, str] = {EARLIEST_OFFSET: "earliest", LATEST_OFFSET: "latest"}
+_TLS = ("tlsCa", "tlsCert", "tlsKey", "tlsServerName")
+_BOUNDS = (
+    ("startingOffsets", "startingTimestamp"),
+    ("endingOffsets", "endingTimestamp"),
+)
+
+
+def check_conflicts(values: Values) -> None:
+    """Check that options go together.
+
+    Raises:
+        OptionError: they do not; names two of them and says what to change.
+    """
+    _check_tls(values)
+    _check_topics(values)
+    _check_metadata(values)
+    _check_bounds(values)
+    _check_transaction(values)
+
+
+def pick_start(values: Values) -> Bound:
+    """Say where a read starts."""
+    return _pick(values, *_BOUNDS[0])
+
+
+def pick_end(values: Values) -> Bound:
+    """Say where a read ends."""
+    return _pick(values, *_BOUNDS[1])
+
+
+def _pick(values: Values, offsets: str, timestamp: str) -> Bound:
+    bound: Bound = values[timestamp] or values[offsets]
+    return bound
+
+
+def _check_tls(values: Values) -> None:
+    given = [name for name in _TLS if name in values]
+    if given and not values["tls"]:
+        raise OptionError(
+            f"option {given[0]} is given without tls: set option tls to true, or leave "
+            f"out {', '.join(given)}"
+        )
+    if "tlsKey" in values and "tlsCert" not in values:
+        raise OptionError(
+            "option tlsKey is given without tlsCert: give the certificate too"
+        )
+
+
+def _check_topics(values: Values) -> None:
+    if "topic" in values and "topicPattern" in values:
+        raise OptionError(
+            "options topic and topicPattern are both given: leave out one of them"
+        )
+
+
+def _check_metadata(values: Values) -> None:
+    names = (*(name for pair in _BOUNDS for name in pair), "pushFilters")
+    given = [name for name in names if name in values]
+    if given and "metadata" in values:
+        raise OptionError(
+            f"option {given[0]} is given with metadata, which reads no records: leave "
+            "out one of them"
+        )
+
+
+def _check_bounds(values: Values) -> None:
+    for offsets, timestamp in _BOUNDS:
+        given = [name for name in (offsets, timestamp) if name in values]
+        if len(given) > 1:
+            raise OptionError(
+                f"options {offsets} and {timestamp} are both given: leave out one of "
+                "them"
+            )
+        if isinstance(values[offsets], AtOffsets):
+            _check_named(values, offsets)
+    _check_order(values)
+
+
+def _check_named(values: Values, name: str) -> None:
+    """Check that a JSON of offsets names the topics that are read."""
+    topics, pattern = values["topic"], values["topicPattern"]
+    named = values[name].topics
+    for topic in named:
+        if topics is not None and topic not in topics:
+            raise OptionError(
+                f"option {name} names topic {topic!r}, which option topic does not: "
+                "add it there, or leave it out here"
+            )
+        if pattern is not None and re.fullmatch(pattern, topic) is None:
+            raise OptionError(
+                f"option {name} names topic {topic!r}, which option topicPattern "
+                f"{pattern!r} does not match: change the pattern, or leave it out here"
+            )
+    # Which topics a pattern matches, the server tells when the read is planned.
+    values[name].check_complete(name, topics or ())
+
+
+def _check_order(values: Values) -> None:
+    start, end = pick_start(values), pick_end(values)
+    if isinstance(start, AtTime) and isinstance(end, AtTime):
+        if start.time_ns > end.time_ns:
+            raise OptionError(
+                "option startingTimestamp is later than endingTimestamp: exchange them"
+            )
+        return
+    named = [b.topics for b in (start, end) if isinstance(b, AtOffsets)]
+    # Two words mean the same for every topic.
+    for topic in sorted({name for names in named for name in names} or {""}):
+        first, last = _offset_in(start, topic), _offset_in(end, topic)
+        if _is_after(first, last):
+            where = f" for topic {topic!r}" if topic else ""
+            given = " and ".join(str(_WORDS.get(at, at)) for at in (first, last))
+            raise OptionError(
+                f"option startingOffsets is behind endingOffsets{where} ({given}): "
+                "exchange them"
+            )
+
+
+def _offset_in(bound: Bound, topic: str) -> int | None:
+    if isinstance(bound, Earliest):
+        return EARLIEST_OFFSET
+    if isinstance(bound, Latest):
+        return LATEST_OFFSET
+    return bound.get(topic) if isinstance(bound, AtOffsets) else None
+
+
+def _is_after(start: int | None, end: int | None) -> bool:
+    """Tell what is certain without a look at the log."""
+    if start is None or end is None:
+        return False
+    if start == LATEST_OFFSET:
+        return end == EARLIEST_OFFSET
+    return start > end >= 0
+
+
+def _check_transaction(values: Values) -> None:
+    given = [name for name in ("txnAppId", "txnVersion") if name in values]
+    if not given:
+        return
+    if len(given) == 1:
+        other = "txnVersion" if given[0] == "txnAppId" else "txnAppId"
+        raise OptionError(
+            f"option {given[0]} is given without {other}: give both or neither"
+        )
+    if values["delivery"] == "at-least-once":
+        raise OptionError(
+            "options txnAppId and txnVersion are given with delivery at-least-once, "
+            "which can't tell a repeated write: leave out delivery, or them"
+        )

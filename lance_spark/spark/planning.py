@@ -1,22 +1,27 @@
-"""Which byte ranges are read, and how they are cut into splits: decisions only.
+"""Which ranges are read, and how they are cut into splits.
 
-A split is a nominal piece of a range, made by arithmetic, so that planning costs the
-same for a topic of any size. A record belongs to the split that it starts in; where the
-first one starts is found by the task that reads the split (`boundary`). Nothing here
-talks to a server.
+A read asks for positions; the server has what it has. Both are compared here, for batch
+reads (`resolve_ranges`) and for the micro-batches of a stream (`resolve_batch`). What
+is missing is a loss. Splits are cut by arithmetic, so that planning costs the same for
+a topic of any size; the task that reads a split finds its first record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lance_spark.errors import DataLoss, OptionError
-from lance_spark.model import RECORD_HEADER_BYTES
+from lance_spark.client.driver import Driver, LogRef, Range, Split, TopicEntry
+from lance_spark.errors import DataLoss, OptionError, TopicDeleted, TopicNotFound
+from lance_spark.model import Bounds, Partition
+from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.bound import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
+    AtTime,
     Bound,
     Earliest,
     Latest,
@@ -24,118 +29,52 @@ from lance_spark.spark.bound import (
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.setting import BY_NAME
 
+logger = logging.getLogger(__name__)
+
 # Spark keeps an object per partition on the driver and a task per partition to run.
 SPLITS_MAX = 100_000
-# More than so many are made only if somebody asks: planning a large topic should take
-# no longer than planning a small one, and most of it is what Spark does per partition.
+# More splits are made only if the user asks for them: most of the time to plan a large
+# topic is what Spark does per partition.
 UNASKED_SPLITS_MAX = 256
 
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How a range and its log looked when the range was planned.
-
-    On a server whose offsets shift when it deletes, that tells whether an offset still
-    means what it meant then.
-
-    Args:
-        size: how many bytes were looked at in each place, at most.
-        crc: CRC32C of the first bytes of the log and the first and last of the range.
-        log_end: where the log ended; it never ends before, unless it was cut.
-    """
-
-    size: int
-    crc: int
-    log_end: int
+_REMEDY = "set failOnDataLoss=false to go on with what is left"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRange:
-    """The bytes [start, end) of one partition of a topic.
-
-    Args:
-        topic: its name.
-        topic_id: its id.
-        created_s: when it was created, which tells a topic from its successor.
-        start: offset of the first byte.
-        end: offset behind the last byte.
-        is_located: the server is asked where records start; otherwise that is probed.
-        ends_log: the log ended there when the range was planned.
-        mark: what the range starts and ends with, on servers whose offsets may shift.
-        partition: LWP topics have this one only.
-    """
-
-    topic: str
-    topic_id: int
-    created_s: int
-    start: int
-    end: int
-    is_located: bool = True
-    ends_log: bool = False
-    mark: Mark | None = None
-    partition: int = 0
-
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """One of several pieces of a range that are nearly equal in bytes.
-
-    Args:
-        range: what was cut.
-        index: which piece this is.
-        parts: how many there are.
-    """
-
-    range: TopicRange
-    index: int = 0
-    parts: int = 1
-
-    @property
-    def start(self) -> int:
-        """Where it starts, not regarding records."""
-        return self.point(self.index)
-
-    @property
-    def end(self) -> int:
-        """Where it ends, not regarding records."""
-        return self.point(self.index + 1)
-
-    def point(self, index: int) -> int:
-        """Say where the piece of an index starts; the last one ends at `parts`."""
-        whole = self.range
-        return whole.start + whole.size * index // self.parts
+# Splits.
 
 
 def plan_splits(
-    ranges: Sequence[TopicRange],
+    ranges: Sequence[Range],
     *,
     min_partitions: int | None = None,
-    max_partition_bytes: int | None = None,
+    max_partition_size: int | None = None,
+    record_size_min: int = 1,
 ) -> list[Split]:
     """Cut ranges into splits; empty ranges have none.
 
     Args:
         ranges: what is to be read.
-        min_partitions: make at least so many, by cutting large ranges more often,
-            where there would be fewer. A hint: a range is never cut into more pieces
-            than records fit into it.
-        max_partition_bytes: no split is larger; None cuts no range for its size.
+        min_partitions: make at least so many splits, by cutting large ranges more
+            often. A hint: a range is never cut into more pieces than it has records.
+        max_partition_size: no split is larger; None cuts no range for its size.
+        record_size_min: how large the smallest record is.
 
     Raises:
-        OptionError: these would be too many.
+        OptionError: there would be too many splits.
     """
     ranges = [piece for piece in ranges if piece.size > 0]
     total = sum(piece.size for piece in ranges)
     counts = [1] * len(ranges)
-    if max_partition_bytes is not None:
-        counts = [_count_parts(piece.size, max_partition_bytes, 1) for piece in ranges]
+
+    def count(size: int, whole_size: int, parts: int) -> int:
+        """Say how many pieces a range gets where `whole_size` gets so many."""
+        most = _divide_up(size, record_size_min)
+        return min(_divide_up(size * parts, whole_size), most)
+
+    if max_partition_size is not None:
+        counts = [count(piece.size, max_partition_size, 1) for piece in ranges]
     if min_partitions is not None and sum(counts) < min_partitions:
-        wanted = [_count_parts(piece.size, total, min_partitions) for piece in ranges]
+        wanted = [count(piece.size, total, min_partitions) for piece in ranges]
         counts = [max(pair) for pair in zip(counts, wanted, strict=True)]
     if sum(counts) > SPLITS_MAX:
         raise OptionError(
@@ -149,44 +88,34 @@ def plan_splits(
     ]
 
 
-def cut_ranges(ranges: Sequence[TopicRange], options: ReadOptions) -> list[Split]:
+def cut_ranges(
+    ranges: Sequence[Range], options: ReadOptions, *, record_size_min: int = 1
+) -> list[Split]:
     """Cut ranges into splits as the options of a read say."""
     if options.splitting == "none":
         return plan_splits(ranges)
     size = options.max_partition_bytes
     if size is None:
-        size = choose_partition_bytes(ranges, BY_NAME["maxPartitionBytes"].default)
+        size = choose_partition_size(ranges, BY_NAME["maxPartitionBytes"].default)
     return plan_splits(
-        ranges, min_partitions=options.min_partitions, max_partition_bytes=size
+        ranges,
+        min_partitions=options.min_partitions,
+        max_partition_size=size,
+        record_size_min=record_size_min,
     )
 
 
-def choose_partition_bytes(ranges: Sequence[TopicRange], least: int) -> int:
-    """Choose how large splits may be where nobody has said it.
-
-    Args:
-        ranges: what is to be read.
-        least: what it is, unless that makes too many.
-    """
+def choose_partition_size(ranges: Sequence[Range], least: int) -> int:
+    """Choose how large splits may be if the user does not say: at least `least`."""
     total = sum(piece.size for piece in ranges)
     return max(least, _divide_up(total, UNASKED_SPLITS_MAX))
-
-
-def _count_parts(size: int, whole: int, parts: int) -> int:
-    """Say how many pieces a range gets where `whole` bytes get so many."""
-    return min(_divide_up(size * parts, whole), _divide_up(size, RECORD_HEADER_BYTES))
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a log starts and ends while a range of it is planned."""
-
-    start: int
-    end: int
+# Ranges.
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +127,7 @@ class PlannedRange:
     losses: tuple[DataLoss, ...] = ()
 
 
-def plan_range(topic: str, start: int, end: int, log: Limits) -> PlannedRange:
+def plan_range(topic: str, start: int, end: int, log: Bounds) -> PlannedRange:
     """Compare the range that is asked for with the log.
 
     Args:
@@ -227,7 +156,7 @@ def plan_range(topic: str, start: int, end: int, log: Limits) -> PlannedRange:
     return PlannedRange(start, max(start, min(end, log.end)), tuple(losses))
 
 
-def _find_losses(start: int, end: int, log: Limits) -> Iterator[tuple[int, str]]:
+def _find_losses(start: int, end: int, log: Bounds) -> Iterator[tuple[int, str]]:
     # A range that starts at the log start, wherever that is, may end before it.
     if min(start, end) < log.start:
         yield min(start, end), "what was before the log start is removed"
@@ -237,22 +166,342 @@ def _find_losses(start: int, end: int, log: Limits) -> Iterator[tuple[int, str]]
         yield end, "the log ends before it: the topic was cut, or created anew"
 
 
-def resolve_bound(bound: Bound, topic: str, log: Limits) -> int | None:
-    """Say which offset a bound means in a topic.
+def resolve_bound(bound: Bound, partition: Partition, log: Bounds) -> int | None:
+    """Say which position a bound means in a partition.
 
     Args:
-        bound: what the user has said; offsets are given for this topic, too.
-        topic: the topic's name.
-        log: what is there.
+        bound: what the user has said; if it is offsets, they include this topic.
+        partition: which partition.
+        log: where it starts and ends.
 
     Returns:
-        The offset; None if only the server can tell, because it is a time.
+        The position; None if only the server can tell, because it is a time.
     """
     if isinstance(bound, Earliest):
         return log.start
     if isinstance(bound, Latest):
         return log.end
     if isinstance(bound, AtOffsets):
-        offset = dict(bound.offsets)[topic]
+        offset = dict(bound.offsets)[partition.topic]
         return {EARLIEST_OFFSET: log.start, LATEST_OFFSET: log.end}.get(offset, offset)
     return None
+
+
+# Topics.
+
+
+def choose_topics(
+    options: ReadOptions, listing: Sequence[TopicEntry]
+) -> list[TopicEntry]:
+    """Pick the topics that the options name, in the order of their names.
+
+    Raises:
+        TopicNotFound: a topic that is named is not there.
+        OptionError: offsets are given for a topic that is not read.
+    """
+    by_name = {entry.name: entry for entry in listing}
+    if options.topic_pattern is not None:
+        pattern = re.compile(options.topic_pattern)
+        names = [name for name in by_name if pattern.fullmatch(name)]
+    else:
+        # Without any name all topics are meant, as `metadata` allows.
+        names = list(options.topics or by_name)
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise TopicNotFound(describe_missing(missing))
+    for bound in (options.start, options.end):
+        if isinstance(bound, AtOffsets):
+            _check_named(bound, names)
+    return [by_name[name] for name in sorted(names)]
+
+
+def describe_missing(topics: Iterable[str]) -> str:
+    """Say that topics which are named do not exist, and what to do."""
+    return (
+        f"no topic is named {', '.join(map(repr, topics))}, or none that this client "
+        "may use; create it, or correct the option topic"
+    )
+
+
+def _check_named(bound: AtOffsets, names: Sequence[str]) -> None:
+    strangers = [topic for topic in bound.topics if topic not in names]
+    if strangers:
+        raise OptionError(
+            f"offsets are given for {', '.join(map(repr, strangers))}, which is not "
+            f"read; the topics are {', '.join(map(repr, names)) or 'none'}"
+        )
+
+
+def check_offsets(options: ReadOptions, topics: Sequence[TopicEntry]) -> None:
+    """Check that offsets are given for all topics or for none.
+
+    Raises:
+        OptionError: a pattern matches a topic that has none.
+    """
+    for option, bound in (
+        ("startingOffsets", options.start),
+        ("endingOffsets", options.end),
+    ):
+        if isinstance(bound, AtOffsets):
+            bound.check_complete(option, (entry.name for entry in topics))
+
+
+def find_bounds(driver: Driver, entry: TopicEntry) -> dict[LogRef, Bounds]:
+    """Say where the partitions of a topic start and end, as its listing has them.
+
+    Raises:
+        TopicNotFound: a partition is gone.
+    """
+    if entry.bounds is not None:
+        return {log: entry.bounds[log.partition.number] for log in entry.logs}
+    found = driver.bounds(entry.logs)
+    if len(found) < len(entry.logs):
+        raise TopicNotFound(describe_missing([entry.name]))
+    return {log: found[log.partition] for log in entry.logs}
+
+
+# Ranges of a batch read.
+
+
+def resolve_ranges(
+    driver: Driver, options: ReadOptions, topics: Sequence[TopicEntry]
+) -> list[Range]:
+    """Say which positions of the topics are to be read, and how.
+
+    Raises:
+        DataLoss: a part of what is asked for is gone, and that is an error.
+        OptionError: a range ends before it starts, or a topic has no offset where
+            others have one.
+        Unsupported: a time is given, and the server has no index of times.
+    """
+    check_offsets(options, topics)
+    finder = driver.choose_finder(options.splitting)
+    ranges: list[Range] = []
+    for entry in topics:
+        try:
+            for log, bounds in find_bounds(driver, entry).items():
+                planned = _resolve_range(driver, options, log, bounds)
+                piece = Range(
+                    log,
+                    planned.start,
+                    planned.end,
+                    finder,
+                    ends_log=planned.end == bounds.end,
+                    is_aligned=planned.start in (bounds.start, bounds.end),
+                )
+                ranges.append(driver.mark_range(piece, bounds.end))
+        except (TopicNotFound, TopicDeleted):
+            loss = make_gone(entry.logs[0], 0)
+            report_loss(loss, is_error=options.fail_on_data_loss)
+    return ranges
+
+
+def _resolve_range(
+    driver: Driver, options: ReadOptions, log: LogRef, bounds: Bounds
+) -> PlannedRange:
+    def resolve(bound: Bound, option: str) -> int:
+        position = resolve_bound(bound, log.partition, bounds)
+        if position is None:
+            assert isinstance(bound, AtTime)
+            position = driver.locate_time(log, bound.time_ns, option=option)
+            # A record that came since may be the first one of that time.
+            position = min(position, bounds.end)
+        return position
+
+    start = resolve(options.start, "startingTimestamp")
+    end = resolve(options.end, "endingTimestamp")
+    planned = plan_range(log.topic, start, end, bounds)
+    for loss in planned.losses:
+        report_loss(loss, is_error=options.fail_on_data_loss)
+    return planned
+
+
+# Ranges of a micro-batch.
+
+
+def resolve_batch(
+    driver: Driver,
+    options: ReadOptions,
+    *,
+    start: StreamOffset,
+    end: StreamOffset,
+    aligned: Mapping[Partition, int] | None = None,
+) -> tuple[list[Range], list[DataLoss]]:
+    """Say which positions of which partitions are between two offsets.
+
+    After a restart this is asked for a batch that another process has planned, perhaps
+    long ago: whatever the offsets say is compared with what the server has now. A
+    partition that is not in the start is read from its beginning, one that is not in
+    the end not at all. If the start is behind the end, Spark has asked for it anew, for
+    a batch whose end it has written down: there is nothing in between.
+
+    Args:
+        driver: asks.
+        options: what the user has said.
+        start: where the batch starts.
+        end: where it ends.
+        aligned: positions at which records were seen to start.
+
+    Returns:
+        The ranges that are there, and what is gone.
+    """
+    finder, first = (
+        driver.choose_finder(options.splitting),
+        driver.traits.first_position,
+    )
+    ranges: list[Range] = []
+    losses: list[DataLoss] = []
+    for topic, place in end.topics:
+        before = start.get(topic)
+        if before is not None:
+            before = before.find(place.topic_id, place.created_s)
+        starts = {} if before is None else dict(before.positions)
+        for number, stop in place.positions:
+            if starts.get(number, first) >= stop:
+                continue
+            log = LogRef(Partition(topic, number), place.topic_id, place.created_s)
+            piece = Range(log, starts.get(number, first), stop, finder)
+            try:
+                found = _compare(driver, piece, before, place, aligned or {})
+            except (TopicNotFound, TopicDeleted):
+                losses.append(make_gone(log, piece.start))
+            except DataLoss as loss:
+                # A plain server deletes just now.
+                losses.append(loss)
+            else:
+                ranges += found[0]
+                losses += found[1]
+    return ranges, losses
+
+
+def _compare(
+    driver: Driver,
+    asked: Range,
+    before: TopicPlace | None,
+    end: TopicPlace,
+    aligned: Mapping[Partition, int],
+) -> tuple[list[Range], list[DataLoss]]:
+    """Give what is there of a range of one partition, and what is lost of it."""
+    log = asked.log
+    entry = driver.describe(log)
+    if entry.name != log.topic or not end.same_topic(entry.topic_id, entry.created_s):
+        return [], [make_recreated(log, end, entry.topic_id)]
+    bounds = find_bounds(driver, entry).get(log)
+    if bounds is None:
+        return [], [make_gone(log, asked.start)]
+    for place in (before, end):
+        if place is not None and not is_marked_right(driver, log, place):
+            return [], [make_shifted(log, place, bounds)]
+    planned = plan_range(log.topic, asked.start, asked.end, bounds)
+    losses = [*planned.losses, *find_cut(log, end, bounds)]
+    if planned.start == planned.end:
+        return [], losses
+    piece = Range(
+        log,
+        planned.start,
+        planned.end,
+        asked.finder,
+        is_aligned=planned.start in (bounds.start, aligned.get(log.partition)),
+    )
+    return [driver.mark_range(piece, bounds.end)], losses
+
+
+# Losses.
+
+
+def is_marked_right(driver: Driver, log: LogRef, place: TopicPlace) -> bool:
+    """Tell whether a position still means what it meant, as far as it has a mark."""
+    number = log.partition.number
+    mark, position = place.mark_of(number), place.position(number)
+    return mark is None or driver.is_mark_right(log, position or 0, mark)
+
+
+def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLoss]:
+    """Say if a log ends before where it was seen to end, although its mark is right.
+
+    Then unread records are gone, or records that look alike have shifted. The position
+    is still that of a record, so a query that accepts losses goes on there.
+    """
+    number = log.partition.number
+    seen_end = place.seen_end(number)
+    if (place.position(number) or 0) <= bounds.end < seen_end:
+        reason = (
+            "the log was longer when the offset was written down: the server has "
+            "deleted data, or the log was cut or restored from a copy"
+        )
+        yield DataLoss(log.topic, seen_end, bounds.start, bounds.end, reason)
+
+
+def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
+    """Make the error for a position that means something else by now."""
+    reason = (
+        "the bytes before the offset are not those that stood there when it was "
+        "written down: the server has deleted data and its offsets have shifted"
+    )
+    position = place.position(log.partition.number) or 0
+    return DataLoss(log.topic, position, bounds.start, bounds.end, reason)
+
+
+def check_range(driver: Driver, piece: Range) -> None:
+    """Check that the positions of a range have not shifted since it was planned.
+
+    Raises:
+        DataLoss: they have, so nothing can be read by them.
+        TopicNotFound, TopicDeleted: the topic is gone.
+    """
+    if not driver.is_range_right(piece):
+        raise make_moved(piece)
+
+
+def make_moved(piece: Range) -> DataLoss:
+    """Make the error for a range whose positions mean something else by now."""
+    reason = (
+        "the server has deleted data and its offsets have shifted since the query was "
+        "planned: run it again"
+    )
+    return DataLoss(piece.topic, piece.start, None, None, reason)
+
+
+def make_recreated(
+    log: LogRef, place: TopicPlace, topic_id: int, bounds: Bounds | None = None
+) -> DataLoss:
+    """Make the error for a topic that has taken another one's name.
+
+    Args:
+        log: which partition.
+        place: how far the old topic was read.
+        topic_id: the new one's id.
+        bounds: where the new one starts and ends, if that is known.
+    """
+    if any(earlier.topic_id == topic_id for earlier in place.earlier):
+        reason = (
+            f"the topic with id {place.topic_id} is gone, and the one with id "
+            f"{topic_id}, which had the name before, is back: the stream goes on where "
+            "it was in that one"
+        )
+    else:
+        reason = (
+            f"the topic was created anew: its id was {place.topic_id}, created at "
+            f"{place.created_s}, and is {topic_id} now, so records of the old one that "
+            "were not read are gone"
+        )
+    position = place.position(log.partition.number) or 0
+    if bounds is None:
+        return DataLoss(log.topic, position, None, None, reason)
+    # A start behind the position would count as bytes that are missing in between.
+    log_start = bounds.start if bounds.start <= position else None
+    return DataLoss(log.topic, position, log_start, bounds.end, reason)
+
+
+def make_gone(log: LogRef, asked: int) -> DataLoss:
+    """Make the error for a topic that was there when the query began."""
+    reason = f"topic id {log.topic_id} is gone: the topic was deleted"
+    return DataLoss(log.topic, asked, None, None, reason)
+
+
+def report_loss(loss: DataLoss, *, is_error: bool) -> None:
+    """Raise a loss with its remedy, or log it where the user accepts losses."""
+    if is_error:
+        reason = f"{loss.reason}; {_REMEDY}"
+        raise DataLoss(loss.topic, loss.asked, loss.log_start, loss.log_end, reason)
+    logger.warning("going on in spite of failOnDataLoss: %s", loss)

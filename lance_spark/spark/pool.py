@@ -1,9 +1,9 @@
-"""The clients of this process, kept between tasks.
+"""The drivers of this process, kept between tasks.
 
 Spark uses a Python worker for one task after the other, and a connection costs more
-than a small task. A client is lent to one task at a time and kept afterwards; it checks
-its connection before each request and makes a new one where that is dead, so a client
-that lay idle is as good as a new one.
+than a small task. A driver is lent to one task at a time and kept afterwards. Before it
+is lent again it checks its connection and makes a new one where that is dead, so an
+idle driver is as good as a new one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from lance_spark.client import ClientConfig, LanceClient
+from lance_spark.client.driver import ClientConfig, Driver, open_driver
 
 # A worker runs one task at a time and a task reads one server; the rest is for jobs
 # that take turns. Each costs a socket and a thread.
@@ -21,46 +21,51 @@ _IDLE_MAX = 4
 
 
 class Pool:
-    """Idle clients by their settings, the one that was used last at the end."""
+    """Idle drivers by their settings, the one that was used last at the end."""
 
     def __init__(self, idle_max: int = _IDLE_MAX) -> None:
         self._idle_max = idle_max
         self._lock = threading.Lock()
-        self._idle: list[LanceClient] = []
+        self._idle: list[Driver] = []
 
     @contextmanager
-    def lease(self, config: ClientConfig) -> Iterator[LanceClient]:
-        """Lend a client that nobody else uses meanwhile.
+    def lease(self, config: ClientConfig) -> Iterator[Driver]:
+        """Lend a driver to one block alone, connected to a server.
 
-        It is kept afterwards, except when the block fails: whatever is wrong with it
-        must not reach the next task.
+        It is kept afterwards, unless the block fails: a fault of its connection must
+        not reach the next task.
+
+        Raises:
+            LanceError: no server can be reached.
         """
-        client = self._take(config) or LanceClient(config=config)
+        driver = self._take(config) or open_driver(config)
         try:
-            yield client
+            # A server of another kind may be at the address by now.
+            driver = driver.refresh()
+            yield driver
         except BaseException:
-            client.close()
+            driver.close()
             raise
-        self._keep(client)
+        self._keep(driver)
 
     def clear(self) -> None:
         """Close what is idle."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for client in idle:
-            client.close()
+        for driver in idle:
+            driver.close()
 
-    def _take(self, config: ClientConfig) -> LanceClient | None:
+    def _take(self, config: ClientConfig) -> Driver | None:
         with self._lock:
-            for client in reversed(self._idle):
-                if client.config == config:
-                    self._idle.remove(client)
-                    return client
+            for driver in reversed(self._idle):
+                if driver.config == config:
+                    self._idle.remove(driver)
+                    return driver
         return None
 
-    def _keep(self, client: LanceClient) -> None:
+    def _keep(self, driver: Driver) -> None:
         with self._lock:
-            self._idle.append(client)
+            self._idle.append(driver)
             surplus = self._idle[: -self._idle_max]
             del self._idle[: -self._idle_max]
         for old in surplus:
@@ -70,19 +75,19 @@ class Pool:
 _pool = Pool()
 
 
-def lease(config: ClientConfig) -> AbstractContextManager[LanceClient]:
-    """Lend a client of this process's pool for the time of a `with` block."""
+def lease(config: ClientConfig) -> AbstractContextManager[Driver]:
+    """Lend a driver of this process's pool for the time of a `with` block."""
     return _pool.lease(config)
 
 
 def clear_pool() -> None:
-    """Close the idle clients of this process."""
+    """Close the idle drivers of this process."""
     _pool.clear()
 
 
 def _start_empty() -> None:
     # A child of `fork` shares the parent's sockets and has none of its threads. The
-    # clients are let go without a word, as closing them would talk on those sockets.
+    # drivers are dropped without `close`, which would talk on those sockets.
     global _pool
     _pool = Pool()
 

@@ -1,8 +1,7 @@
 """How a streaming query is doing, for people: rates, lag by topic, what was before.
 
-Spark tells of each batch in a document of its own. This reads these documents and asks
-nobody: neither Spark nor a server hears of it beyond `query.recentProgress`. A source
-that is not ours has rows and no lag.
+Spark describes each batch in a document of its own. This reads these documents from
+`query.recentProgress` and sends no request. Other sources have rows and no lag.
 """
 
 from __future__ import annotations

@@ -1,25 +1,34 @@
-"""The batch reader that Spark plans with on the driver and reads with in tasks."""
+"""The batch readers that Spark plans with on the driver and reads with in tasks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from lance_spark.spark.catalog import read_topics
+from lance_spark.client.driver import Driver, Range, Split, TopicEntry
+from lance_spark.errors import TopicDeleted, TopicNotFound
 from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.planning import Split, TopicRange, cut_ranges
+from lance_spark.spark.planning import (
+    choose_topics,
+    cut_ranges,
+    find_bounds,
+    resolve_ranges,
+)
 from lance_spark.spark.pool import lease
 from lance_spark.spark.scan import ReadTask, read_split
-from lance_spark.spark.schema import project, project_topics
-from lance_spark.spark.topics import choose_topics, resolve_ranges
+from lance_spark.spark.schema import TOPICS_ARROW, project, project_topics
 
 logger = logging.getLogger(__name__)
+
+# The wire has larger numbers than Spark; a limit as large as this means no limit.
+_BIGINT_MAX = 2**63 - 1
 
 
 class TopicsReader(DataSourceReader):
@@ -36,6 +45,44 @@ class TopicsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows."""
         return read_topics(self._options, self._columns)
+
+
+def read_topics(
+    options: ReadOptions, columns: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """List the topics that the options choose, all if they name none.
+
+    Args:
+        options: what the user has said.
+        columns: what is wanted of them, and the name that it gets.
+    """
+    with lease(options.client) as driver:
+        chosen = choose_topics(options, driver.topics())
+        rows = [row for entry in chosen for row in _describe(driver, entry)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
+    yield batch.select(list(columns)).rename_columns(list(columns.values()))
+
+
+def _describe(driver: Driver, entry: TopicEntry) -> Iterator[dict[str, Any]]:
+    """Give the row of a topic; none if it was deleted since it was listed."""
+    try:
+        bounds = find_bounds(driver, entry)[entry.logs[0]]
+    except (TopicNotFound, TopicDeleted):
+        return
+    limits = entry.retention and {
+        "max_age_s": min(entry.retention.max_age_s, _BIGINT_MAX),
+        "max_bytes": min(entry.retention.max_bytes, _BIGINT_MAX),
+    }
+    yield {
+        "id": entry.topic_id,
+        "name": entry.name,
+        # A plain server does not say where its logs start.
+        "log_start": None if entry.bounds is None else bounds.start,
+        "log_end": bounds.end,
+        "records": entry.records,
+        "created": min(entry.created_s * 1_000_000, _BIGINT_MAX),
+        "retention": limits,
+    }
 
 
 class LanceReader(DataSourceReader):
@@ -66,7 +113,7 @@ class LanceReader(DataSourceReader):
         left = {id(each) for each in rest}
         self._filters = tuple(each for each in filters if id(each) not in left)
         if self._filters:
-            # Without the literals: what is looked for may be nobody's business.
+            # Without the literals, which may be private.
             logger.warning(
                 "%d filters were pushed into the read. Spark may apply them to other "
                 "queries on the same load() as well: call load() for each query, or "
@@ -88,15 +135,16 @@ class LanceReader(DataSourceReader):
                 "spark.sql.python.filterPushdown.enabled to true); Spark filters the "
                 "rows itself"
             )
-        with lease(self._options.client) as client:
-            topics = choose_topics(self._options, client.topics())
-            ranges = resolve_ranges(client, self._options, topics)
-        ranges = [narrow_range(whole, self._filters) for whole in ranges]
-        splits = cut_ranges(ranges, self._options)
+        with lease(self._options.client) as driver:
+            topics = choose_topics(self._options, driver.topics())
+            ranges = resolve_ranges(driver, self._options, topics)
+            smallest = driver.traits.record_units_min
+        ranges = [narrow_range(piece, self._filters) for piece in ranges]
+        splits = cut_ranges(ranges, self._options, record_size_min=smallest)
         logger.info(
             "%d partitions of %d bytes planned, pushed filters: %s",
             len(splits),
-            sum(whole.size for whole in ranges),
+            sum(piece.size for piece in ranges),
             push_filters(self._filters, narrow=True)[0],
         )
         return [InputPartition(split) for split in splits]
@@ -106,7 +154,7 @@ class LanceReader(DataSourceReader):
         split: Split | None = partition.value
         if split is None:
             return iter(())
-        pushed, _ = push_filters(self._filters, narrow=split.range.is_located)
+        pushed, _ = push_filters(self._filters, narrow=_can_narrow(split.range))
         return read_split(ReadTask(self._options, self._projection, pushed), split)
 
 
@@ -127,18 +175,25 @@ class _Pushdown:
         return self._reader.push(filters)
 
 
-def narrow_range(whole: TopicRange, filters: Sequence[Filter]) -> TopicRange:
+def narrow_range(piece: Range, filters: Sequence[Filter]) -> Range:
     """Leave out of a range what filters on topic and offset exclude.
 
     Where record boundaries are probed, offsets narrow nothing: a filter may name any
     byte, and a range has to start with a record.
     """
-    pushed, _ = push_filters(filters, narrow=whole.is_located)
-    if not pushed.keeps_topic(whole.topic):
-        return replace(whole, end=whole.start)
-    start = whole.start if pushed.start is None else max(whole.start, pushed.start)
-    end = whole.end if pushed.end is None else min(whole.end, pushed.end)
-    if (start, end) == (whole.start, whole.end):
-        return whole
-    ends_log = whole.ends_log and end == whole.end
-    return replace(whole, start=start, end=max(start, end), ends_log=ends_log)
+    pushed, _ = push_filters(filters, narrow=_can_narrow(piece))
+    if not pushed.keeps_topic(piece.topic):
+        return replace(piece, end=piece.start)
+    start = piece.start if pushed.start is None else max(piece.start, pushed.start)
+    end = piece.end if pushed.end is None else min(piece.end, pushed.end)
+    return replace(
+        piece,
+        start=start,
+        end=max(start, end),
+        ends_log=piece.ends_log and end == piece.end,
+        is_aligned=piece.is_aligned and start == piece.start,
+    )
+
+
+def _can_narrow(piece: Range) -> bool:
+    return piece.finder != "probed"

@@ -1,9 +1,9 @@
 """Reading a split on an executor: records in, Arrow batches out.
 
 The next fetch is under way while the last one is decoded, and nothing else is held, so
-that memory does not depend on the size of a split. What the driver has planned is
-checked and not trusted: the topic is the same one, its offsets have not shifted, and
-the records of the split end where those of the next one start.
+that memory does not depend on the size of a split. A task checks what was planned: the
+topic is the same one, its offsets have not shifted, and where records were searched
+for, the records of the split end where those of the next one start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lance_spark.client import Chunk, LanceClient, RecordReader
+from lance_spark.client.driver import Chunk, ChunkReader, Driver, Extent, Split
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import (
     DataLoss,
@@ -26,20 +26,11 @@ from lance_spark.errors import (
     TopicNotFound,
 )
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.boundary import (
-    Extent,
-    locate_end,
-    locate_extent,
-    make_probe,
-    probe_end,
-    probe_extent,
-)
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.planning import Split
+from lance_spark.spark.planning import check_range, make_gone, make_moved, report_loss
 from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import Projection
-from lance_spark.spark.topics import check_mark, make_gone, make_moved, report_loss
 
 logger = logging.getLogger(__name__)
 
@@ -79,137 +70,136 @@ def read_split(task: ReadTask, split: Split) -> Iterator[pa.RecordBatch]:
         SplitError: the split was probed in a wrong place; no row that it gave may be
             used, so the task fails.
     """
-    with lease(task.options.client) as client:
-        yield from SplitReader(client, task, split).read()
+    with lease(task.options.client) as driver:
+        yield from SplitReader(driver, task, split).read()
 
 
 class SplitReader:
     """Reads one split; used once, by one thread."""
 
-    def __init__(self, client: LanceClient, task: ReadTask, split: Split) -> None:
-        self._client = client
+    def __init__(self, driver: Driver, task: ReadTask, split: Split) -> None:
+        self._driver = driver
         self._task = task
         self._split = split
-        self._whole = split.range
+        self._range = split.range
+        self._log = split.range.log
+        self._finder = driver.find_with(split.range.finder)
         self._skipped = 0
         self._skipped_bytes = 0
+        # The last records were left out, so nothing tells where they end.
+        self._is_cut = False
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Read the rows."""
-        self._check_mark()
+        self._check_range()
         try:
             extent = self._find_extent()
         except DataLoss as loss:
             report_loss(loss, is_error=self._task.options.fail_on_data_loss)
-            extent = self._resume(loss)
+            extent = self._find_rest(loss)
         if extent is not None:
             try:
                 yield from self._read_extent(extent)
             except (RecordError, SplitError):
-                # Offsets that have shifted explain it better.
-                self._check_mark()
+                # If offsets have shifted, that error explains it better.
+                self._check_range()
                 raise
-            self._check_unmoved()
-        else:
-            # Perhaps it is because of a shift that there seemed to be no start.
-            self._check_mark()
+        # Rows that were handed out may be wrong if offsets have shifted, so the task
+        # fails even if losses are accepted. A shift may also be why no start was found.
+        self._check_range()
         if self._skipped:
             logger.warning(
                 "topic %r: %d bad records (%d bytes) were skipped in [%d, %d)",
-                self._whole.topic,
+                self._range.topic,
                 self._skipped,
                 self._skipped_bytes,
                 self._split.start,
                 self._split.end,
             )
 
-    # Whether it is what was planned.
+    # Whether the log is the one that was planned.
 
-    def _check_mark(self) -> None:
-        # One that is gone is told of by whoever misses something of it.
+    def _check_range(self) -> None:
+        # A deleted topic is reported by the read that misses its records, not here.
         with suppress(TopicNotFound, TopicDeleted):
-            check_mark(self._client, self._whole)
+            check_range(self._driver, self._range)
 
     def _check_topic(self) -> None:
         """Check that the topic is the one that was planned.
 
         Raises:
             DataLoss: it is another one.
-            TopicNotFound, TopicDeleted: it is gone.
         """
-        whole = self._whole
-        info = self._client.topic(whole.topic_id)
-        if (info.name, info.created_at_s) != (whole.topic, whole.created_s):
-            reason = f"topic id {whole.topic_id} is another topic by now"
-            raise DataLoss(whole.topic, whole.start, None, None, reason)
-
-    def _check_unmoved(self) -> None:
-        """Check at the end that all that was read was what was planned.
-
-        Otherwise there may be wrong rows among those that were given already, so that
-        the task fails, also where a loss is no error.
-        """
-        self._check_mark()
+        log = self._log
         with suppress(TopicNotFound, TopicDeleted):
-            self._check_topic()
+            entry = self._driver.describe(log)
+            if log not in entry.logs:
+                reason = f"topic id {log.topic_id} is another topic by now"
+                raise DataLoss(log.topic, self._range.start, None, None, reason)
 
     # Where to read.
 
     def _find_extent(self) -> Extent | None:
         try:
-            self._check_topic()
-            if self._whole.is_located:
-                return locate_extent(self._client, self._split)
-            return probe_extent(self._client, self._split)
+            return self._finder.find_extent(self._split)
         except (TopicNotFound, TopicDeleted) as error:
-            raise self._make_gone(self._split.start) from error
+            raise make_gone(self._log, self._split.start) from error
 
-    def _resume(self, loss: DataLoss) -> Extent | None:
+    def _find_rest(self, loss: DataLoss) -> Extent | None:
         """Say what is left of the split after a loss that is no error."""
         split = self._split
         start = _find_rest(loss, split.start, split.end)
-        if start == split.end:
-            return None
-        # A log starts with a record, so that no more has to be looked for than the end.
-        if self._whole.is_located:
-            return locate_end(self._client, split, start)
-        return probe_end(split, start, make_probe(self._client, self._whole))
-
-    def _make_gone(self, position: int) -> DataLoss:
-        return make_gone(self._whole.topic, self._whole.topic_id, position)
+        # A log starts with a record, so only the end has to be found.
+        return None if start == split.end else self._finder.find_rest(split, start)
 
     # Reading.
 
     def _read_extent(self, extent: Extent) -> Iterator[pa.RecordBatch]:
-        options, whole = self._task.options, self._whole
-        reader = RecordReader(
-            self._client,
-            whole.topic,
+        options = self._task.options
+        reader = self._driver.open_reader(
+            self._log,
             extent.start,
             end=extent.end,
             fetch_bytes=options.fetch_bytes,
             first_fetch_bytes=min(_FIRST_FETCH_BYTES, options.fetch_bytes),
-            topic_id=whole.topic_id,
         )
+        is_first = is_settled = True
         try:
             for chunk in self._chunks(reader, extent):
+                if is_first:
+                    # After the first fetch, which need not wait for this, and before
+                    # the first row: a query with a limit never gets to the end.
+                    try:
+                        self._check_topic()
+                    except DataLoss as loss:
+                        report_loss(loss, is_error=options.fail_on_data_loss)
+                        return
+                    # All was fetched before the check.
+                    is_first, is_settled = False, reader.is_finished
                 yield from self._decode(chunk)
-            if not extent.is_last and reader.position != extent.end:
-                raise SplitError(whole.topic, extent.end, reader.position)
+            rest = None if self._is_cut else self._find_more(reader.position, extent)
+            if not is_settled:
+                # Wrong rows may be among those that were handed out, so the task fails
+                # even if losses are accepted.
+                self._check_topic()
         finally:
             reader.close()
+        if rest is not None:
+            yield from self._read_extent(rest)
 
-    def _chunks(self, reader: RecordReader, extent: Extent) -> Iterator[Chunk]:
+    def _chunks(self, reader: ChunkReader, extent: Extent) -> Iterator[Chunk]:
         """Get the records of an extent, as many of them as can be had."""
         while not reader.is_finished:
             try:
                 chunk = self._next_chunk(reader, extent)
             except OffsetsShifted as loss:
-                # Whether the rows before were those that were planned can't be told.
-                raise make_moved(self._whole) from loss
+                # Nothing tells whether the rows before were those that were planned.
+                raise make_moved(self._range) from loss
             except DataLoss as loss:
                 report_loss(loss, is_error=self._task.options.fail_on_data_loss)
-                reader.seek(_find_rest(loss, reader.position, extent.end))
+                self._seek(
+                    reader, _find_rest(loss, reader.position, extent.end), extent
+                )
                 continue
             if chunk is None:
                 return
@@ -218,7 +208,7 @@ class SplitReader:
             if chunk.records:
                 yield chunk
 
-    def _next_chunk(self, reader: RecordReader, extent: Extent) -> Chunk | None:
+    def _next_chunk(self, reader: ChunkReader, extent: Extent) -> Chunk | None:
         """Get the next records that are good; None if there are no more."""
         try:
             while not reader.is_finished:
@@ -228,63 +218,82 @@ class SplitReader:
                         self._check_end(reader.position, extent)
                     return chunk
                 except RecordError as fault:
-                    reader.seek(self._skip(fault, extent))
+                    self._seek(reader, self._skip(fault, extent), extent)
         except (TopicNotFound, TopicDeleted) as error:
-            raise self._make_gone(reader.position) from error
+            raise make_gone(self._log, reader.position) from error
         return None
+
+    def _seek(self, reader: ChunkReader, position: int, extent: Extent) -> None:
+        reader.seek(position)
+        self._is_cut = position >= extent.end
+
+    def _find_more(self, position: int, extent: Extent) -> Extent | None:
+        """Find the records up to the next split, if the last one does not end there.
+
+        A server takes bytes for one record that it has stored without a look at them.
+        The next split then starts behind all of them.
+
+        Raises:
+            SplitError: the records end behind the start of the next split.
+        """
+        try:
+            following = self._finder.find_next(self._split, extent)
+        except (TopicNotFound, TopicDeleted):
+            return None
+        if following is None or position == following:
+            return None
+        if position > following or extent.end == following:
+            raise SplitError(self._range.topic, following, position)
+        return Extent(position, following, is_last=False)
 
     def _check_end(self, position: int, extent: Extent) -> None:
         """Check that the records may end before the range does.
 
-        A plain server may cut the last record of its log, which is not there yet then.
-        What was there when the range was planned has to be there still.
+        A plain server may cut the last record of its log while it is being written.
+        Everything that was there when the range was planned has to be there still.
 
         Raises:
             DataLoss: it is not.
             RecordError: the bytes are there, and are no records.
         """
-        whole = self._whole
-        log_end = self._client.bounds(whole.topic_id).end
-        if log_end < whole.end:
+        piece = self._range
+        found = self._driver.bounds([self._log]).get(self._log.partition)
+        if found is None:
+            raise make_gone(self._log, position)
+        if found.end < piece.end:
             reason = "the log ends before the range that was planned"
-            raise DataLoss(whole.topic, position, None, log_end, reason)
-        may_be_cut = extent.is_last and whole.ends_log and whole.mark is not None
-        if not may_be_cut or self._is_followed(position):
-            reason = f"topic {whole.topic!r}: its length leads behind the log's end"
+            raise DataLoss(piece.topic, position, None, found.end, reason)
+        may_be_cut = extent.is_last and piece.ends_log and piece.mark is not None
+        # Records behind one that seems to reach the log's end show that its length is
+        # wrong.
+        if not may_be_cut or self._finder.has_records(self._split, position):
+            reason = f"topic {piece.topic!r}: its length leads behind the log's end"
             if may_be_cut:
                 reason += " (if it is just being written, read again later)"
             raise RecordError(reason, position)
         logger.warning(
             "topic %r: the log ends inside a record: %d bytes from offset %d on are "
             "left for a later read",
-            whole.topic,
-            whole.end - position,
+            piece.topic,
+            piece.end - position,
             position,
         )
-
-    def _is_followed(self, position: int) -> bool:
-        """Tell whether there are records behind one that seems to reach the log's end.
-
-        Then it is its length that is wrong.
-        """
-        probe = make_probe(self._client, self._whole)
-        return probe(position + 1, self._whole.end) is not None
 
     def _is_complete(self, chunk: Chunk, extent: Extent) -> bool:
         """Tell whether all records were there when the range was planned.
 
-        A plain server may have cut the last one then. Were it read when it is there,
-        a task that runs again would not give the same rows.
+        A plain server may have cut the last one then. If it were read now, a task that
+        runs again would not give the same rows.
         """
-        whole = self._whole
-        return not (extent.is_last and whole.ends_log) or chunk.end <= whole.end
+        piece = self._range
+        return not (extent.is_last and piece.ends_log) or chunk.end <= piece.end
 
     def _is_given_start(self, position: int) -> bool:
         """Tell whether it was the user who said that a record starts here."""
-        whole, bound = self._whole, self._task.options.start
-        if whole.is_located or position != whole.start:
+        piece, bound = self._range, self._task.options.start
+        if self._finder.is_told or position != piece.start:
             return False
-        return isinstance(bound, AtOffsets) and bound.get(whole.topic) == position
+        return isinstance(bound, AtOffsets) and bound.get(piece.topic) == position
 
     def _skip(self, fault: RecordError, extent: Extent) -> int:
         """Say where to go on behind bytes that are no record, if that is allowed.
@@ -292,32 +301,28 @@ class SplitReader:
         Raises:
             RecordError: it is not.
         """
-        whole, remedy = self._whole, ""
+        remedy = ""
         if self._is_given_start(fault.position):
             remedy = "startingOffsets has to name an offset at which a record starts"
         elif self._task.options.on_bad_record == "fail":
             remedy = self._remedy
-        elif not extent.is_last and not whole.is_located:
-            # Nobody would check then that a record starts where the next one does.
+        elif not (extent.is_last or self._finder.is_told):
+            # Otherwise nothing checks that a record starts where the next split does.
             remedy = "it can be skipped only with splitting=none"
         if remedy:
             raise RecordError(f"{fault.reason}; {remedy}", fault.position) from fault
-        following = extent.end
-        if whole.is_located:
-            located = self._client.locate_offset(whole.topic_id, fault.position + 1)
-            following = min(located.offset, extent.end)
+        following = self._finder.skip(self._split, fault.position, extent.end)
         self._skipped += 1
         self._skipped_bytes += following - fault.position
         return following
 
     @property
     def _remedy(self) -> str:
-        """What to do about a bad record."""
-        is_probed = self._split.index > 0 and not self._whole.is_located
+        is_probed = self._split.index > 0 and not self._finder.is_told
         return _SKIP + _PROBED if is_probed else _SKIP
 
     def _decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        task, topic = self._task, self._whole.topic
+        task, topic = self._task, self._range.topic
         try:
             decoded = decode(
                 chunk.data,

@@ -1,37 +1,39 @@
-"""The one table of options: names, parsers, defaults, who takes them, what they mean.
+"""The one table of options: names, parsers, defaults, scopes, meanings.
 
-What is read from a text, what the docs say and what an error says come from here. Which
-options go together is `conflict`. The file is as long as the table, which stays in one.
+The parsing of values, the tables of the docs and the texts of errors all come from
+here. Which options go together is decided in `options`. The file is as long as the
+table.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import partial
 from typing import Any
 
-from lance_spark.client import COMPRESSIONS, IN_FLIGHT_MAX
+from lance_spark.client.driver import DURATION_S_MAX, ClientConfig
 from lance_spark.errors import OptionError
-from lance_spark.quantity import parse_record_type, parse_size, within
-from lance_spark.spark.bound import parse_bound, parse_time
-from lance_spark.spark.value import (
-    choice,
-    parse_fetch_bytes,
-    parse_flag,
-    parse_integer,
-    parse_pattern,
-    parse_servers,
-    parse_text,
-    parse_timeout,
-    parse_topics,
+from lance_spark.quantity import (
+    parse_duration,
+    parse_record_type,
+    parse_size,
+    within,
 )
+from lance_spark.spark.bound import parse_bound, parse_time
 
 # Spark keeps an object on the driver and runs a task for each of them.
 PARTITIONS_MAX = 100_000
 
-# What tables show where there is nothing.
+# What tables show for an option without a default.
 _NOT_SET = "\N{EN DASH}"
+
+_INTEGER = re.compile(r"-?\d{1,100}", re.ASCII)
+# What no server takes in the name of a topic. Some servers refuse more.
+TOPIC_BYTES_MAX = 255
+_NOT_IN_TOPICS = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 
 
 class Scope(Flag):
@@ -103,6 +105,130 @@ class Option:
             raise OptionError(f"option {self.name}: {error}") from None
 
 
+# Values as people type them, apart from those that `quantity` and `bound` read. Each
+# parser raises an OptionError that says what is wrong and what to give instead;
+# `Option.read` puts the option's name before it.
+
+
+def parse_flag(text: str) -> bool:
+    """Read `true` or `false`.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    found = {"true": True, "false": False}.get(text.strip().lower())
+    if found is None:
+        raise OptionError(f"{text!r} is neither true nor false")
+    return found
+
+
+def parse_integer(text: str) -> int:
+    """Read a whole number of any size.
+
+    Raises:
+        OptionError: it is not a whole number.
+    """
+    if not _INTEGER.fullmatch(text.strip()):
+        raise OptionError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def parse_text(text: str) -> str:
+    """Take a text as it is. Errors do not show it, because it may be a secret.
+
+    Raises:
+        OptionError: it is empty, or not Unicode.
+    """
+    if not text.strip():
+        raise OptionError("the value is empty: give one, or leave the option out")
+    if not _is_unicode(text):
+        raise OptionError(
+            "the value has half a character (a lone surrogate): leave that out"
+        )
+    return text
+
+
+def parse_topics(text: str) -> tuple[str, ...]:
+    """Read names separated by commas, each of them once.
+
+    Raises:
+        OptionError: one is empty.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise OptionError(f"{text!r} has an empty name: give names as in events,clicks")
+    return tuple(dict.fromkeys(names))
+
+
+def find_topic_fault(name: str) -> str | None:
+    """Say why no server can have a topic of that name, and what to give instead.
+
+    None if a server can. A server may refuse more names, but only when rows are sent.
+    """
+    if not _is_unicode(name):
+        return "has half a character (a lone surrogate): leave that out"
+    size = len(name.encode())
+    if not 1 <= size <= TOPIC_BYTES_MAX:
+        return f"has {size} bytes: give 1 to {TOPIC_BYTES_MAX}"
+    if name in (".", ".."):
+        return "is the name of a directory: give another"
+    if _NOT_IN_TOPICS.search(name):
+        return "has a slash, a backslash or a control character: leave that out"
+    return None
+
+
+def parse_pattern(text: str) -> str:
+    """Check a regular expression.
+
+    Raises:
+        OptionError: it is empty, or Python can't read it.
+    """
+    if not text:
+        raise OptionError("the value is empty: give an expression as in events-.*")
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise OptionError(
+            f"{text!r} is not a regular expression of Python: {error}"
+        ) from None
+    return text
+
+
+def parse_servers(text: str) -> str:
+    """Check addresses.
+
+    Raises:
+        OptionError: one of them can't be read.
+    """
+    return ClientConfig(servers=text.strip()).servers
+
+
+def choice(*words: str) -> Callable[[str], str]:
+    """Make a parser for one of a few words, in any case."""
+
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            known = " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+            raise OptionError(f"{text!r} is unknown: give {known}")
+        return word
+
+    return parse
+
+
+parse_timeout = within(
+    partial(parse_duration, needs_unit=True), "1ms", f"{DURATION_S_MAX:.0f}s"
+)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # The options that both reads and writes take.
 _SHARED = (
     Option(
@@ -126,31 +252,32 @@ _SHARED = (
         choice("crc32c", "crc32", "auto"),
         "crc32c",
         Scope.ALL,
-        "Of frames: `crc32c`, `crc32` (what the Rust server computes), or `auto` "
-        "to try both.",
+        "Checksum of frames: `crc32c`, `crc32` (which the Rust server computes), or "
+        "`auto` to try both.",
     ),
     Option(
         "tls",
         parse_flag,
         "false",
         Scope.ALL,
-        "Encrypt. There is no way back to plain text once it is on.",
+        "Encrypt the connection. A server that does not speak TLS is never talked to "
+        "in plain text.",
     ),
     Option(
         "tlsCa",
         parse_text,
         None,
         Scope.ALL,
-        "Who signs the servers' certificates: a path, or the PEM text itself; "
-        "the system's list if not given.",
+        "Certificates of the authorities that sign the servers' certificates: a path, "
+        "or the PEM text itself; the system's list if not given.",
     ),
     Option(
         "tlsCert",
         parse_text,
         None,
         Scope.ALL,
-        "Our own certificate, for servers that ask for one: a path, or PEM text, "
-        "which is never shown.",
+        "The client's certificate, for servers that ask for one: a path, or PEM text. "
+        "Never shown.",
         secret=True,
     ),
     Option(
@@ -158,7 +285,8 @@ _SHARED = (
         parse_text,
         None,
         Scope.ALL,
-        "Its key: a path or PEM text; not needed if `tlsCert` holds it. Never shown.",
+        "The key of the client's certificate: a path or PEM text; not needed if "
+        "`tlsCert` holds it. Never shown.",
         secret=True,
     ),
     Option(
@@ -181,7 +309,7 @@ _SHARED = (
         parse_timeout,
         "10s",
         Scope.ALL,
-        "How long a connection may take up to its first answer.",
+        "How long it may take to connect and get the first answer.",
     ),
     Option(
         "requestTimeout",
@@ -195,7 +323,7 @@ _SHARED = (
         parse_timeout,
         "2m",
         Scope.ALL,
-        "How long one call may take with everything that is tried again.",
+        "How long one call may take, with all its retries.",
     ),
 )
 
@@ -246,22 +374,23 @@ _READ = (
         parse_flag,
         "true",
         Scope.READ,
-        "Fail if records that were asked for are gone; `false` warns and goes on.",
+        "Fail if records that should be read are gone; `false` warns and goes on.",
     ),
     Option(
         "minPartitions",
         within(parse_integer, "1", str(PARTITIONS_MAX)),
         None,
         Scope.READ,
-        "Split into at least so many Spark partitions, as far as there are bytes.",
+        "Split the read into at least so many Spark partitions, if there are enough "
+        "records.",
     ),
     Option(
         "maxPartitionBytes",
         within(parse_size, "1", "1024g"),
         "64m",
         Scope.READ,
-        "How many bytes of a topic one Spark partition reads at most; unless it is "
-        "given, it is more where that would make over 256 partitions.",
+        "How many bytes of a topic one Spark partition reads at most. If it is not "
+        "given and would make more than 256 partitions, they get larger instead.",
     ),
     Option(
         "splitting",
@@ -274,7 +403,7 @@ _READ = (
     ),
     Option(
         "fetchBytes",
-        parse_fetch_bytes,
+        within(parse_size, "1", "16m"),
         "4m",
         Scope.READ,
         "How many bytes one request asks for, up to `16m`.",
@@ -285,24 +414,25 @@ _READ = (
         "false",
         Scope.BATCH_READ,
         "`true` lets Spark push the filters of a query into the read, if the session "
-        "has `spark.sql.python.filterPushdown.enabled`, too. Each query needs a "
-        "`load()` of its own then: Spark applies the filters to all queries of one.",
+        "has `spark.sql.python.filterPushdown.enabled`, too. Each query then needs a "
+        "`load()` of its own: Spark applies the filters to all queries of the same "
+        "`load()`.",
     ),
     Option(
         "onBadRecord",
         choice("fail", "skip"),
         "fail",
         Scope.READ,
-        "What a malformed record does: `fail` with topic and offset, or `skip` it "
-        "and count.",
+        "What happens at a malformed record: `fail` names its topic and offset, `skip` "
+        "leaves it out and counts it in the log.",
     ),
     Option(
         "metadata",
         choice("topics"),
         None,
         Scope.BATCH_READ,
-        "`topics` gives one row per topic instead of its records; of all topics, if "
-        "none is named.",
+        "`topics` gives one row per topic instead of records; all topics if none is "
+        "named.",
     ),
 )
 
@@ -313,7 +443,7 @@ _STREAM_READ = (
         None,
         Scope.STREAM_READ,
         "How many bytes a micro-batch reads at most, of all topics together; whole "
-        "records only, but at least one. Plain servers: `64m` if nobody says.",
+        "records only, but at least one. Plain servers have a default of `64m`.",
     ),
     Option(
         "maxRecordsPerTrigger",
@@ -327,8 +457,8 @@ _STREAM_READ = (
         parse_text,
         None,
         Scope.STREAM_READ,
-        "Tell the server under this name how far the query has come, so that other "
-        "tools see it. The query itself goes by its checkpoint alone.",
+        "Commit the progress of the query under this name, so that other tools see "
+        "it. The query itself goes by its checkpoint alone.",
     ),
 )
 
@@ -350,24 +480,25 @@ _WRITE = (
     ),
     Option(
         "compression",
-        choice(*COMPRESSIONS),
+        choice("none", "lz4"),
         "none",
         Scope.WRITE,
-        "Of batches on their way: `none` or `lz4`. Plain servers take `none` alone.",
+        "Compression of batches on the network: `none` or `lz4`. Plain servers take "
+        "`none` only.",
     ),
     Option(
         "batchBytes",
         within(parse_size, "1", "16m"),
         "1m",
         Scope.WRITE,
-        "How large a batch may get, up to `16m`; a larger record goes alone.",
+        "How many bytes a batch may have, up to `16m`; a larger record is sent alone.",
     ),
     Option(
         "maxInFlight",
-        within(parse_integer, "1", str(IN_FLIGHT_MAX)),
+        within(parse_integer, "1", "1024"),
         "8",
         Scope.WRITE,
-        "How many batches may be under way and not acknowledged.",
+        "How many batches may be sent and not acknowledged.",
     ),
     Option(
         "allowNullRecords",
@@ -391,8 +522,9 @@ _WRITE = (
         parse_text,
         None,
         Scope.BATCH_WRITE,
-        "With `txnVersion`: who writes. A version that was written to the same topic "
-        "before is not written again, which makes `foreachBatch` exactly-once.",
+        "With `txnVersion`: names the writer. A version that this writer has written "
+        "to the same topic is not written again, which makes `foreachBatch` "
+        "exactly-once.",
     ),
     Option(
         "txnVersion",

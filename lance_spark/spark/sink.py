@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from lance_spark.client import CommitStatus, StagesCommitted
+from lance_spark.client.driver import Committed
 from lance_spark.errors import (
     BrokerError,
     CommitConflictError,
@@ -29,9 +29,8 @@ from lance_spark.errors import (
     Undelivered,
 )
 from lance_spark.spark.job import WriteJob, check_topics
-from lance_spark.spark.outlet import Outlet, TopicStage
 from lance_spark.spark.pool import lease
-from lance_spark.spark.routing import route_rows
+from lance_spark.spark.task_writer import TaskWriter, TopicStage, route_rows
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """Write the rows of one task; called on an executor.
 
     All of them are acknowledged when this returns. If it fails, what a task has staged
-    is dropped with the job's other losers: a stage belongs to nobody else.
+    is dropped with the other stages of the job that lost: each belongs to one task.
 
     Raises:
         RowError: a row can't be a record, with its number in the partition.
@@ -70,12 +69,17 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     partition_id = _find_partition()
     records = 0
     try:
-        with lease(job.options.client) as client, Outlet(job, client) as outlet:
+        with ExitStack() as stack:
+            writer: TaskWriter | None = None
             for batch in batches:
                 for routed in route_rows(batch, job.options.topic, first_row=records):
-                    outlet.write(routed)
+                    if writer is None:
+                        # A task without rows needs no server.
+                        driver = stack.enter_context(lease(job.options.client))
+                        writer = stack.enter_context(TaskWriter(job, driver))
+                    writer.write(routed)
                 records += batch.num_rows
-            stages = outlet.finish()
+            stages = () if writer is None else writer.finish()
     except RowError as error:
         where = f"(in partition {partition_id}, whose first row is row 0)"
         raise RowError(f"{error.reason} {where}", error.row) from None
@@ -135,9 +139,9 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
     ordered = sorted(results, key=lambda result: result.partition_id)
     stages = [stage for result in ordered for stage in result.stages]
     if not stages and not job.overwrite:
-        # Nobody names the stages of tasks that failed before they were run again. A
-        # query has many batches of no rows, where those tasks had no rows either, and
-        # is spared the request: if they had some, their stages expire.
+        # Tasks that failed before they were run again may have left stages, which no
+        # commit names. A query has many batches of no rows, whose failed tasks had no
+        # rows either, and is spared the request: if they had some, their stages expire.
         if not job.is_stream:
             abort_job(job)
         return
@@ -152,15 +156,17 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
         _conclude(job, committed, records, stages)
 
 
-def _commit(job: WriteJob, stages: Sequence[TopicStage]) -> StagesCommitted:
+def _commit(job: WriteJob, stages: Sequence[TopicStage]) -> Committed:
     replaced = [job.options.topic] if job.overwrite and job.options.topic else []
-    with lease(job.options.client) as client:
-        job.check_server(client.connection())
+    with lease(job.options.client) as driver:
+        job.check_server(driver.server)
         if not job.options.create_topic:
-            check_topics(client, [*replaced, *(stage.topic for stage in stages)])
+            check_topics(driver, [*replaced, *(stage.topic for stage in stages)])
         contents = [stage.content for stage in stages]
+        calls = driver.stages()
+        assert calls is not None, "the server was checked to have stages"
         with _explaining(job):
-            return client.commit_stages(
+            return calls.commit(
                 job.writer_id, job.sequence, contents, overwrite=replaced
             )
 
@@ -207,7 +213,7 @@ def _explaining(job: WriteJob) -> Iterator[None]:
 
 
 def _find_rerun(job: WriteJob) -> str:
-    """Say what to do when nobody knows whether rows were written."""
+    """Say what to do when it is unknown whether rows were written."""
     if job.is_stream:
         return "Restart the query: the micro-batch is replayed, and written once"
     if job.options.txn_app_id is not None:
@@ -256,14 +262,14 @@ def _find_stream_remedy(error: BrokerError) -> str | None:
 def abort_job(job: WriteJob) -> None:
     """Drop the stages of a job; never raises, as stages also go by themselves.
 
-    Nobody tells whether a commit was tried before, and what became of it: one that was
-    carried out has left nothing to drop.
+    A commit may have been tried before; if it was carried out, nothing is left to drop.
     """
     if not job.is_staged:
         return
     try:
-        with lease(job.options.client) as client:
-            dropped = client.abort_stages(job.writer_id, job.sequence)
+        with lease(job.options.client) as driver:
+            calls = driver.stages()
+            dropped = calls.abort(job.writer_id, job.sequence) if calls else 0
     except Exception as error:
         # Whatever it is, it must not hide why the job was aborted.
         logger.warning(
@@ -278,7 +284,7 @@ def abort_job(job: WriteJob) -> None:
 
 def _conclude(
     job: WriteJob,
-    committed: StagesCommitted,
+    committed: Committed,
     records: int,
     stages: Sequence[TopicStage],
 ) -> None:
@@ -287,8 +293,11 @@ def _conclude(
     Raises:
         LanceError: it was a micro-batch before the last one that was committed.
     """
-    spans = ", ".join(f"{t.name!r} [{t.start}, {t.end})" for t in committed.topics)
-    if committed.status is CommitStatus.STALE:
+    spans = ", ".join(
+        f"{partition.topic!r} [{at.start}, {at.end})"
+        for partition, at in committed.spans
+    )
+    if committed.status == "stale":
         if job.is_stream:
             raise _make_stale(job)
         logger.warning(
@@ -296,12 +305,12 @@ def _conclude(
             _name(job),
             job.target,
         )
-    elif committed.status is CommitStatus.REPEATED:
+    elif committed.status == "repeated":
         logger.info(
             "%s: was committed before, to %s; nothing changed", _name(job), spans
         )
         size = sum(stage.content.byte_count for stage in stages)
-        written = sum(topic.end - topic.start for topic in committed.topics)
+        written = sum(at.end - at.start for _, at in committed.spans)
         if job.is_stream and size != written:
             logger.warning(
                 "%s: the micro-batch has %d bytes now and had %d when it was committed "

@@ -74,7 +74,7 @@ class LanceDataSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Make the writer of a micro-batch."""
         from lance_spark.spark.options import parse_stream_write_options
-        from lance_spark.spark.stream_writer import LanceStreamWriter
+        from lance_spark.spark.writer import LanceStreamWriter
 
         options = parse_stream_write_options(self.options)
         return LanceStreamWriter(options, schema, overwrite)

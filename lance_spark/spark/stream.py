@@ -1,8 +1,8 @@
 """Planning of a stream: where it starts, where each batch ends, which ranges it has.
 
 Spark keeps one process per stream for this, calls it from one thread, and ends the
-query at the first error; trouble with the server is retried inside of each call. What
-is kept here between calls only saves time or is asked for anew after a restart: what a
+query at the first error; calls retry by themselves while the server is away. What is
+kept here between calls only saves time, or is asked for anew after a restart: what a
 query has to remember is in the offsets.
 """
 
@@ -10,26 +10,40 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lance_spark.client import LanceClient, TopicInfo
+from lance_spark.client.driver import Driver, Split, TopicEntry
 from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
+from lance_spark.model import OffsetMark, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
-from lance_spark.spark.batch_end import BatchEnd, LostMeanwhile, is_plain
-from lance_spark.spark.batch_range import resolve_batch
-from lance_spark.spark.lag import measure_lag
-from lance_spark.spark.loss import LossLog
+from lance_spark.spark.batch_end import BatchEnd, LossLog, LostMeanwhile
+from lance_spark.spark.bound import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTime,
+    Bound,
+    Earliest,
+    Latest,
+)
 from lance_spark.spark.options import StreamOptions
-from lance_spark.spark.planning import Split, cut_ranges
+from lance_spark.spark.planning import (
+    check_offsets,
+    choose_topics,
+    cut_ranges,
+    describe_missing,
+    find_bounds,
+    resolve_batch,
+    resolve_bound,
+)
 from lance_spark.spark.pool import lease
-from lance_spark.spark.start import find_first_start, needs_pin, resolve_start
-from lance_spark.spark.topics import check_offsets, choose_locate, choose_topics
-from lance_spark.spark.watch import Head, Watch
+from lance_spark.spark.watch import Lag, States, Watch, add_lags, measure_lag
 
 logger = logging.getLogger(__name__)
 
-# A log that ends before an offset which was read may be one that is not open yet.
+# A log that ends before a position which was read may be one that is not open yet.
 _GRACE_S = 2.0
 _GRACE_PAUSE_S = 0.1
 # A topic may go between the look at it and the next question about it.
@@ -61,15 +75,16 @@ class StreamPlanner:
         self._sleep = sleep
         # The start of a query that has no checkpoint.
         self._initial: StreamOffset | None = None
-        self._initial_topics: list[TopicInfo] = []
+        self._initial_topics: list[TopicEntry] = []
         self._is_planned = False
         # Where `Trigger.AvailableNow` ends; None without it.
-        self._target: dict[str, Head] | None = None
+        self._target: States | None = None
         self._turn = 0
         self._has_looked = False
-        self._is_plain: bool | None = None
         # The last question whose answer was that there is nothing to read.
-        self._nothing: tuple[StreamOffset, dict[str, Head]] | None = None
+        self._nothing: tuple[StreamOffset, States] | None = None
+        # Where records were seen to start when the last batch was planned.
+        self._aligned: dict[Partition, int] = {}
         self._report: dict[str, Any] | None = None
 
     # Where to start and end.
@@ -85,13 +100,13 @@ class StreamPlanner:
         """
         if self._initial is None:
             read = self._options.read
-            with lease(read.client) as client:
-                # What can't work is said before anything is written down.
-                choose_locate(client, read)
+            with lease(read.client) as driver:
+                # An option that can't work fails before anything is written down.
+                driver.choose_finder(read.splitting)
                 for attempt in range(_ATTEMPTS):
-                    topics = choose_topics(read, client.topics())
+                    topics = choose_topics(read, driver.topics())
                     try:
-                        self._initial = resolve_start(client, read.start, topics)
+                        self._initial = resolve_start(driver, read.start, topics)
                         self._initial_topics = topics
                         break
                     except (TopicNotFound, TopicDeleted, DataLoss):
@@ -103,20 +118,17 @@ class StreamPlanner:
 
     def freeze(self) -> None:
         """Let the stream end where the topics end now."""
-        with lease(self._options.read.client) as client:
-            self._target = self._watch.glance(client)
+        with lease(self._options.read.client) as driver:
+            self._target = self._watch.look_now(driver)
 
-    def hurry(self) -> None:
+    def skip_pause(self) -> None:
         """Let the next look answer at once, as the query has something to do."""
-        self._watch.hurry()
+        self._watch.skip_pause()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the server can't tell where records end."""
-        if self._is_plain is None:
-            with lease(self._options.read.client) as client:
-                self._is_plain = is_plain(client)
-        return self._is_plain
+    def default_limit(self) -> int | None:
+        """Say how much a batch may have if the user sets no limit."""
+        with lease(self._options.read.client) as driver:
+            return driver.traits.batch_units_max
 
     def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
         """Say where the batch ends that starts at an offset.
@@ -135,14 +147,14 @@ class StreamPlanner:
             check_offsets(self._options.read, self._initial_topics)
         if self._is_pinning(start):
             return start
-        with lease(self._options.read.client) as client:
-            heads = self._find_heads(client, start)
-            if self._nothing == (start, heads):
+        with lease(self._options.read.client) as driver:
+            states = self._look(driver, start)
+            if self._nothing == (start, states):
                 return start
-            heads, places = self._find_ends(client, start, heads, is_limited=is_limited)
-            self._report = self._describe(client, heads, places)
+            states, places = self._find_end(driver, start, states, is_limited)
+            self._report = self._describe(driver, states, places)
         end = StreamOffset.of(places)
-        self._nothing = (start, heads) if end == start else None
+        self._nothing = (start, states) if end == start else None
         return end
 
     def _is_pinning(self, start: StreamOffset) -> bool:
@@ -155,73 +167,61 @@ class StreamPlanner:
 
     # What there is.
 
-    def _find_heads(self, client: LanceClient, start: StreamOffset) -> dict[str, Head]:
+    def _look(self, driver: Driver, start: StreamOffset) -> States:
         if self._target is None:
-            heads = self._watch.look(client, start)
+            states = self._watch.look(driver, start)
         else:
-            heads = self._watch.glance(client)
+            states = self._watch.look_now(driver)
         deadline_s = self._clock() + _GRACE_S
-        while _has_shrunk(heads, start) and self._clock() < deadline_s:
+        while _has_shrunk(states, start) and self._clock() < deadline_s:
             self._sleep(_GRACE_PAUSE_S)
-            heads = self._watch.glance(client)
+            states = self._watch.look_now(driver)
         if not self._has_looked:
-            self._check_named(heads, start)
+            self._check_named(states, start)
             self._has_looked = True
-        return heads
+        return states
 
-    def _check_named(self, heads: Mapping[str, Head], start: StreamOffset) -> None:
+    def _check_named(self, states: States, start: StreamOffset) -> None:
         """Check at the first look that topics are there that are named.
 
-        One that was deleted later is a loss, and may come again.
+        A topic that is deleted later is a loss, and may come again.
         """
-        topics = self._options.read.topics
-        missing = [t for t in topics if t not in heads and start.get(t) is None]
+        there = {partition.topic for partition in states}
+        named = self._options.read.topics
+        missing = [t for t in named if t not in there and start.get(t) is None]
         if not missing:
             return
-        text = (
-            f"no topic is named {', '.join(map(repr, missing))}, or none that this "
-            "client may use; create it, or correct the option topic"
-        )
         if self._options.read.fail_on_data_loss:
-            raise TopicNotFound(text)
-        logger.warning("%s", text)
+            raise TopicNotFound(describe_missing(missing))
+        logger.warning("%s", describe_missing(missing))
 
     # What of it is in the batch.
 
-    def _find_ends(
-        self,
-        client: LanceClient,
-        start: StreamOffset,
-        heads: dict[str, Head],
-        *,
-        is_limited: bool,
-    ) -> tuple[dict[str, Head], dict[str, TopicPlace]]:
-        """Say where the batch ends, given what there is, or was a moment ago."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return heads, self._find_end(client, start, heads, is_limited)
-            except (TopicNotFound, TopicDeleted, LostMeanwhile):
-                heads = self._watch.glance(client)
-        return heads, self._find_end(client, start, heads, is_limited)
-
     def _find_end(
-        self,
-        client: LanceClient,
-        start: StreamOffset,
-        heads: Mapping[str, Head],
-        is_limited: bool,
-    ) -> dict[str, TopicPlace]:
-        end = BatchEnd(
-            client,
-            self._options,
-            self._losses,
-            target=self._target,
-            turn=self._turn + 1,
-            is_limited=is_limited,
-        )
-        places = end.find(start, heads)
-        self._turn += end.is_worth_a_turn
-        return places
+        self, driver: Driver, start: StreamOffset, states: States, is_limited: bool
+    ) -> tuple[States, dict[str, TopicPlace]]:
+        """Say where the batch ends, given what there is, or was a moment ago."""
+        attempt = 0
+        while True:
+            end = BatchEnd(
+                driver,
+                self._options,
+                self._losses,
+                target=self._target,
+                turn=self._turn + 1,
+                is_limited=is_limited,
+            )
+            try:
+                places = end.find(start, states)
+            except (TopicNotFound, TopicDeleted, LostMeanwhile):
+                attempt += 1
+                if attempt > _ATTEMPTS:
+                    raise
+                states = self._watch.look_now(driver)
+            else:
+                self._turn += end.is_worth_a_turn
+                self._aligned = end.aligned
+                return states, places
 
     # How far behind it is.
 
@@ -230,20 +230,21 @@ class StreamPlanner:
         return self._report
 
     def _describe(
-        self,
-        client: LanceClient,
-        heads: Mapping[str, Head],
-        places: Mapping[str, TopicPlace],
+        self, driver: Driver, states: States, places: Mapping[str, TopicPlace]
     ) -> dict[str, Any]:
-        ends = {
-            topic: TopicPlace.at(head.topic_id, head.created_s, head.end)
-            for topic, head in heads.items()
-        }
-        document = StreamOffset.of(ends).to_document()
-        for topic, head in heads.items():
+        ends: dict[str, TopicPlace] = {}
+        lags: defaultdict[str, list[Lag]] = defaultdict(list)
+        for partition, state in states.items():
+            topic, number, log = partition.topic, partition.number, state.log
+            end = ends.get(topic) or TopicPlace.at(log.topic_id, log.created_s, 0)
+            ends[topic] = end.moved(number, state.end)
             place = places.get(topic)
-            lag = measure_lag(client, head, 0 if place is None else place.offset)
-            numbers = lag.to_document(head, self._losses.lost_bytes(topic))
+            position = (place and place.position(number)) or 0
+            lags[topic].append(measure_lag(driver, state, position))
+        document = StreamOffset.of(ends).to_document()
+        for partition, state in states.items():
+            topic, lag = partition.topic, add_lags(lags[partition.topic])
+            numbers = lag.to_document(state.retention, self._losses.lost_bytes(topic))
             document["topics"][topic].update(numbers)
         return document
 
@@ -260,29 +261,141 @@ class StreamPlanner:
             start = find_first_start(read.start, start, end)
         self._is_planned = True
         deadline_s = self._clock() + _GRACE_S
-        with lease(read.client) as client:
+        with lease(read.client) as driver:
             while True:
-                ranges, losses = resolve_batch(client, read, start=start, end=end)
+                ranges, losses = resolve_batch(
+                    driver, read, start=start, end=end, aligned=self._aligned
+                )
                 if not any(map(_is_behind_end, losses)) or self._clock() >= deadline_s:
                     break
                 self._sleep(_GRACE_PAUSE_S)
+            smallest = driver.traits.record_units_min
         for loss in losses:
             self._losses.report(loss)
-        return cut_ranges(ranges, read)
+        return cut_ranges(ranges, read, record_size_min=smallest)
 
 
 def _is_behind_end(loss: DataLoss) -> bool:
     return loss.log_end is not None and loss.asked > loss.log_end
 
 
-def _has_shrunk(heads: Mapping[str, Head], start: StreamOffset) -> bool:
+def _has_shrunk(states: States, start: StreamOffset) -> bool:
     """Tell whether a log ends before what was seen of it."""
-    for topic, place in start.topics:
-        head = heads.get(topic)
-        if head is None:
+    for partition, state in states.items():
+        place = start.get(partition.topic)
+        if place is None:
             continue
         # It may be a topic that had the name before, and is back.
-        found = place.find(head.topic_id, head.created_s)
-        if found is not None and head.end < found.seen_end:
+        found = place.find(state.log.topic_id, state.log.created_s)
+        if found is not None and state.end < found.seen_end(partition.number):
             return True
     return False
+
+
+# The start of a query without a checkpoint.
+
+
+def is_moving(bound: Bound) -> bool:
+    """Tell whether a bound means another offset with each record that comes."""
+    if isinstance(bound, AtOffsets):
+        return any(offset == LATEST_OFFSET for _, offset in bound.offsets)
+    return isinstance(bound, (Latest, AtTime))
+
+
+def needs_pin(bound: Bound, start: StreamOffset) -> bool:
+    """Tell whether the first batch has to be an empty one.
+
+    Spark writes down where batches end, never where the first one starts, and asks
+    for that again if the first batch was not finished. Where the answer may be another
+    one by then, the first batch ends where it starts, which writes it down. What is
+    earliest moves, too, when retention removes records that were to be read; where it
+    is 0, that is known without being written down (`find_first_start`).
+    """
+    return is_moving(bound) or any(
+        place.offset and _is_earliest(bound, topic) for topic, place in start.topics
+    )
+
+
+def find_first_start(
+    bound: Bound, start: StreamOffset, end: StreamOffset
+) -> StreamOffset:
+    """Say where the first batch starts, which another process may have planned.
+
+    Args:
+        bound: what the user has said.
+        start: what that means now.
+        end: where the batch ends, as it was written down.
+    """
+    if is_moving(bound):
+        # It is the pin, also for topics that the options do not name any more.
+        return end
+    if not any(_is_within(place, end.get(topic)) for topic, place in start.topics):
+        return start
+    # It has records, so it is no pin, and what was earliest was 0.
+    return StreamOffset.of(
+        {
+            topic: TopicPlace.at(place.topic_id, place.created_s, 0)
+            if _is_earliest(bound, topic)
+            else place
+            for topic, place in start.topics
+        }
+    )
+
+
+def _is_earliest(bound: Bound, topic: str) -> bool:
+    if isinstance(bound, AtOffsets):
+        return bound.get(topic) == EARLIEST_OFFSET
+    return isinstance(bound, Earliest)
+
+
+def _is_within(start: TopicPlace, end: TopicPlace | None) -> bool:
+    if end is None or not start.same_topic(end.topic_id, end.created_s):
+        return False
+    return start.offset < end.offset
+
+
+def resolve_start(
+    driver: Driver, bound: Bound, topics: Sequence[TopicEntry]
+) -> StreamOffset:
+    """Say where a stream starts in each of its topics.
+
+    A topic that has no offset where others have one is left out. It came after the
+    stream was started, and is read from its beginning as all that come later are;
+    `check_offsets` is for those that were there.
+
+    Raises:
+        Unsupported: it is a time, and the server has no index of times.
+        TopicNotFound, TopicDeleted: a topic was deleted just now.
+        DataLoss: the log of a plain server shrinks just now.
+    """
+    return StreamOffset.of(
+        {
+            entry.name: _resolve_place(driver, bound, entry)
+            for entry in topics
+            if not isinstance(bound, AtOffsets) or entry.name in bound.topics
+        }
+    )
+
+
+def _resolve_place(driver: Driver, bound: Bound, entry: TopicEntry) -> TopicPlace:
+    positions: dict[int, int] = {}
+    marks: dict[int, OffsetMark] = {}
+    for log, bounds in find_bounds(driver, entry).items():
+        position = resolve_bound(bound, log.partition, bounds)
+        if position is None:
+            assert isinstance(bound, AtTime)
+            position = driver.locate_time(
+                log, bound.time_ns, option="startingTimestamp"
+            )
+        if isinstance(bound, AtOffsets) and bounds.start < position < bounds.end:
+            # A position of the user's may be inside a record; a checkpoint's never is.
+            position = driver.align(log, position)
+        positions[log.partition.number] = position
+        # A start behind the log is reported as a loss when the first batch is planned.
+        if position <= bounds.end:
+            mark = driver.mark_position(log, position, bounds.end)
+            if mark is not None:
+                marks[log.partition.number] = mark
+    return TopicPlace(
+        entry.topic_id, entry.created_s, tuple(positions.items()), tuple(marks.items())
+    )

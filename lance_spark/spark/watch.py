@@ -1,54 +1,64 @@
-"""What a server has of the topics of a stream, and waiting until there is more.
+"""What a server has of the topics of a stream, waiting for more, and the lag.
 
 A query with nothing to do asks some ninety times a second whether there is anything.
-Each time the server is asked, because what was appended before the question has to be
-in the answer; but where there is nothing new the answer takes its time, and more of it
-each time up to a second. A server that can wait answers as soon as something comes. A
-plain one is asked at the end of the pause, and with many topics less often. What is
-there and can't be read yet, as a record that is not whole, is nothing new either.
+The server is asked each time, because the answer has to include everything that was
+appended before the question. If there is nothing new, the answer takes longer each
+time, up to a second. A server that can wait answers as soon as something comes. Others
+are asked at the end of the pause, and less often if there are many topics. Data that
+can't be read yet, as a record that is not complete, is nothing new either.
+
+How far a stream is behind is shown by `query.lastProgress`: Spark has no place for
+numbers of a source but the offset that it reports as the latest one, which may hold
+more than an offset does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lance_spark.client import Capability, LanceClient, TopicInfo
-from lance_spark.errors import TopicDeleted, TopicNotFound
-from lance_spark.model import Retention
+from lance_spark.client.driver import Driver, LogRef
+from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset
 
 # How long the first answer takes that has nothing new; later ones take longer.
 _PAUSE_S_MIN = 0.1
-# Longer ones would hold up whoever stops the query.
+# A longer pause would delay the end of a query that is stopped.
 _PAUSE_S_MAX = 1.0
-# How often a plain server is asked anything while nothing comes.
-_PLAIN_REQUESTS_PER_S = 4.0
-# But no pause is longer: it holds up the other sources of the query and its end. More
-# than some sixty topics are asked for more often than that.
-_PLAIN_PAUSE_S_MAX = 15.0
+# How often a server that can't wait is asked anything while nothing comes.
+_POLLS_PER_S = 4.0
+# But no pause is longer, because it holds up the other sources of the query and its
+# end. With more than some sixty topics the server is therefore asked more often.
+_POLL_PAUSE_S_MAX = 15.0
 # The list of topics has a version, but how long each keeps its data is not part of it.
 _LISTING_S_MAX = 30.0
 # A list that changes between two requests is asked for again.
 _LISTING_ROUNDS_MAX = 10
 
 
+_NS_PER_MS = 1_000_000
+_MS_PER_S = 1000
+
+
 @dataclass(frozen=True, slots=True)
-class Head:
-    """A topic as the server has it now.
+class LogState:
+    """A partition as the server has it now.
 
     Args:
-        topic_id: its id.
-        created_s: when it was created, which tells it from its successor.
+        log: which topic it is of, and which partition.
         end: where its log ends.
         retention: how long it keeps its data, where the server says so.
     """
 
-    topic_id: int
-    created_s: int
+    log: LogRef
     end: int
     retention: Retention | None = None
+
+
+# What a look at the topics has found, in the order of the partitions.
+States = dict[Partition, LogState]
 
 
 class Watch:
@@ -72,109 +82,180 @@ class Watch:
         self._sleep = sleep
         self._pause_s = 0.0
         self._version = 0
-        self._listing: dict[str, TopicInfo] = {}
+        self._listing: list[LogState] = []
         self._listed_at_s = 0.0
         # What was known at the last look, and what there was.
-        self._seen: tuple[StreamOffset, dict[str, Head]] | None = None
+        self._seen: tuple[StreamOffset, States] | None = None
 
-    def hurry(self) -> None:
+    def skip_pause(self) -> None:
         """Let the next look answer at once, as the query has something to do."""
         self._pause_s = 0.0
 
-    def look(self, client: LanceClient, known: StreamOffset) -> dict[str, Head]:
-        """Say what there is, after a pause if it is nothing but what is known."""
-        if client.supports(Capability.WAIT):
-            heads = self._wait(client, known, self._pause_s)
+    def look(self, driver: Driver, known: StreamOffset) -> States:
+        """Return what there is, after a pause if nothing of it is new."""
+        if driver.traits.waits:
+            states = self._wait(driver, known, self._pause_s)
             longest_s = _PAUSE_S_MAX
         else:
             self._sleep(self._pause_s)
-            heads, requests = self._poll(client)
-            longest_s = max(_PAUSE_S_MAX, requests / _PLAIN_REQUESTS_PER_S)
-            longest_s = min(longest_s, _PLAIN_PAUSE_S_MAX)
-        if is_news(heads, known) and self._seen != (known, heads):
+            states = self._poll(driver)
+            longest_s = max(_PAUSE_S_MAX, (1 + len(self._listing)) / _POLLS_PER_S)
+            longest_s = min(longest_s, _POLL_PAUSE_S_MAX)
+        if is_news(states, known) and self._seen != (known, states):
             self._pause_s = 0.0
         else:
             self._pause_s = min(max(2 * self._pause_s, _PAUSE_S_MIN), longest_s)
-        self._seen = known, heads
-        return heads
+        self._seen = known, states
+        return states
 
-    def glance(self, client: LanceClient) -> dict[str, Head]:
-        """Say what there is, at once."""
-        if client.supports(Capability.WAIT):
-            return self._wait(client, StreamOffset.of({}), 0.0)
-        return self._poll(client)[0]
+    def look_now(self, driver: Driver) -> States:
+        """Return what there is, without a pause."""
+        if driver.traits.waits:
+            return self._wait(driver, StreamOffset.of({}), 0.0)
+        return self._poll(driver)
 
-    # A server that can wait.
-
-    def _wait(
-        self, client: LanceClient, known: StreamOffset, wait_s: float
-    ) -> dict[str, Head]:
+    def _wait(self, driver: Driver, known: StreamOffset, wait_s: float) -> States:
         if self._clock() - self._listed_at_s > _LISTING_S_MAX:
             self._version = 0
         for _ in range(_LISTING_ROUNDS_MAX):
-            positions = {
-                info.id: _find_position(info, known) for info in self._listing.values()
-            }
-            answer = client.wait(self._version, positions, wait_s)
-            if answer.version == self._version:
+            positions = {s.log: _find_position(s.log, known) for s in self._listing}
+            news = driver.wait(positions, self._version, wait_s)
+            if news.version == self._version:
                 break
             # The version is older than the list, so that no change is missed.
-            self._version = answer.version
-            self._list(client)
-            # What the list was asked for has come: the ends of all are missing.
+            self._version = news.version
+            self._list(driver)
+            # The list has changed, so there is no reason to wait; but the ends of all
+            # partitions are missing.
             wait_s = 0.0
-        ends = {position.topic_id: position.offset for position in answer.ends}
-        # What was deleted since has no end, and another version.
+        return self._put_ends(news.ends)
+
+    def _poll(self, driver: Driver) -> States:
+        self._list(driver)
+        bounds = driver.bounds([state.log for state in self._listing])
+        return self._put_ends({p: found.end for p, found in bounds.items()})
+
+    def _list(self, driver: Driver) -> None:
+        self._listed_at_s = self._clock()
+        self._listing = [
+            LogState(log, 0, entry.retention)
+            for entry in driver.topics()
+            if self._reads(entry.name)
+            for log in entry.logs
+        ]
+
+    def _put_ends(self, ends: Mapping[Partition, int]) -> States:
+        # A topic that was deleted since it was listed has no end.
         return {
-            name: _make_head(info, ends[info.id])
-            for name, info in self._listing.items()
-            if info.id in ends
+            state.log.partition: LogState(state.log, end, state.retention)
+            for state in self._listing
+            if (end := ends.get(state.log.partition)) is not None
         }
 
-    def _list(self, client: LanceClient) -> None:
-        self._listed_at_s = self._clock()
-        topics = sorted(client.topics(), key=lambda info: info.name)
-        self._listing = {info.name: info for info in topics if self._reads(info.name)}
 
-    # One that can't.
-
-    def _poll(self, client: LanceClient) -> tuple[dict[str, Head], int]:
-        """Ask for each topic; say also how many requests that took."""
-        self._list(client)
-        heads = {}
-        for name, info in self._listing.items():
-            try:
-                heads[name] = _make_head(info, client.bounds(info.id).end)
-            except (TopicNotFound, TopicDeleted):
-                # Deleted since it was listed.
-                continue
-        return heads, 1 + len(self._listing)
-
-
-def is_news(heads: Mapping[str, Head], known: StreamOffset) -> bool:
+def is_news(states: Mapping[Partition, LogState], known: StreamOffset) -> bool:
     """Tell whether there is anything that a stream does not know of."""
-    if any(topic not in heads and not p.is_away for topic, p in known.topics):
+    there = {partition.topic for partition in states}
+    if any(topic not in there and not place.is_away for topic, place in known.topics):
         return True
-    for topic, head in heads.items():
-        place = known.get(topic)
+    for partition, state in states.items():
+        place = known.get(partition.topic)
         if place is None:
-            if head.end:
+            if state.end:
                 return True
         elif (
             place.is_away
-            or not place.same_topic(head.topic_id, head.created_s)
-            or place.offset != head.end
+            or not place.same_topic(state.log.topic_id, state.log.created_s)
+            or (place.position(partition.number) or 0) != state.end
         ):
             return True
     return False
 
 
-def _find_position(info: TopicInfo, known: StreamOffset) -> int:
-    place = known.get(info.name)
-    if place is None or not place.same_topic(info.id, info.created_at_s):
+def _find_position(log: LogRef, known: StreamOffset) -> int:
+    place = known.get(log.topic)
+    if place is None or not place.same_topic(log.topic_id, log.created_s):
         return 0
-    return place.offset
+    return place.position(log.partition.number) or 0
 
 
-def _make_head(info: TopicInfo, end: int) -> Head:
-    return Head(info.id, info.created_at_s, end, info.retention)
+# How far behind it is.
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What of a topic is unread.
+
+    Args:
+        unread_bytes: how much.
+        unread_records: how many records; None if the server does not count them.
+        oldest_ms: how long ago the first of them was appended; None if nothing is
+            unread, or the server does not say.
+    """
+
+    unread_bytes: int
+    unread_records: int | None = 0
+    oldest_ms: int | None = None
+
+    def to_document(
+        self, retention: Retention | None, lost_bytes: int
+    ) -> dict[str, Any]:
+        """Return what is reported of a topic beside its log's end."""
+        return {
+            "bytesBehind": self.unread_bytes,
+            "recordsBehind": self.unread_records,
+            "oldestUnreadMs": self.oldest_ms,
+            "retentionHeadroomBytes": self._find_headroom_bytes(retention),
+            "retentionHeadroomMs": self._find_headroom_ms(retention),
+            "bytesLost": lost_bytes,
+        }
+
+    def _find_headroom_bytes(self, retention: Retention | None) -> int | None:
+        """Say how much may be appended before unread data is removed."""
+        if retention is None or not retention.max_bytes:
+            return None
+        return max(0, retention.max_bytes - self.unread_bytes)
+
+    def _find_headroom_ms(self, retention: Retention | None) -> int | None:
+        """Say how long it takes until unread data is removed."""
+        if retention is None or not retention.max_age_s:
+            return None
+        if self.unread_bytes and self.oldest_ms is None:
+            return None
+        return max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
+
+
+def measure_lag(
+    driver: Driver,
+    state: LogState,
+    position: int,
+    *,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Lag:
+    """Ask how far behind a position is; asks nothing if it is not.
+
+    Args:
+        driver: asks.
+        state: the partition, with the end of its log.
+        position: where the next batch will start.
+        clock_ns: the time of day.
+    """
+    unread = max(0, state.end - position)
+    if not unread:
+        return Lag(0)
+    found = driver.count_unread(state.log, position)
+    age_ms = None
+    if found.oldest_ns is not None:
+        age_ms = max(0, clock_ns() - found.oldest_ns) // _NS_PER_MS
+    return Lag(unread, found.records, age_ms)
+
+
+def add_lags(lags: Sequence[Lag]) -> Lag:
+    """Put the lags of a topic's partitions together."""
+    records = [lag.unread_records for lag in lags]
+    ages = [lag.oldest_ms for lag in lags if lag.oldest_ms is not None]
+    return Lag(
+        sum(lag.unread_bytes for lag in lags),
+        None if None in records else sum(filter(None, records)),
+        max(ages, default=None),
+    )

@@ -21,9 +21,9 @@ from pyspark.sql.types import StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
-from lance_spark.model import RecordType, Retention
+from lance_spark.client.driver import LogRef, Split
+from lance_spark.model import Partition, RecordType, Retention
 from lance_spark.spark.options import ReadOptions, parse_read_options
-from lance_spark.spark.planning import Split
 from lance_spark.spark.source import LanceDataSource
 from lance_spark.wire.lwp import Record, encode_record
 
@@ -128,6 +128,12 @@ def connect(broker: EmbeddedBroker) -> LanceClient:
 
 def _checksum(broker: EmbeddedBroker) -> str:
     return "crc32" if broker.config.dialect == "plain" else "crc32c"
+
+
+def log_at(client: LanceClient, topic: str) -> LogRef:
+    """Name the log of a topic, as plans do."""
+    info = client.topic(topic)
+    return LogRef(Partition(topic), info.id, info.created_at_s)
 
 
 def fill(

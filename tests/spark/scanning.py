@@ -10,11 +10,12 @@ from pyspark.sql.types import StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
+from lance_spark.client.driver import Driver, Split
+from lance_spark.client.lwp.driver import make_driver
 from lance_spark.spark.filters import Pushed
-from lance_spark.spark.planning import Split, plan_splits
+from lance_spark.spark.planning import choose_topics, plan_splits, resolve_ranges
 from lance_spark.spark.scan import ReadTask, SplitReader
 from lance_spark.spark.schema import project
-from lance_spark.spark.topics import choose_topics, resolve_ranges
 from tests.spark.reading import (
     EVERY_COLUMN,
     connect,
@@ -34,15 +35,19 @@ class Server:
         self.client = client
 
     @property
+    def driver(self) -> Driver:
+        return make_driver(self.client)
+
+    @property
     def is_plain(self) -> bool:
         return self.broker.config.dialect == "plain"
 
     def plan(self, parts: int = 1, **given: Any) -> list[Split]:
         """Cut the one topic that is read into so many parts."""
         options = parse(self.broker, **{"topic": "a", **given})
-        topics = choose_topics(options, self.client.topics())
-        [whole] = resolve_ranges(self.client, options, topics)
-        return plan_splits([whole], min_partitions=parts)
+        topics = choose_topics(options, self.driver.topics())
+        [piece] = resolve_ranges(self.driver, options, topics)
+        return plan_splits([piece], min_partitions=parts, record_size_min=5)
 
     def start(
         self, split: Split, schema: StructType = EVERY_COLUMN, **given: Any
@@ -51,7 +56,7 @@ class Server:
         pushed = given.pop("pushed", Pushed())
         options = parse(self.broker, **{"topic": "a", **given})
         task = ReadTask(options, project(schema), pushed)
-        return SplitReader(self.client, task, split).read()
+        return SplitReader(self.driver, task, split).read()
 
     def read(
         self, splits: list[Split], schema: StructType = EVERY_COLUMN, **given: Any

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from lance_spark.spark.options import parse_stream_write_options
 from lance_spark.spark.source import LanceDataSource
-from lance_spark.spark.stream_writer import LanceStreamCommit, LanceStreamWriter
+from lance_spark.spark.writer import LanceStreamCommit, LanceStreamWriter
 
 
 class TroubledStreamSource(LanceDataSource):

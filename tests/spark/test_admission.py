@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lance_spark.errors import RecordError
-from lance_spark.spark.admission import Backlog, Budget, admit, apportion
+from lance_spark.spark.admission import Backlog, BatchLimit, admit, apportion
 
 
 class FakeRuler:
@@ -72,7 +72,7 @@ class Topics:
     def is_drained(self) -> bool:
         return not any(map(self.has_record, self.places))
 
-    def advance(self, budget: Budget, turn: int) -> dict[str, tuple[int, int]]:
+    def advance(self, budget: BatchLimit, turn: int) -> dict[str, tuple[int, int]]:
         """Read a batch; give its bytes and records by topic."""
         ends = admit(self.backlogs(), budget, turn=turn)
         assert list(ends) == list(self.places)
@@ -101,25 +101,25 @@ def records_of(taken: Mapping[str, tuple[int, int]]) -> list[int]:
 
 
 def test_no_topics() -> None:
-    assert admit([], Budget(10, 10), turn=3) == {}
+    assert admit([], BatchLimit(10, 10), turn=3) == {}
 
 
 def test_without_limits_everything_whole_is_taken() -> None:
     topics = Topics({"a": [10, 20], "b": [], "c": [7]}, {"a": 3, "b": 9})
-    assert sizes_of(topics.advance(Budget(), 0)) == [30, 0, 7]
+    assert sizes_of(topics.advance(BatchLimit(), 0)) == [30, 0, 7]
 
 
 @pytest.mark.parametrize("turn", range(4))
 def test_a_backlog_within_the_limit_costs_one_question_each(turn: int) -> None:
     topics = Topics({"a": [10, 20], "b": [5], "idle": []})
-    assert sizes_of(topics.advance(Budget(max_bytes=35), turn)) == [30, 5, 0]
+    assert sizes_of(topics.advance(BatchLimit(max_bytes=35), turn)) == [30, 5, 0]
     assert topics.calls() == 2
 
 
 def test_a_start_at_or_behind_the_end_is_kept_and_nobody_is_asked() -> None:
     ruler = FakeRuler([10])
     backlogs = [Backlog("a", 10, 10, ruler), Backlog("b", 50, 10, ruler)]
-    assert admit(backlogs, Budget(5, 5), turn=1) == {"a": 10, "b": 50}
+    assert admit(backlogs, BatchLimit(5, 5), turn=1) == {"a": 10, "b": 50}
     assert ruler.calls == 0
 
 
@@ -129,17 +129,17 @@ def test_a_start_at_or_behind_the_end_is_kept_and_nobody_is_asked() -> None:
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (Budget(29), 10),
-        (Budget(30), 30),
-        (Budget(31), 30),
-        (Budget(None, 2), 30),
-        (Budget(29, 2), 10),
-        (Budget(59, 1), 10),
-        (Budget(60, 3), 60),
+        (BatchLimit(29), 10),
+        (BatchLimit(30), 30),
+        (BatchLimit(31), 30),
+        (BatchLimit(None, 2), 30),
+        (BatchLimit(29, 2), 10),
+        (BatchLimit(59, 1), 10),
+        (BatchLimit(60, 3), 60),
     ],
 )
 def test_one_topic_is_cut_at_the_last_record_that_fits(
-    budget: Budget, expected: int
+    budget: BatchLimit, expected: int
 ) -> None:
     topics = Topics({"a": [10, 20, 30, 40]})
     assert sizes_of(topics.advance(budget, 5)) == [expected]
@@ -147,18 +147,18 @@ def test_one_topic_is_cut_at_the_last_record_that_fits(
 
 def test_one_topic_whose_first_record_is_over_the_limit_gets_that_record() -> None:
     topics = Topics({"a": [100, 1]})
-    assert sizes_of(topics.advance(Budget(99), 0)) == [100]
+    assert sizes_of(topics.advance(BatchLimit(99), 0)) == [100]
 
 
 def test_one_topic_is_asked_about_once() -> None:
     topics = Topics({"a": [10, 20, 30, 40], "idle": []})
-    topics.advance(Budget(30), 1)
+    topics.advance(BatchLimit(30), 1)
     assert topics.calls() == 1
 
 
 def test_one_topic_with_a_partial_record_only_stays() -> None:
-    assert sizes_of(Topics({"a": []}, {"a": 50}).advance(Budget(10), 0)) == [0]
-    assert sizes_of(Topics({"a": []}, {"a": 50}).advance(Budget(None, 1), 0)) == [0]
+    assert sizes_of(Topics({"a": []}, {"a": 50}).advance(BatchLimit(10), 0)) == [0]
+    assert sizes_of(Topics({"a": []}, {"a": 50}).advance(BatchLimit(None, 1), 0)) == [0]
 
 
 # Shares.
@@ -167,14 +167,14 @@ def test_one_topic_with_a_partial_record_only_stays() -> None:
 @pytest.mark.parametrize("turn", range(2))
 def test_shares_are_in_proportion_to_the_backlog(turn: int) -> None:
     topics = Topics({"large": [10] * 90, "small": [10] * 10})
-    assert sizes_of(topics.advance(Budget(100), turn)) == [90, 10]
-    assert sizes_of(topics.advance(Budget(200), turn)) == [180, 20]
+    assert sizes_of(topics.advance(BatchLimit(100), turn)) == [90, 10]
+    assert sizes_of(topics.advance(BatchLimit(200), turn)) == [180, 20]
 
 
 @pytest.mark.parametrize("turn", range(2))
 def test_records_are_shared_in_proportion_to_the_bytes_that_wait(turn: int) -> None:
     topics = Topics({"large": [10] * 90, "small": [10] * 10})
-    assert records_of(topics.advance(Budget(None, 10), turn)) == [9, 1]
+    assert records_of(topics.advance(BatchLimit(None, 10), turn)) == [9, 1]
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -183,7 +183,7 @@ def test_as_kafka_shares_ten_of_a_hundred_and_thirteen(names: str, turn: int) ->
     # KafkaMicroBatchSourceSuite, maxOffsetsPerTrigger: 8, 1, 1, then 9 and 1.
     counts = {"l": 101, "m": 11, "s": 1}
     topics = Topics({name: [8] * counts[name] for name in names})
-    budget = Budget(None, 10)
+    budget = BatchLimit(None, 10)
     taken = topics.advance(budget, turn)
     assert {name: records for name, (_, records) in taken.items()} == {
         "l": 8,
@@ -201,34 +201,34 @@ def test_as_kafka_shares_ten_of_a_hundred_and_thirteen(names: str, turn: int) ->
 @pytest.mark.parametrize("turn", range(2))
 def test_a_small_topic_gets_a_record_above_its_share(turn: int) -> None:
     topics = Topics({"large": [10] * 198, "small": [20]})
-    assert sizes_of(topics.advance(Budget(100), turn)) == [80, 20]
+    assert sizes_of(topics.advance(BatchLimit(100), turn)) == [80, 20]
 
 
 def test_what_alignment_leaves_goes_to_the_one_whose_turn_it_is() -> None:
     for turn, expected in enumerate([[40, 30, 30], [30, 40, 30], [30, 30, 40]]):
         topics = Topics({name: [10] * 10 for name in "abc"})
-        assert sizes_of(topics.advance(Budget(100), turn)) == expected
+        assert sizes_of(topics.advance(BatchLimit(100), turn)) == expected
 
 
 def test_what_alignment_leaves_goes_to_one_that_can_use_it() -> None:
     topics = Topics({"a": [40] * 10, "b": [40] * 10, "c": [5] * 80})
-    assert sizes_of(topics.advance(Budget(150), 0)) == [40, 40, 70]
+    assert sizes_of(topics.advance(BatchLimit(150), 0)) == [40, 40, 70]
 
 
 def test_topics_with_few_large_records_leave_theirs_to_others_in_proportion() -> None:
     topics = Topics({"few": [1000] * 2, "a": [1] * 1000, "b": [1] * 1000})
-    taken = records_of(topics.advance(Budget(None, 400), 0))
+    taken = records_of(topics.advance(BatchLimit(None, 400), 0))
     assert taken == [2, 199, 199]
 
 
 def test_a_partial_record_leaves_its_share_to_others() -> None:
     topics = Topics({"cut": [], "a": [10] * 50}, {"cut": 500})
-    assert sizes_of(topics.advance(Budget(100), 0)) == [0, 100]
+    assert sizes_of(topics.advance(BatchLimit(100), 0)) == [0, 100]
 
 
 def test_both_limits_hold() -> None:
     topics = Topics({"wide": [50] * 20, "narrow": [1] * 1000})
-    taken = topics.advance(Budget(200, 20), 0)
+    taken = topics.advance(BatchLimit(200, 20), 0)
     assert sum(sizes_of(taken)) <= 200
     assert sum(records_of(taken)) == 20
     assert min(records_of(taken)) >= 1
@@ -239,19 +239,19 @@ def test_both_limits_hold() -> None:
 
 def test_topics_take_turns_where_the_limit_has_room_for_one_record() -> None:
     topics = Topics({name: [10] * 4 for name in "abc"})
-    taken = [sizes_of(topics.advance(Budget(10), turn)) for turn in range(3)]
+    taken = [sizes_of(topics.advance(BatchLimit(10), turn)) for turn in range(3)]
     assert taken == [[10, 0, 0], [0, 10, 0], [0, 0, 10]]
 
 
 def test_turns_of_idle_topics_go_to_the_next_one() -> None:
     topics = Topics({"a": [10], "idle": [], "b": [10, 10]})
-    assert sizes_of(topics.advance(Budget(10), 1)) == [0, 0, 10]
+    assert sizes_of(topics.advance(BatchLimit(10), 1)) == [0, 0, 10]
 
 
 def test_small_topics_leave_half_to_a_large_one_where_not_all_have_room() -> None:
     small = {f"small-{number}": [10] * 2 for number in range(20)}
     topics = Topics({**small, "large": [10] * 10_000})
-    taken = records_of(topics.advance(Budget(100), 0))
+    taken = records_of(topics.advance(BatchLimit(100), 0))
     assert taken[:6] == [1, 1, 1, 1, 1, 0]
     assert sum(taken[:-1]) == 5
     assert taken[-1] == 5
@@ -259,7 +259,7 @@ def test_small_topics_leave_half_to_a_large_one_where_not_all_have_room() -> Non
 
 def test_a_record_over_the_limit_goes_alone_when_it_is_its_turn() -> None:
     topics = Topics({"a": [10] * 9, "b": [500, 10]})
-    budget = Budget(50)
+    budget = BatchLimit(50)
     assert sizes_of(topics.advance(budget, 0)) == [50, 0]
     assert sizes_of(topics.advance(budget, 1)) == [0, 500]
     assert sizes_of(topics.advance(budget, 2)) == [40, 10]
@@ -275,7 +275,7 @@ def test_errors_of_a_ruler_go_through() -> None:
         Backlog("b", 0, 100, Broken([10] * 10)),
     ]
     with pytest.raises(RecordError, match="topic 'b'"):
-        admit(backlogs, Budget(50), turn=0)
+        admit(backlogs, BatchLimit(50), turn=0)
 
 
 # Cost and size.
@@ -284,14 +284,14 @@ def test_errors_of_a_ruler_go_through() -> None:
 @pytest.mark.parametrize(
     ("budget", "most"),
     [
-        (Budget(max_bytes=50_000), 5),
-        (Budget(max_bytes=7), 5),
-        (Budget(max_records=1500), 9),
-        (Budget(max_bytes=50_000, max_records=1500), 9),
-        (Budget(), 1),
+        (BatchLimit(max_bytes=50_000), 5),
+        (BatchLimit(max_bytes=7), 5),
+        (BatchLimit(max_records=1500), 9),
+        (BatchLimit(max_bytes=50_000, max_records=1500), 9),
+        (BatchLimit(), 1),
     ],
 )
-def test_a_thousand_topics_stay_cheap(budget: Budget, most: int) -> None:
+def test_a_thousand_topics_stay_cheap(budget: BatchLimit, most: int) -> None:
     sizes = {f"t{n:03}": [5 + n % 90] * (1 + n % 7) for n in range(1000)}
     topics = Topics(sizes)
     topics.advance(budget, 123)
@@ -300,7 +300,7 @@ def test_a_thousand_topics_stay_cheap(budget: Budget, most: int) -> None:
 
 def test_a_rest_that_nobody_can_use_is_not_offered_to_everybody() -> None:
     topics = Topics({f"t{n:03}": [60, 60] for n in range(1000)})
-    taken = topics.advance(Budget(max_bytes=60_030), 0)
+    taken = topics.advance(BatchLimit(max_bytes=60_030), 0)
     assert sum(sizes_of(taken)) == 60_000
     # The first record and the share of each, and a few tries.
     assert topics.calls() <= 2 * 1000 + 8
@@ -309,9 +309,13 @@ def test_a_rest_that_nobody_can_use_is_not_offered_to_everybody() -> None:
 def test_huge_numbers() -> None:
     huge = 2**63
     topics = Topics({"a": [huge, huge], "b": [huge // 2] * 4, "c": [1]})
-    taken = topics.advance(Budget(2 * huge, huge), 0)
+    taken = topics.advance(BatchLimit(2 * huge, huge), 0)
     assert sizes_of(taken) == [huge, huge // 2, 1]
-    assert sizes_of(topics.advance(Budget(10 * huge), 1)) == [huge, huge // 2 * 3, 0]
+    assert sizes_of(topics.advance(BatchLimit(10 * huge), 1)) == [
+        huge,
+        huge // 2 * 3,
+        0,
+    ]
 
 
 # Apportionment.
@@ -373,11 +377,11 @@ limits = st.one_of(st.none(), st.integers(1, 40), st.integers(41, 2000))
 @given(
     topic_sets,
     st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 100)),
-    st.builds(Budget, limits, limits),
+    st.builds(BatchLimit, limits, limits),
     st.integers(0, 100),
 )
 def test_laws(
-    sizes: dict[str, list[int]], partial: dict[str, int], budget: Budget, turn: int
+    sizes: dict[str, list[int]], partial: dict[str, int], budget: BatchLimit, turn: int
 ) -> None:
     topics = Topics(sizes, partial)
     waited = dict.fromkeys(sizes, 0)
@@ -392,7 +396,7 @@ def test_laws(
             assert records <= budget.max_records
         if budget.max_bytes is not None:
             assert size <= budget.max_bytes or records == 1
-        if budget == Budget():
+        if budget == BatchLimit():
             assert topics.is_drained
         for topic in before:
             waited[topic] = 0 if taken[topic][1] else waited[topic] + 1
@@ -413,7 +417,7 @@ def test_equal_records_are_shared_in_about_the_proportion(
     topics = Topics({f"t{n}": [size] * count for n, count in enumerate(counts)})
     limit = sum(counts) // 2
     assume(limit >= len(counts))
-    taken = records_of(topics.advance(Budget(limit * size), turn))
+    taken = records_of(topics.advance(BatchLimit(limit * size), turn))
     assert sum(taken) == limit
     for records, count in zip(taken, counts, strict=True):
         assert records >= min(1, count)

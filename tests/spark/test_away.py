@@ -25,7 +25,7 @@ from lance_spark.client import LanceClient, TopicInfo
 from lance_spark.errors import DataLoss
 from lance_spark.offset import EARLIER_MAX
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.watch import Head, Watch
+from lance_spark.spark.watch import States, Watch
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
@@ -217,7 +217,7 @@ def test_the_topic_that_is_back_is_not_open_yet(
     engine.restart(broker=fresh).drain()
     look = Watch.look
 
-    def look_too_early(*given: Any) -> dict[str, Head]:
+    def look_too_early(*given: Any) -> States:
         monkeypatch.setattr(Watch, "look", look)
         return {name: replace(head, end=0) for name, head in look(*given).items()}
 

@@ -8,11 +8,13 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
+from lance_spark.client.driver import LogRef, Range
+from lance_spark.client.lwp import mark as marks
+from lance_spark.client.lwp.driver import make_driver
 from lance_spark.errors import DataLoss
+from lance_spark.model import Bounds, Partition
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
-from lance_spark.spark import batch_range
-from lance_spark.spark.batch_range import make_recreated, resolve_batch
-from lance_spark.spark.planning import Limits, Mark, TopicRange
+from lance_spark.spark.planning import make_recreated, resolve_batch
 from lance_spark.spark.pool import clear_pool
 from tests.spark.reading import DIALECTS, connect, fill, make_records, run_broker
 from tests.spark.streaming import Engine, Requests, delete, parse_stream, recreate
@@ -56,12 +58,12 @@ def resolve(
     client: LanceClient,
     start: StreamOffset,
     end: StreamOffset,
-) -> tuple[list[TopicRange], list[DataLoss]]:
+) -> tuple[list[Range], list[DataLoss]]:
     options = parse_stream(server, topicPattern=".*").read
-    return resolve_batch(client, options, start=start, end=end)
+    return resolve_batch(make_driver(client), options, start=start, end=end)
 
 
-def brief(ranges: list[TopicRange]) -> list[tuple[str, int, int]]:
+def brief(ranges: list[Range]) -> list[tuple[str, int, int]]:
     return [(whole.topic, whole.start, whole.end) for whole in ranges]
 
 
@@ -74,7 +76,7 @@ def test_what_is_between_two_offsets(
     assert brief(ranges) == [("a", 50, 100), ("b", 25, 250)]
     assert losses == []
     is_plain = server.config.dialect == "plain"
-    assert all(whole.is_located is not is_plain for whole in ranges)
+    assert all((whole.finder == "located") is not is_plain for whole in ranges)
     assert all((whole.mark is not None) is is_plain for whole in ranges)
     # More may follow, so that the last record has to be whole.
     assert not any(whole.ends_log for whole in ranges)
@@ -158,14 +160,14 @@ def test_a_plain_server_that_deletes_just_now(
     server: EmbeddedBroker, client: LanceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = DataLoss("a", 50, None, 20, "as the test wants it")
-    take_mark = batch_range.take_mark
+    mark_range = marks.mark_range
 
-    def take(client: LanceClient, whole: TopicRange, log_end: int) -> Mark:
-        if whole.topic == "a":
+    def mark(client: LanceClient, piece: Range, log_end: int) -> marks.RangeMark:
+        if piece.topic == "a":
             raise lost
-        return take_mark(client, whole, log_end)
+        return mark_range(client, piece, log_end)
 
-    monkeypatch.setattr(batch_range, "take_mark", take)
+    monkeypatch.setattr(marks, "mark_range", mark)
     start, end = at(client, a=50, b=0), at(client, a=100, b=50)
     ranges, losses = resolve(server, client, start, end)
     if server.config.dialect == "plain":
@@ -178,13 +180,13 @@ def test_a_plain_server_that_deletes_just_now(
 
 
 def test_what_is_said_of_a_topic_created_anew() -> None:
-    old = TopicPlace.at(3, 1000, 500)
-    text = str(make_recreated("a", old, 8, Limits(0, 75)))
+    old, log = TopicPlace.at(3, 1000, 500), LogRef(Partition("a"))
+    text = str(make_recreated(log, old, 8, Bounds(0, 75)))
     assert "its id was 3, created at 1000, and is 8 now" in text
     assert "(log start 0, log end 75)" in text
     # What the new one has lost is not what the old one has.
-    assert make_recreated("a", old, 8, Limits(600, 700)).missing_bytes is None
-    assert make_recreated("a", old, 8).log_end is None
+    assert make_recreated(log, old, 8, Bounds(600, 700)).missing_bytes is None
+    assert make_recreated(log, old, 8).log_end is None
 
 
 def test_a_large_batch_is_many_tasks(server: EmbeddedBroker) -> None:

@@ -81,7 +81,7 @@ def test_topic_that_is_named_as_a_key_in_the_offset_of_a_stream() -> None:
         ('{"version": true, "topics": {}}', "'version' is true and has to be"),
         (
             '{"version": 1, "topics": {"a": 7}}',
-            "topic 'a': 7 is no place in a topic; c",
+            "topic 'a': 7 is not a place in a topic; c",
         ),
         ('{"version": 1, "topics": {"a": {"id": 1}}}', "topic 'a': 'partitions' is mi"),
         ('{"version": 1, "topics": {}}', "no topic is named in"),
@@ -108,7 +108,9 @@ def test_ends_have_the_numbers_of_kafka() -> None:
 
 @pytest.mark.parametrize("text", ["", "first", "4096", "[1]", '"latest"', "null"])
 def test_no_bound(text: str) -> None:
-    with pytest.raises(OptionError, match="is no place in a topic: give earliest, l"):
+    with pytest.raises(
+        OptionError, match="is neither earliest, latest nor JSON: give e"
+    ):
         parse_bound(text)
 
 
@@ -133,7 +135,7 @@ def test_no_json(text: str) -> None:
     ["-3", "9223372036854775808", "1.0", "1e3", '"7"', "true", "null", "[1]", "NaN"],
 )
 def test_no_offset(offset: str) -> None:
-    with pytest.raises(OptionError, match="is no offset for topic 'a': give a whole"):
+    with pytest.raises(OptionError, match="is not an offset for topic 'a': give a wh"):
         parse_bound(f'{{"a": {offset}}}')
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient
+from lance_spark.client.driver import TopicEntry
+from lance_spark.client.lwp.driver import LwpDriver
 from lance_spark.errors import OptionError, TopicNotFound
 from lance_spark.model import Retention
-from lance_spark.spark import catalog
+from lance_spark.spark import reader
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.schema import TOPICS_SCHEMA
 from tests.spark.reading import (
@@ -131,12 +133,13 @@ def test_a_topic_that_goes_while_they_are_listed(
 ) -> None:
     for name in ("a", "b", "c"):
         fill(broker, name)
-    describe = catalog._describe
+    describe = reader._describe
 
-    def delete_first(client: LanceClient, info: Any) -> Any:
-        if info.name == "b":
-            client.delete_topic("b")
-        return describe(client, info)
+    def delete_first(driver: LwpDriver, entry: TopicEntry) -> Any:
+        if entry.name == "b":
+            driver.client.delete_topic("b")
+        # As if the listing had told no bounds.
+        return describe(driver, replace(entry, bounds=None))
 
-    monkeypatch.setattr(catalog, "_describe", delete_first)
+    monkeypatch.setattr(reader, "_describe", delete_first)
     assert [row["name"] for row in read_topics(broker)] == ["a", "c"]

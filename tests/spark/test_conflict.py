@@ -53,8 +53,7 @@ def test_offsets_of_a_stream() -> None:
 def test_options_of_batches_and_streams(parse: Parse, batch: str, stream: str) -> None:
     said = refused(parse, {stream: GOOD[stream], batch: GOOD[batch]})
     assert said == (
-        f"option {batch} is for batches and {stream} for streams: leave out the one "
-        "or the other"
+        f"option {batch} is for batches and {stream} for streams: leave out one of them"
     )
 
 

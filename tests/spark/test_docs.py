@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lance_spark.errors import OptionError
-from lance_spark.spark.options import OPTIONS, Scope, render_options
+from lance_spark.spark.setting import OPTIONS, Scope, render_options
 from tests.test_docs import ROOT, read, rows_of
 
 if TYPE_CHECKING:
@@ -197,11 +197,10 @@ def test_failures_of_streams_have_texts_of_the_code() -> None:
 
 
 def test_progress_fields_are_those_of_the_code() -> None:
-    from lance_spark.spark.lag import Lag
-    from lance_spark.spark.watch import Head
+    from lance_spark.spark.watch import Lag
 
     section = section_of("docs/streaming.md", "Progress")
     names = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     listed = re.findall(r"`(\w+)`", " ".join(names))
-    given = Lag(1).to_document(Head(1, 2, 3), lost_bytes=0)
+    given = Lag(1).to_document(None, lost_bytes=0)
     assert listed == ["partitions", *given]

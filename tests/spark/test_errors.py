@@ -52,13 +52,13 @@ def fail(do: Callable[[], Any]) -> str:
 AT_LOAD: list[tuple[dict[str, str], str]] = [
     ({}, "no topic to read: name one with option topic"),
     ({"topik": "a"}, "there is no option topik; did you mean topic?"),
-    ({"subscribe": "a"}, "what Kafka's source calls so is topic here"),
+    ({"subscribe": "a"}, "Kafka's source has it, and here it is called topic"),
     ({"topic": "a", "topicPattern": "b"}, "topic and topicPattern are both given"),
     ({"topic": "a,,b"}, "has an empty name"),
-    ({"topicPattern": "("}, "'(' is no regular expression"),
-    ({"topic": "a", "startingOffsets": "soon"}, "'soon' is no place in a topic"),
+    ({"topicPattern": "("}, "'(' is not a regular expression"),
+    ({"topic": "a", "startingOffsets": "soon"}, "'soon' is neither earliest, "),
     ({"topic": "a", "startingOffsets": "{"}, "can't be read as JSON"),
-    ({"topic": "a", "startingOffsets": '{"a": "x"}'}, "is no offset for topic 'a'"),
+    ({"topic": "a", "startingOffsets": '{"a": "x"}'}, "is not an offset for topic 'a'"),
     ({"topic": "a", "startingOffsets": '{"a": {"0": 5}}'}, "has no partitions"),
     (
         {"topic": "a", "endingOffsets": '{"b": 5}'},

@@ -11,10 +11,11 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, consumer_id
+from lance_spark.model import Partition
 from lance_spark.offset import StreamOffset, TopicPlace
-from lance_spark.spark import group_commit
-from lance_spark.spark.group_commit import GroupCommit
+from lance_spark.spark import stream_reader
 from lance_spark.spark.pool import clear_pool
+from lance_spark.spark.stream_reader import GroupCommit
 from tests.integration.kit import PATIENCE_S, wait_for
 from tests.spark.reading import DIALECTS, connect, fill, make_records, run_broker
 from tests.spark.streaming import Engine, Requests, expect, parse_stream
@@ -37,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the end of a query wait as long as a loaded machine may need."""
-    monkeypatch.setattr(group_commit, "_CLOSE_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(stream_reader, "_CLOSE_S_MAX", PATIENCE_S)
 
 
 def make_group(broker: EmbeddedBroker, **given: Any) -> GroupCommit:
@@ -62,7 +63,7 @@ def committed(broker: EmbeddedBroker, topic: str, group: str = "readers") -> int
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [r for r in caplog.records if r.name == group_commit.__name__]
+    return [r for r in caplog.records if r.name == stream_reader.__name__]
 
 
 @pytest.mark.usefixtures("patience")
@@ -130,7 +131,7 @@ def test_what_is_refused_is_said_once_and_not_tried_again(
     group = make_group(broker)
     # The first one is behind its log's end.
     for a, b in ((500, 25), (500, 50), (500, 50), (525, 50)):
-        group.tell(at(broker, a=a, b=b))
+        group.commit(at(broker, a=a, b=b))
         wait_for(lambda: group._next is None, "it was taken")
     group.close()
     assert committed(broker, "b") == 50
@@ -138,7 +139,7 @@ def test_what_is_refused_is_said_once_and_not_tried_again(
     assert requests.names.count("CommitOffset") <= 4
     [warning] = warnings(caplog)
     assert "group 'readers'" in warning.message
-    assert "does not concern the query" in warning.message
+    assert "the query itself goes on" in warning.message
 
 
 @pytest.mark.usefixtures("patience")
@@ -149,7 +150,7 @@ def test_a_topic_that_is_gone(
     offset = at(server, b=50)
     gone = TopicPlace.at(777, 1, 5)
     group = make_group(server)
-    group.tell(StreamOffset.of({"a": gone, **dict(offset.topics)}))
+    group.commit(StreamOffset.of({"a": gone, **dict(offset.topics)}))
     group.close()
     assert committed(server, "b") == 50
     assert len(warnings(caplog)) <= 1
@@ -162,15 +163,17 @@ def test_a_topic_that_is_gone_does_not_hide_what_is_refused_later(
     fill(broker, "b", make_records(4))
     group = make_group(broker)
     offset = at(broker, b=50)
-    group.tell(StreamOffset.of({"a": TopicPlace.at(777, 1, 5), **dict(offset.topics)}))
+    group.commit(
+        StreamOffset.of({"a": TopicPlace.at(777, 1, 5), **dict(offset.topics)})
+    )
     wait_for(lambda: len(warnings(caplog)) == 1, "the first is said")
-    group.tell(offset)
+    group.commit(offset)
     wait_for(lambda: group._next is None, "it was taken")
     # Behind its log's end.
-    group.tell(at(broker, b=500))
+    group.commit(at(broker, b=500))
     group.close()
     assert len(warnings(caplog)) == 2
-    assert set(group._told) == {"b"}
+    assert set(group._committed) == {Partition("b")}
 
 
 @pytest.mark.usefixtures("patience")
@@ -182,12 +185,12 @@ def test_a_broker_that_is_away_and_comes_back(
     group = make_group(broker, retryTimeout="50ms")
     broker.stop()
     for _ in range(2):
-        group.tell(offset)
+        group.commit(offset)
         wait_for(lambda: group._next is None and group._failing, "it fails")
     broker.start()
 
     def is_told() -> bool:
-        group.tell(offset)
+        group.commit(offset)
         return committed(broker, "a") == 100
 
     wait_for(is_told, "it is committed")
@@ -203,14 +206,14 @@ def test_a_broker_that_does_not_answer_holds_up_nobody(
     go_on, asked = threading.Event(), threading.Event()
     timeouts_s = []
 
-    def hang(*given: Any, timeout_s: float) -> int:
-        timeouts_s.append(timeout_s)
+    def hang(client: LanceClient, *given: Any) -> int:
+        timeouts_s.append(client.config.retry_timeout_s)
         asked.set()
         assert go_on.wait(PATIENCE_S)
         return 0
 
     monkeypatch.setattr(LanceClient, "commit_offset", hang)
-    monkeypatch.setattr(group_commit, "_CLOSE_S_MAX", 0.01)
+    monkeypatch.setattr(stream_reader, "_CLOSE_S_MAX", 0.01)
     engine = Engine(
         broker, topic="a", startingOffsets="earliest", consumerGroup="readers"
     )
@@ -248,10 +251,10 @@ def test_the_newest_offset_is_told_in_place_of_older_ones(
 
     monkeypatch.setattr(LanceClient, "commit_offset", wait_first)
     group = make_group(broker)
-    group.tell(at(broker, a=25))
+    group.commit(at(broker, a=25))
     assert asked.wait(PATIENCE_S)
     for offset in (50, 75, 100):
-        group.tell(at(broker, a=offset))
+        group.commit(at(broker, a=offset))
     go_on.set()
     group.close()
     assert offsets == [25, 100]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
+from lance_spark.client.driver import open_driver
+from lance_spark.client.lwp.driver import make_driver
 from lance_spark.errors import (
     ConnectionLost,
     LanceError,
@@ -72,7 +75,7 @@ def test_at_least_once_where_it_is_asked_for(
     job = make_job(broker, topic="a", delivery="at-least-once")
     assert job.delivery == "at-least-once"
     (said,) = caplog.messages
-    assert "it was asked for" in said
+    assert "the option delivery asks for it" in said
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_a_name_that_can_not_be(
 
 def test_missing_topics_are_named(broker: EmbeddedBroker) -> None:
     create_topics(broker, "a", "b")
-    with LanceClient(config=make_config(broker)) as client:
+    with closing(open_driver(make_config(broker))) as client:
         assert check_topics(client, ["b", "b"]) == {"a", "b"}
         with pytest.raises(TopicNotFound, match="no topic 'c', 'd': create"):
             check_topics(client, ["d", "a", "c", "d"])
@@ -267,7 +270,7 @@ def test_what_to_do_when_servers_differ(
     with LanceClient(config=make_config(plain_broker)) as client:
         job = plan.make_job("query", 1)
         with pytest.raises(LanceError, match=r"being replaced, restart the query$"):
-            job.check_server(client.connection())
+            job.check_server(make_driver(client).server)
 
 
 # On its way.
@@ -294,7 +297,7 @@ def test_meets_a_server_of_another_kind(
     atleast = make_job(plain_broker, topic="a")
     asked = make_job(broker, topic="a", delivery="at-least-once")
     with LanceClient(config=staged) as client, LanceClient(config=plain) as other:
-        ours, theirs = client.connection(), other.connection()
+        ours, theirs = make_driver(client).server, make_driver(other).server
         exactly.check_server(ours)
         atleast.check_server(theirs)
         with pytest.raises(LanceError, match=r"exactly-once: it has no stages.*again"):

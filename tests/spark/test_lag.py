@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.model import Retention
-from lance_spark.spark.lag import Lag, measure_lag
-from lance_spark.spark.watch import Head, Watch
+from lance_spark.client.lwp.driver import make_driver
+from lance_spark.model import Partition, Retention
+from lance_spark.spark.watch import Lag, LogState, Watch, add_lags, measure_lag
 from tests.spark.reading import connect, fill, make_records
 from tests.spark.streaming import Requests, delete
 
 SIZE = 25
-HEAD = Head(1, 100, 5000)
 
 
-def look(broker: EmbeddedBroker) -> Head:
+def look(broker: EmbeddedBroker) -> LogState:
     with connect(broker) as client:
-        return Watch(lambda name: name == "a").glance(client)["a"]
+        return Watch(lambda name: name == "a").look_now(make_driver(client))[
+            Partition("a")
+        ]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +38,12 @@ def look(broker: EmbeddedBroker) -> Head:
 def test_how_much_room_retention_leaves(
     retention: Retention | None, lag: Lag, expected: tuple[int | None, int | None]
 ) -> None:
-    found = lag.to_document(replace(HEAD, retention=retention), 0)
+    found = lag.to_document(retention, 0)
     assert (found["retentionHeadroomBytes"], found["retentionHeadroomMs"]) == expected
 
 
 def test_what_is_reported_of_a_topic() -> None:
-    assert Lag(100, 4, 7).to_document(HEAD, 12) == {
+    assert Lag(100, 4, 7).to_document(None, 12) == {
         "bytesBehind": 100,
         "recordsBehind": 4,
         "oldestUnreadMs": 7,
@@ -60,11 +59,16 @@ def test_what_is_unread(broker: EmbeddedBroker) -> None:
     with connect(broker) as client:
         appended_ns = client.locate_offset("a", 0).append_time_ns
         lag = measure_lag(
-            client, head, 3 * SIZE, clock_ns=lambda: appended_ns + 5_999_999
+            make_driver(client),
+            head,
+            3 * SIZE,
+            clock_ns=lambda: appended_ns + 5_999_999,
         )
         assert lag == Lag(7 * SIZE, 7, 5)
         # A clock that is behind the server's.
-        lag = measure_lag(client, head, 0, clock_ns=lambda: appended_ns - 10**9)
+        lag = measure_lag(
+            make_driver(client), head, 0, clock_ns=lambda: appended_ns - 10**9
+        )
         assert lag == Lag(10 * SIZE, 10, 0)
 
 
@@ -73,17 +77,20 @@ def test_nothing_is_asked_if_all_is_read(
 ) -> None:
     fill(broker, "a", make_records(10))
     head = look(broker)
-    requests = Requests(monkeypatch)
     with connect(broker) as client:
-        assert measure_lag(client, head, head.end) == Lag(0, 0, None)
-        assert measure_lag(client, head, 2**63) == Lag(0, 0, None)
+        driver = make_driver(client)
+        requests = Requests(monkeypatch)
+        assert measure_lag(driver, head, head.end) == Lag(0, 0, None)
+        assert measure_lag(driver, head, 2**63) == Lag(0, 0, None)
     assert requests.count == 0
 
 
 def test_a_plain_server_does_not_count_records(plain_broker: EmbeddedBroker) -> None:
     fill(plain_broker, "a", make_records(10))
     with connect(plain_broker) as client:
-        assert measure_lag(client, look(plain_broker), SIZE) == Lag(9 * SIZE, None)
+        assert measure_lag(make_driver(client), look(plain_broker), SIZE) == Lag(
+            9 * SIZE, None
+        )
 
 
 def test_a_topic_that_is_gone_meanwhile(broker: EmbeddedBroker) -> None:
@@ -91,4 +98,17 @@ def test_a_topic_that_is_gone_meanwhile(broker: EmbeddedBroker) -> None:
     head = look(broker)
     delete(broker, "a")
     with connect(broker) as client:
-        assert measure_lag(client, head, SIZE) == Lag(9 * SIZE, None)
+        assert measure_lag(make_driver(client), head, SIZE) == Lag(9 * SIZE, None)
+
+
+@pytest.mark.parametrize(
+    ("lags", "expected"),
+    [
+        ([Lag(5, 1, 7)], Lag(5, 1, 7)),
+        ([Lag(5, 1, 7), Lag(0)], Lag(5, 1, 7)),
+        ([Lag(5, 1, 7), Lag(6, 2, 9)], Lag(11, 3, 9)),
+        ([Lag(5, 1, 7), Lag(6, None)], Lag(11, None, 7)),
+    ],
+)
+def test_the_lag_of_several_partitions(lags: list[Lag], expected: Lag) -> None:
+    assert add_lags(lags) == expected

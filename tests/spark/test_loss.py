@@ -10,7 +10,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import DataLoss
-from lance_spark.spark.loss import LossLog
+from lance_spark.spark.batch_end import LossLog
 from lance_spark.spark.pool import clear_pool
 from tests.spark import writing
 from tests.spark.reading import (

@@ -11,12 +11,14 @@ import pytest
 from crc32c import crc32c
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.driver import LogRef
+from lance_spark.client.lwp.driver import PlainDriver, make_driver
+from lance_spark.client.lwp.mark import is_mark_right, mark_offset
 from lance_spark.errors import DataLoss
+from lance_spark.model import Bounds, Partition
 from lance_spark.offset import MARK_BYTES_MAX, OffsetMark, TopicPlace
 from lance_spark.spark import batch_end
-from lance_spark.spark.batch_end import BatchEnd
-from lance_spark.spark.marking import is_marked_right, make_shifted, take_offset_mark
-from lance_spark.spark.planning import Limits
+from lance_spark.spark.planning import is_marked_right, make_shifted
 from lance_spark.spark.pool import clear_pool
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
@@ -24,6 +26,7 @@ from tests.spark.reading import (
     connect,
     drop_old,
     fill,
+    log_at,
     log_of,
     make_payload,
     make_records,
@@ -32,6 +35,7 @@ from tests.spark.reading import (
 from tests.spark.streaming import Engine, Requests, expect, values
 
 SIZE = 25
+LOG = LogRef(Partition("a"), 1)
 REMEDY = "set failOnDataLoss=false to go on with what is left"
 
 
@@ -65,9 +69,9 @@ def test_a_mark_covers_the_bytes_before_an_offset(dialect: str, offset: int) -> 
     data = make_payload(records)
     with run_broker(dialect) as broker, connect(broker) as client:
         fill(broker, "a", records)
-        place = TopicPlace.at(client.topic("a").id, 0, offset)
+        log = log_at(client, "a")
         before = data[max(0, offset - MARK_BYTES_MAX) : offset]
-        mark = take_offset_mark(client, "a", place, 25_000)
+        mark = mark_offset(client, log, offset, 25_000)
         assert (mark.size, mark.crc) == (len(before), crc32c(before))
         assert mark.end == 25_000
         # What is before the offset may be all there is.
@@ -75,11 +79,9 @@ def test_a_mark_covers_the_bytes_before_an_offset(dialect: str, offset: int) -> 
         assert mark.head_size == (head and len(head))
         assert mark.head_crc == (head and crc32c(head))
         for good in (mark, OffsetMark(mark.size, mark.crc)):
-            place = TopicPlace.at(place.topic_id, 0, offset, good)
-            assert is_marked_right(client, "a", place)
+            assert is_mark_right(client, log, offset, good)
         for bad in (replace(mark, crc=77), replace(mark, head_size=1, head_crc=77)):
-            place = TopicPlace.at(place.topic_id, 0, offset, bad)
-            assert not is_marked_right(client, "a", place)
+            assert not is_mark_right(client, log, offset, bad)
 
 
 def test_a_mark_of_an_earlier_release(plain: EmbeddedBroker) -> None:
@@ -87,32 +89,32 @@ def test_a_mark_of_an_earlier_release(plain: EmbeddedBroker) -> None:
     data = make_payload(fill_padded(plain, 0, 100))
     with connect(plain) as client:
         old = OffsetMark(64, crc32c(data[9936:10_000]))
-        place = TopicPlace.at(client.topic("a").id, 0, 10_000, old)
-        assert is_marked_right(client, "a", place)
-        place = replace(place, marks=((0, replace(old, crc=1)),))
-        assert not is_marked_right(client, "a", place)
+        log = log_at(client, "a")
+        assert is_mark_right(client, log, 10_000, old)
+        assert not is_mark_right(client, log, 10_000, replace(old, crc=1))
 
 
 def test_a_mark_behind_the_log(plain: EmbeddedBroker) -> None:
     fill(plain, "a", make_records(4))
     with connect(plain) as client:
-        place = TopicPlace.at(client.topic("a").id, 0, 101, OffsetMark(64, 5))
+        log = log_at(client, "a")
         with pytest.raises(DataLoss):
-            take_offset_mark(client, "a", place, 100)
-        assert not is_marked_right(client, "a", place)
+            mark_offset(client, log, 101, 100)
+        assert not is_mark_right(client, log, 101, OffsetMark(64, 5))
 
 
 def test_an_offset_without_a_mark_is_believed(
     plain: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = Requests(monkeypatch)
     with connect(plain) as client:
-        assert is_marked_right(client, "a", TopicPlace.at(1, 0, 100))
+        driver = make_driver(client)
+        requests = Requests(monkeypatch)
+        assert is_marked_right(driver, LOG, TopicPlace.at(1, 0, 100))
     assert requests.count == 0
 
 
 def test_what_is_said_of_an_offset_that_has_shifted() -> None:
-    loss = make_shifted("a", TopicPlace.at(1, 0, 500), Limits(0, 700))
+    loss = make_shifted(LOG, TopicPlace.at(1, 0, 500), Bounds(0, 700))
     text = str(loss)
     assert "topic 'a': data at offset 500 is lost" in text
     assert "its offsets have shifted" in text
@@ -219,14 +221,14 @@ def test_a_shift_between_the_mark_and_the_walk(
     """What was looked at a moment ago is not there when it is walked through."""
     engine = start(plain, 200, failOnDataLoss=str(fails))
     fill(plain, "a", make_records(20), batch_bytes=250)
-    make_ruler = BatchEnd._make_ruler
+    make_ruler = PlainDriver.make_ruler
 
-    def shift_first(*given: Any) -> object:
-        monkeypatch.setattr(BatchEnd, "_make_ruler", make_ruler)
+    def shift_first(*given: Any, **named: Any) -> object:
+        monkeypatch.setattr(PlainDriver, "make_ruler", make_ruler)
         shift(plain, 2000)
-        return make_ruler(*given)
+        return make_ruler(*given, **named)
 
-    monkeypatch.setattr(BatchEnd, "_make_ruler", shift_first)
+    monkeypatch.setattr(PlainDriver, "make_ruler", shift_first)
     if fails:
         with pytest.raises(DataLoss, match=REMEDY):
             engine.step()
@@ -376,9 +378,9 @@ def test_random_histories(seed: int) -> None:
 
 # Where a server deletes while a batch is planned: (what is called then, of whom).
 MOMENTS = [
-    (BatchEnd, "_make_ruler"),
+    (PlainDriver, "make_ruler"),
     (batch_end, "admit"),
-    (batch_end, "take_offset_mark"),
+    (PlainDriver, "mark_position"),
 ]
 
 

@@ -13,10 +13,7 @@ from lance_spark.client import ClientConfig
 from lance_spark.errors import OptionError
 from lance_spark.spark.bound import AtOffsets, AtTime, Earliest, Latest
 from lance_spark.spark.options import (
-    OPTIONS,
-    Option,
     ReadOptions,
-    Scope,
     StreamOptions,
     WriteOptions,
     check_options,
@@ -26,6 +23,7 @@ from lance_spark.spark.options import (
     parse_stream_write_options,
     parse_write_options,
 )
+from lance_spark.spark.setting import OPTIONS, Option, Scope
 from tests.spark.given import GOOD, PARSERS, Parse, refused
 
 READ_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.WRITE]
@@ -274,15 +272,24 @@ def test_bad_value(option: Option) -> None:
         ("startingOffset", "did you mean startingOffsets?"),
         ("MinPartition", "did you mean minPartitions?"),
         ("tls_ca", "did you mean tlsCa?"),
-        ("subscribe", "what Kafka's source calls so is topic here"),
-        ("subscribePattern", "what Kafka's source calls so is topicPattern here"),
-        ("kafka.bootstrap.servers", "what Kafka's source calls so is servers here"),
-        ("maxOffsetsPerTrigger", "what Kafka's source calls so is maxRecordsPerTrigg"),
-        ("groupIdPrefix", "what Kafka's source calls so is consumerGroup here"),
-        ("kafka.group.id", "what Kafka's source calls so is consumerGroup here"),
-        ("kafka.batch.size", "what Kafka's source calls so is batchBytes here"),
-        ("minOffsetsPerTrigger", "it is one of Kafka's, and there is nothing like it"),
-        ("kafka.isolation.level", "it is one of Kafka's, and there is nothing like it"),
+        ("subscribe", "Kafka's source has it, and here it is called topic"),
+        (
+            "subscribePattern",
+            "Kafka's source has it, and here it is called topicPattern",
+        ),
+        (
+            "kafka.bootstrap.servers",
+            "Kafka's source has it, and here it is called servers",
+        ),
+        ("maxOffsetsPerTrigger", "Kafka's source has it, and here it is called maxR"),
+        ("groupIdPrefix", "Kafka's source has it, and here it is called consumerGroup"),
+        (
+            "kafka.group.id",
+            "Kafka's source has it, and here it is called consumerGroup",
+        ),
+        ("kafka.batch.size", "Kafka's source has it, and here it is called batchBytes"),
+        ("minOffsetsPerTrigger", "it is an option of Kafka's source, which has no c"),
+        ("kafka.isolation.level", "it is an option of Kafka's source, which has no c"),
         ("maxBytesPerTriger", "did you mean maxBytesPerTrigger?"),
         ("zzz", "there are allowNullRecords, authToken, batchBytes, checksum, "),
     ],
@@ -359,8 +366,8 @@ def test_columns_are_known_before_the_kind_of_read() -> None:
 def test_options_of_both() -> None:
     said = refused(check_options, {"createTopic": "true", "splitting": "none"})
     assert said == (
-        "option splitting is for reads and createTopic for writes: leave out the one "
-        "or the other"
+        "option splitting is for reads and createTopic for writes: leave out one of "
+        "them"
     )
 
 

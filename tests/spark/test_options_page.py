@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.spark.options import OPTIONS, Scope, check_options, render_options
+from lance_spark.spark.options import check_options
+from lance_spark.spark.setting import OPTIONS, Scope, render_options
 from tests.spark.given import refused
 
 ROOT = Path(__file__).parent.parent.parent

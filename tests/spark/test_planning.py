@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lance_spark.client.driver import LogRef, Range, Split
+from lance_spark.client.lwp.mark import RangeMark
 from lance_spark.errors import OptionError
+from lance_spark.model import Bounds, Partition
 from lance_spark.spark.bound import AtOffsets, AtTime, Bound, Earliest, Latest
 from lance_spark.spark.planning import (
     SPLITS_MAX,
     UNASKED_SPLITS_MAX,
-    Limits,
-    Mark,
-    Split,
-    TopicRange,
-    choose_partition_bytes,
+    choose_partition_size,
     plan_range,
     plan_splits,
     resolve_bound,
 )
 
 
-def make_range(start: int, end: int, topic: str = "a") -> TopicRange:
-    return TopicRange(topic, 1, 1_700_000_000, start, end)
+def make_range(start: int, end: int, topic: str = "a") -> Range:
+    return Range(LogRef(Partition(topic), 1, 1_700_000_000), start, end)
 
 
 def cut(*ranges: tuple[int, int], **limits: int) -> list[tuple[int, int]]:
     """Give the nominal pieces of ranges."""
-    splits = plan_splits([make_range(*each) for each in ranges], **limits)
+    pieces = [make_range(*each) for each in ranges]
+    splits = plan_splits(pieces, record_size_min=5, **limits)
     return [(split.start, split.end) for split in splits]
 
 
@@ -43,7 +43,7 @@ def test_a_range_is_one_split_if_nothing_asks_for_more() -> None:
 
 def test_nothing_is_no_split() -> None:
     assert cut() == []
-    assert cut((7, 7), min_partitions=3, max_partition_bytes=10) == []
+    assert cut((7, 7), min_partitions=3, max_partition_size=10) == []
 
 
 def test_empty_ranges_are_left_out_and_others_keep_their_order() -> None:
@@ -63,29 +63,29 @@ def test_empty_ranges_are_left_out_and_others_keep_their_order() -> None:
 def test_splits_are_no_larger_than_the_limit_and_nearly_equal(
     size: int, pieces: list[tuple[int, int]]
 ) -> None:
-    assert cut((0, size), max_partition_bytes=100) == pieces
+    assert cut((0, size), max_partition_size=100) == pieces
 
 
 def test_points_count_from_the_start_of_the_range() -> None:
-    assert cut((1000, 1200), max_partition_bytes=100) == [(1000, 1100), (1100, 1200)]
+    assert cut((1000, 1200), max_partition_size=100) == [(1000, 1100), (1100, 1200)]
 
 
 def test_large_ranges_make_up_the_partitions_that_are_wanted() -> None:
     pieces = cut((0, 900), (0, 50), (0, 50), min_partitions=10)
-    assert pieces == [*cut((0, 900), max_partition_bytes=100), (0, 50), (0, 50)]
+    assert pieces == [*cut((0, 900), max_partition_size=100), (0, 50), (0, 50)]
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
 def test_where_there_are_enough_partitions_none_is_cut(least: int) -> None:
     ranges = [(0, 900), (0, 50), (0, 50)]
     assert cut(*ranges, min_partitions=least) == ranges
-    halves = cut(*ranges, min_partitions=least, max_partition_bytes=450)
+    halves = cut(*ranges, min_partitions=least, max_partition_size=450)
     assert halves == [(0, 450), (450, 900), *ranges[1:]]
 
 
 def test_the_limit_that_asks_for_more_splits_wins() -> None:
-    assert len(cut((0, 1000), min_partitions=4, max_partition_bytes=100)) == 10
-    assert len(cut((0, 1000), min_partitions=20, max_partition_bytes=100)) == 20
+    assert len(cut((0, 1000), min_partitions=4, max_partition_size=100)) == 10
+    assert len(cut((0, 1000), min_partitions=20, max_partition_size=100)) == 20
 
 
 def test_no_more_splits_than_records_fit() -> None:
@@ -95,16 +95,16 @@ def test_no_more_splits_than_records_fit() -> None:
 
 
 def test_too_many_splits_are_an_error_that_names_both_options() -> None:
-    cut((0, SPLITS_MAX * 10), max_partition_bytes=10)
+    cut((0, SPLITS_MAX * 10), max_partition_size=10)
     with pytest.raises(OptionError) as told:
-        cut((0, SPLITS_MAX * 10), (0, 5), max_partition_bytes=10)
+        cut((0, SPLITS_MAX * 10), (0, 5), max_partition_size=10)
     assert f"{SPLITS_MAX + 1} partitions" in str(told.value)
     assert "raise maxPartitionBytes, or lower minPartitions" in str(told.value)
 
 
 def test_a_huge_topic_is_cut_by_arithmetic_alone() -> None:
     size = 2**62
-    pieces = cut((0, size), max_partition_bytes=size // 10_000)
+    pieces = cut((0, size), max_partition_size=size // 10_000)
     assert len(pieces) == 10_001
     assert pieces[0][0] == 0 and pieces[-1][1] == size
 
@@ -122,7 +122,9 @@ def test_splits_cover_every_byte_once(
         make_range(offset + number, offset + number + size, f"topic-{number}")
         for number, size in enumerate(sizes)
     ]
-    splits = plan_splits(ranges, min_partitions=least, max_partition_bytes=most)
+    splits = plan_splits(
+        ranges, min_partitions=least, max_partition_size=most, record_size_min=5
+    )
     for whole in ranges:
         mine = [split for split in splits if split.range == whole]
         points = [split.start for split in mine]
@@ -138,11 +140,12 @@ def test_splits_cover_every_byte_once(
 
 
 def test_what_travels_is_the_same_on_the_other_side() -> None:
-    whole = TopicRange(
-        *("a", 3, 99, 5, 50),
-        is_located=False,
+    whole = Range(
+        LogRef(Partition("a"), 3, 99),
+        *(5, 50),
+        finder="probed",
         ends_log=True,
-        mark=Mark(64, 12345, 70),
+        mark=RangeMark(64, 12345, 70),
     )
     split = Split(whole, 1, 3)
     copy = pickle.loads(pickle.dumps(split))
@@ -152,7 +155,7 @@ def test_what_travels_is_the_same_on_the_other_side() -> None:
 
 # Ranges.
 
-LOG = Limits(100, 200)
+LOG = Bounds(100, 200)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_a_range_that_ends_before_it_starts_is_an_error(start: int, end: int) ->
 def test_what_is_planned_is_in_the_log_and_nothing_is_lost_in_silence(
     start: int, end: int, first: int, size: int
 ) -> None:
-    log = Limits(first, first + size)
+    log = Bounds(first, first + size)
     try:
         planned = plan_range("a", start, end, log)
     except OptionError:
@@ -234,7 +237,7 @@ def test_what_is_planned_is_in_the_log_and_nothing_is_lost_in_silence(
     ],
 )
 def test_a_bound_in_a_topic(bound: Bound, offset: int | None) -> None:
-    assert resolve_bound(bound, "a", LOG) == offset
+    assert resolve_bound(bound, Partition("a"), LOG) == offset
 
 
 @pytest.mark.parametrize(
@@ -250,9 +253,9 @@ def test_a_bound_in_a_topic(bound: Bound, offset: int | None) -> None:
 def test_partitions_that_nobody_asked_for_are_few(
     sizes: list[int], expected: int
 ) -> None:
-    ranges = [TopicRange("a", 1, 0, 0, size) for size in sizes]
-    chosen = choose_partition_bytes(ranges, 64)
+    ranges = [make_range(0, size) for size in sizes]
+    chosen = choose_partition_size(ranges, 64)
     assert chosen == expected
-    splits = plan_splits(ranges, max_partition_bytes=chosen)
+    splits = plan_splits(ranges, max_partition_size=chosen)
     # One more for each topic, as no split has records of two.
     assert len(splits) <= UNASKED_SPLITS_MAX + len(ranges)

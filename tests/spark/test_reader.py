@@ -24,6 +24,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.driver import LogRef, Range
+from lance_spark.client.lwp.mark import RangeMark
 from lance_spark.client.lwp.reader import OVERLAP_BYTES
 from lance_spark.errors import (
     ConnectionLost,
@@ -32,10 +34,9 @@ from lance_spark.errors import (
     TopicNotFound,
     Unsupported,
 )
-from lance_spark.model import RecordType
+from lance_spark.model import Partition, RecordType
 from lance_spark.offset import MARK_BYTES_MAX
 from lance_spark.spark import planning
-from lance_spark.spark.planning import Mark, TopicRange
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.reader import narrow_range
 from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
@@ -386,8 +387,9 @@ def test_a_session_that_pushes_nothing_is_told_of_once(
     assert caplog.text == ""
 
 
-WHOLE = TopicRange("a", 1, 0, 100, 200, ends_log=True)
-PROBED = TopicRange("a", 1, 0, 100, 200, False, True, Mark(1, 2, 200))
+LOG = LogRef(Partition("a"), 1)
+WHOLE = Range(LOG, 100, 200, ends_log=True)
+PROBED = Range(LOG, 100, 200, "probed", ends_log=True, mark=RangeMark(1, 2, 200))
 
 
 @pytest.mark.parametrize(

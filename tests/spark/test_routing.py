@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_spark.errors import OptionError, RowError
-from lance_spark.spark.routing import Routed, merge_rows, route_rows
+from lance_spark.spark.task_writer import Routed, merge_rows, route_rows
 from tests.spark.writing import rows
 
 

@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan
 from pyspark.sql.types import StructType
 
+from lance_spark.client.lwp import finder
 from lance_spark.errors import DataLoss, RecordError, SplitError, TopicNotFound
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
-from lance_spark.spark import boundary, scan
+from lance_spark.spark import scan
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.scan import ReadTask, read_split
@@ -412,7 +413,7 @@ def test_a_split_that_does_not_start_with_a_record(
         assert at <= wrong < before <= end
         return wrong
 
-    monkeypatch.setattr(boundary, "find_boundary", find)
+    monkeypatch.setattr(finder, "find_boundary", find)
     with pytest.raises(SplitError) as told:
         probed.read(splits[:1])
     error = told.value

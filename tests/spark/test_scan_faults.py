@@ -5,17 +5,18 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.lwp.finder import ProbedFinder
 from lance_spark.errors import DataLoss, LanceError, RecordError, SplitError
 from lance_spark.model import Retention
-from lance_spark.spark import scan
-from lance_spark.spark.catalog import read_topics
-from lance_spark.spark.topics import resolve_ranges
+from lance_spark.spark.planning import resolve_ranges
+from lance_spark.spark.reader import read_topics
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     EVERY_COLUMN,
@@ -71,13 +72,13 @@ def test_a_shift_right_before_a_split_is_looked_for(
 ) -> None:
     fill(probed.broker, "a", make_records(20_000, 95), batch_bytes=8192)
     splits = probed.plan(4)
-    probe_extent = scan.probe_extent
+    find_extent = ProbedFinder.find_extent
 
-    def probe_late(*args: Any) -> Any:
+    def find_late(*args: Any) -> Any:
         drop_old(probed.broker, "a", 200_000)
-        return probe_extent(*args)
+        return find_extent(*args)
 
-    monkeypatch.setattr(scan, "probe_extent", probe_late)
+    monkeypatch.setattr(ProbedFinder, "find_extent", find_late)
     with pytest.raises(DataLoss, match=r"shifted since|ends before the range"):
         probed.read(splits[2:3], failOnDataLoss=given)
 
@@ -253,15 +254,17 @@ def test_a_topic_that_goes_while_it_is_planned(
 ) -> None:
     rows = fill(located.broker, "a", make_records(10))
     fill(located.broker, "b", make_records(10))
-    listing = located.client.topics()
+    driver = located.driver
+    # A listing that tells no bounds has them asked for one by one.
+    listing = [replace(entry, bounds=None) for entry in driver.topics()]
     located.client.delete_topic("b")
     if change == "recreate":
         located.client.create_topic("b")
     options = parse(located.broker, topicPattern=".")
     with pytest.raises(DataLoss, match=r"'b'.*the topic was deleted; set failOnData"):
-        resolve_ranges(located.client, options, listing)
+        resolve_ranges(driver, options, listing)
     options = parse(located.broker, topicPattern=".", failOnDataLoss="false")
-    [whole] = resolve_ranges(located.client, options, listing)
+    [whole] = resolve_ranges(driver, options, listing)
     assert (whole.topic, whole.end) == ("a", rows[-1]["next_offset"])
     assert "the topic was deleted" in caplog.text
 

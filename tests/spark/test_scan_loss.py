@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from lance_spark.client import LanceClient, TopicInfo
+from lance_spark.client import TopicInfo
+from lance_spark.client.driver import Split
+from lance_spark.client.lwp.finder import ProbedFinder
 from lance_spark.errors import DataLoss
+from lance_spark.model import Partition
 from lance_spark.spark import scan
-from lance_spark.spark.planning import Split
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
@@ -73,8 +75,12 @@ def test_a_topic_that_is_gone_before_a_task_starts(
 def test_an_id_that_is_of_another_topic_by_now(server: Server) -> None:
     fill(server.broker, "a", make_records(20))
     [split] = server.plan()
-    for change in ({"topic": "b"}, {"created_s": split.range.created_s + 1}):
-        other = replace(split, range=replace(split.range, **change))
+    log = split.range.log
+    for change in (
+        replace(log, partition=Partition("b")),
+        replace(log, created_s=log.created_s + 1),
+    ):
+        other = replace(split, range=replace(split.range, log=change))
         with pytest.raises(DataLoss, match="is another topic by now"):
             server.read([other])
         assert server.read([other], failOnDataLoss="false") == []
@@ -218,13 +224,13 @@ def test_offsets_that_shift_before_a_start_is_found(
 ) -> None:
     fill(probed.broker, "a", make_records(4000, 45), batch_bytes=250)
     splits = probed.plan(3)
-    look = scan.probe_extent
+    look = ProbedFinder.find_extent
 
-    def look_late(client: LanceClient, split: Split) -> Any:
+    def look_late(finder: ProbedFinder, split: Split) -> Any:
         drop_old(probed.broker, "a", 20_000)
-        return look(client, split)
+        return look(finder, split)
 
-    monkeypatch.setattr(scan, "probe_extent", look_late)
+    monkeypatch.setattr(ProbedFinder, "find_extent", look_late)
     for given in ("true", "false"):
         with pytest.raises(DataLoss):
             probed.read(splits[1:2], failOnDataLoss=given)
@@ -247,10 +253,10 @@ def test_a_shift_that_leaves_nothing_to_be_found(
     fill(probed.broker, "a", make_records(4000, 45), batch_bytes=250)
     splits = probed.plan(3)
 
-    def find_nothing(client: LanceClient, split: Split) -> None:
+    def find_nothing(finder: ProbedFinder, split: Split) -> None:
         drop_old(probed.broker, "a", 150_000)
 
-    monkeypatch.setattr(scan, "probe_extent", find_nothing)
+    monkeypatch.setattr(ProbedFinder, "find_extent", find_nothing)
     for given in ("true", "false"):
         with pytest.raises(DataLoss, match="shifted since the query was planned"):
             probed.read(splits[1:2], failOnDataLoss=given)
@@ -265,7 +271,7 @@ def test_a_log_that_got_shorter_though_it_looks_the_same(
     with pytest.raises(DataLoss, match="shifted since the query was planned"):
         probed.read(splits)
     # Where no mark can tell, the length does.
-    monkeypatch.setattr(scan, "check_mark", lambda client, whole: None)
+    monkeypatch.setattr(scan, "check_range", lambda driver, piece: None)
     with pytest.raises(DataLoss, match="the log ends before the range"):
         probed.read(splits)
 

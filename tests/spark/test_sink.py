@@ -35,7 +35,7 @@ from lance_spark.errors import (
     Undelivered,
 )
 from lance_spark.model import RECORD_VALUE_BYTES_MAX
-from lance_spark.spark import outlet
+from lance_spark.spark import task_writer
 from lance_spark.spark.job import WriteJob
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.sink import (
@@ -775,8 +775,8 @@ def test_a_task_that_is_not_acknowledged_fails(
             client.delete_topic("a")
 
     # The row is with the writer, which has not sent it.
-    monkeypatch.setattr(outlet, "_WORTH_BYTES", 1)
-    monkeypatch.setattr(outlet, "_LINGER_S", 3600.0)
+    monkeypatch.setattr(task_writer, "_WORTH_BYTES", 1)
+    monkeypatch.setattr(task_writer, "_LINGER_S", 3600.0)
     create_topics(plain_broker, "a")
     job = make_job(plain_broker, topic="a", create_topic=False)
     with pytest.raises(Undelivered, match=r"topic 'a': 1 records"):

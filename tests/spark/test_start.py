@@ -20,7 +20,7 @@ from lance_spark.errors import (
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.bound import AtOffsets, AtTime, Bound, Earliest, Latest
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.start import find_first_start, is_moving, needs_pin
+from lance_spark.spark.stream import find_first_start, is_moving, needs_pin
 from tests.spark.reading import (
     DIALECTS,
     drop_old,
@@ -444,7 +444,14 @@ def test_a_topic_that_is_deleted_while_the_start_is_looked_for(
 ) -> None:
     rows = fill(server, "t-a", make_records(3))
     fill(server, "t-b", make_records(4))
-    engine = Engine(server, topicPattern="t-.*", startingOffsets="earliest")
+    # One of ours lists the bounds, too: what goes behind the list is a loss.
+    fails = server.config.dialect == "plain"
+    engine = Engine(
+        server,
+        topicPattern="t-.*",
+        startingOffsets="earliest",
+        failOnDataLoss=str(fails),
+    )
     topics = LanceClient.topics
 
     def delete_next(client: LanceClient) -> list[TopicInfo]:

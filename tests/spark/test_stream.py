@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.lwp.driver import PlainDriver
 from lance_spark.errors import CheckpointError, RecordError
 from lance_spark.model import Retention
 from lance_spark.spark import batch_end
@@ -188,7 +190,7 @@ def test_what_a_topic_is_called_no_more_matters_not(server: EmbeddedBroker) -> N
     assert engine.rows == expect(rows, more)
 
 
-# Limits. Every batch is checked, from what the checkpoint says.
+# Bounds. Every batch is checked, from what the checkpoint says.
 
 
 def fill_ten(broker: EmbeddedBroker, seed: int = 7) -> list[dict[str, Any]]:
@@ -283,7 +285,7 @@ def test_topics_without_a_backlog_take_turns_too(
     asked, admit = [], batch_end.admit
 
     def note(backlogs: Any, *given: Any, turn: int) -> Any:
-        asked.append((turn, [backlog.topic for backlog in backlogs]))
+        asked.append((turn, [backlog.partition.topic for backlog in backlogs]))
         return admit(backlogs, *given, turn=turn)
 
     monkeypatch.setattr(batch_end, "admit", note)
@@ -308,7 +310,8 @@ def test_no_limit(broker: EmbeddedBroker) -> None:
 def test_a_plain_server_has_a_limit_always(
     plain_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_end, "PLAIN_BATCH_BYTES", 100)
+    limit = replace(PlainDriver.traits, batch_units_max=100)
+    monkeypatch.setattr(PlainDriver, "traits", limit)
     rows = fill(plain_broker, "a", make_records(10))
     engine = start(plain_broker)
     engine.drain()
@@ -319,7 +322,8 @@ def test_a_plain_server_has_a_limit_always(
 def test_a_limit_of_records_is_enough_for_a_plain_server(
     plain_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_end, "PLAIN_BATCH_BYTES", 100)
+    limit = replace(PlainDriver.traits, batch_units_max=100)
+    monkeypatch.setattr(PlainDriver, "traits", limit)
     fill(plain_broker, "a", make_records(10))
     engine = start(plain_broker, maxRecordsPerTrigger=7)
     engine.drain()

@@ -89,7 +89,7 @@ def test_a_time_to_start_at(
     assert query.rows == pick(rows, *ROW_COLUMNS)
 
 
-# Limits.
+# Bounds.
 
 
 def check_batches(query: Query, progress: list[Progress]) -> None:

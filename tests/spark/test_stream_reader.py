@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import (
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.link import Dialer
+from lance_spark.client.lwp.driver import PLAIN_BATCH_BYTES
 from lance_spark.errors import ConnectionLost, LanceError, Timeout
-from lance_spark.spark.batch_end import PLAIN_BATCH_BYTES
 from lance_spark.spark.pool import clear_pool
 from tests.spark.reading import (
     DIALECTS,
@@ -150,7 +150,7 @@ def test_two_sources_of_one_query(server: EmbeddedBroker) -> None:
     assert one.rows == two.rows == expect(rows)
 
 
-# Limits as Spark sees them.
+# Bounds as Spark sees them.
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
+from lance_spark.client.driver import ServerKind
+from lance_spark.client.lwp import driver as lwp_driver
 from lance_spark.errors import (
     CommitUnknownError,
     LanceError,
@@ -29,7 +31,7 @@ from lance_spark.errors import (
 from lance_spark.spark import job as job_module
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import LanceDataSource
-from lance_spark.spark.stream_writer import (
+from lance_spark.spark.writer import (
     LanceStreamCommit,
     LanceStreamWriter,
     find_batch,
@@ -62,9 +64,7 @@ Task = Iterable[pa.RecordBatch]
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    job_module._warn_once.cache_clear()
-    job_module._check_topic_once.cache_clear()
-    job_module._remember.cache_clear()
+    job_module._memories.clear()
     with leaving_nothing():
         yield
 
@@ -392,7 +392,10 @@ def test_at_least_once_is_said_once(
     for batch_id in range(3):
         query.run(batch_id, [values(b"1")])
     (said,) = caplog.messages
-    assert "a replayed micro-batch writes rows twice: it was asked for" in said
+    assert (
+        "a replayed micro-batch writes rows twice: the option delivery asks for it"
+        in said
+    )
     auto = Query(server, monkeypatch)
     for batch_id in range(3):
         auto.run(batch_id, [])
@@ -410,7 +413,8 @@ def test_auto_does_not_become_less_meanwhile(
     query = Query(broker, monkeypatch)
     query.run(0, [values(b"1")])
     with monkeypatch.context() as patch:
-        patch.setattr(LanceClient, "supports", lambda *_: False)
+        plain = ServerKind(broker.address, has_stages=False)
+        patch.setattr(lwp_driver, "_describe_server", lambda *_: plain)
         said = r"has no stages.*were written exactly once.*delivery=at-least-once"
         for _ in range(2):
             with pytest.raises(LanceError, match=said):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
 from lance_spark.errors import InvalidName, OptionError
-from lance_spark.spark.value import (
+from lance_spark.spark.setting import (
+    BY_NAME,
     choice,
     find_topic_fault,
-    parse_fetch_bytes,
     parse_flag,
     parse_integer,
     parse_pattern,
@@ -52,12 +51,12 @@ def test_text_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_no_text(text: str) -> None:
-    with pytest.raises(OptionError, match="it is empty: give a value, or leave"):
+    with pytest.raises(OptionError, match="the value is empty: give one, or leave"):
         parse_text(text)
 
 
 def test_text_that_is_no_unicode() -> None:
-    with pytest.raises(OptionError, match="it has half a character"):
+    with pytest.raises(OptionError, match="the value has half a character"):
         parse_text("a\ud800")
 
 
@@ -72,8 +71,8 @@ def test_a_topic_that_can_be(name: str) -> None:
         ("", "has 0 bytes: give 1 to 255"),
         ("t" * 256, "has 256 bytes"),
         ("ä" * 128, "has 256 bytes"),
-        (".", "is a name of directories"),
-        ("..", "is a name of directories"),
+        (".", "is the name of a directory"),
+        ("..", "is the name of a directory"),
         ("a/b", "has a slash"),
         ("a\\b", "a backslash"),
         ("a\n", "a control character"),
@@ -113,12 +112,12 @@ def test_pattern() -> None:
 
 @pytest.mark.parametrize("text", ["(", "*", "[", "a{2,1}", "(?P<a"])
 def test_no_pattern(text: str) -> None:
-    with pytest.raises(OptionError, match="is no regular expression of Python's: "):
+    with pytest.raises(OptionError, match="is not a regular expression of Python: "):
         parse_pattern(text)
 
 
 def test_empty_pattern() -> None:
-    with pytest.raises(OptionError, match="it is empty: give an expression"):
+    with pytest.raises(OptionError, match="the value is empty: give an expression"):
         parse_pattern("")
 
 
@@ -166,12 +165,16 @@ def test_no_timeout(text: str, match: str) -> None:
 
 
 def test_fetch_bytes() -> None:
-    assert (parse_fetch_bytes("1"), parse_fetch_bytes("4m")) == (1, 4 * 1024**2)
-    # What people type is a little more than what can be asked for.
-    assert parse_fetch_bytes("16m") == FETCH_BYTES_MAX < 16 * 1024**2
+    parse = BY_NAME["fetchBytes"].parse
+    # The driver asks for a little less than the largest, which no answer can hold.
+    assert [parse(text) for text in ("1", "4m", "16m")] == [
+        1,
+        4 * 1024**2,
+        16 * 1024**2,
+    ]
 
 
 @pytest.mark.parametrize("text", ["0", "16777217", "1g"])
 def test_no_fetch_bytes(text: str) -> None:
     with pytest.raises(OptionError, match="out of range: give 1 to 16m"):
-        parse_fetch_bytes(text)
+        BY_NAME["fetchBytes"].parse(text)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient
-from lance_spark.model import Retention
+from lance_spark.client import Capability, LanceClient
+from lance_spark.client.driver import Driver, LogRef
+from lance_spark.client.lwp.driver import make_driver
+from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.watch import Head, Watch, is_news
+from lance_spark.spark.watch import LogState, Watch, is_news
 from lance_spark.wire.lwp import WaitResponse
 from tests.integration.kit import PATIENCE_S
 from tests.spark.reading import (
@@ -55,11 +57,25 @@ def make_watch(time: Time | None = None, but: str = "") -> Watch:
     return Watch(lambda name: name != but, clock=time.clock, sleep=time.sleep)
 
 
-def know(heads: dict[str, Head]) -> StreamOffset:
+Heads = dict[str, LogState]
+
+
+def look(watch: Watch, client: LanceClient, known: StreamOffset) -> Heads:
+    """Look, and give what there is by topic."""
+    states = watch.look(make_driver(client), known)
+    return {partition.topic: state for partition, state in states.items()}
+
+
+def look_now(watch: Watch, client: LanceClient) -> Heads:
+    states = watch.look_now(make_driver(client))
+    return {partition.topic: state for partition, state in states.items()}
+
+
+def know(heads: Heads) -> StreamOffset:
     """Give the offset of a stream that has read all there is."""
     return StreamOffset.of(
         {
-            topic: TopicPlace.at(head.topic_id, head.created_s, head.end)
+            topic: TopicPlace.at(head.log.topic_id, head.log.created_s, head.end)
             for topic, head in heads.items()
         }
     )
@@ -78,25 +94,29 @@ AWAY = replace(PLACE, is_away=True)
     ("heads", "known", "expected"),
     [
         ({}, {}, False),
-        ({"a": Head(1, 100, 0)}, {}, False),
-        ({"a": Head(1, 100, 1)}, {}, True),
-        ({"a": Head(1, 100, 50)}, {"a": PLACE}, False),
-        ({"a": Head(1, 100, 51)}, {"a": PLACE}, True),
-        ({"a": Head(1, 100, 49)}, {"a": PLACE}, True),
-        ({"a": Head(2, 100, 50)}, {"a": PLACE}, True),
-        ({"a": Head(1, 101, 50)}, {"a": PLACE}, True),
+        ({"a": (1, 100, 0)}, {}, False),
+        ({"a": (1, 100, 1)}, {}, True),
+        ({"a": (1, 100, 50)}, {"a": PLACE}, False),
+        ({"a": (1, 100, 51)}, {"a": PLACE}, True),
+        ({"a": (1, 100, 49)}, {"a": PLACE}, True),
+        ({"a": (2, 100, 50)}, {"a": PLACE}, True),
+        ({"a": (1, 101, 50)}, {"a": PLACE}, True),
         ({}, {"a": PLACE}, True),
         ({}, {"a": AWAY}, False),
-        ({"a": Head(1, 100, 50)}, {"a": AWAY}, True),
-        ({"a": Head(2, 100, 0)}, {"a": AWAY}, True),
-        ({"a": Head(1, 100, 50), "b": Head(2, 100, 0)}, {"a": PLACE}, False),
-        ({"a": Head(1, 100, 2**63)}, {"a": TopicPlace.at(1, 100, 2**63)}, False),
+        ({"a": (1, 100, 50)}, {"a": AWAY}, True),
+        ({"a": (2, 100, 0)}, {"a": AWAY}, True),
+        ({"a": (1, 100, 50), "b": (2, 100, 0)}, {"a": PLACE}, False),
+        ({"a": (1, 100, 2**63)}, {"a": TopicPlace.at(1, 100, 2**63)}, False),
     ],
 )
 def test_what_is_new(
-    heads: dict[str, Head], known: dict[str, TopicPlace], expected: bool
+    heads: dict[str, tuple[int, int, int]], known: dict[str, TopicPlace], expected: bool
 ) -> None:
-    assert is_news(heads, StreamOffset.of(known)) is expected
+    states = {
+        Partition(topic): LogState(LogRef(Partition(topic), topic_id, created_s), end)
+        for topic, (topic_id, created_s, end) in heads.items()
+    }
+    assert is_news(states, StreamOffset.of(known)) is expected
 
 
 # What there is.
@@ -108,24 +128,24 @@ def test_the_topics_that_are_read(server: EmbeddedBroker) -> None:
     with connect(server) as client:
         infos = {info.name: info for info in client.topics()}
         watch = make_watch(but="b")
-        for heads in (watch.look(client, NOTHING), watch.glance(client)):
+        for heads in (look(watch, client, NOTHING), look_now(watch, client)):
             assert list(heads) == ["a", "c"]
-            assert {(h.topic_id, h.created_s, h.end) for h in heads.values()} == {
-                (infos[name].id, infos[name].created_at_s, SIZE) for name in "ac"
-            }
+            assert {
+                (h.log.topic_id, h.log.created_s, h.end) for h in heads.values()
+            } == {(infos[name].id, infos[name].created_at_s, SIZE) for name in "ac"}
 
 
 def test_what_was_appended_before_a_look_is_in_it(server: EmbeddedBroker) -> None:
     watch = make_watch()
     with connect(server) as client:
-        known = know(watch.look(client, NOTHING))
+        known = know(look(watch, client, NOTHING))
         for number in range(20):
             if number % 4 == 1:
                 # Idle, so that the next look would take its time.
-                watch.look(client, known)
+                look(watch, client, known)
             topic = f"t-{number % 5}"
             end = fill(server, topic, make_records(1))[-1]["next_offset"]
-            heads = watch.look(client, known)
+            heads = look(watch, client, known)
             assert heads[topic].end == end
             known = know(heads)
 
@@ -133,16 +153,16 @@ def test_what_was_appended_before_a_look_is_in_it(server: EmbeddedBroker) -> Non
 def test_topics_come_and_go(server: EmbeddedBroker) -> None:
     watch = make_watch()
     with connect(server) as client:
-        assert watch.look(client, NOTHING) == {}
+        assert look(watch, client, NOTHING) == {}
         fill(server, "a", make_records(2))
-        heads = watch.look(client, NOTHING)
+        heads = look(watch, client, NOTHING)
         assert heads["a"].end == 2 * SIZE
         recreate(server, "a", make_records(1))
-        again = watch.look(client, know(heads))
+        again = look(watch, client, know(heads))
         assert again["a"].end == SIZE
-        assert again["a"].topic_id != heads["a"].topic_id
+        assert again["a"].log != heads["a"].log
         delete(server, "a")
-        assert watch.look(client, know(again)) == {}
+        assert look(watch, client, know(again)) == {}
 
 
 def test_a_topic_that_goes_between_the_list_and_the_ends(
@@ -153,14 +173,14 @@ def test_a_topic_that_goes_between_the_list_and_the_ends(
     watch = make_watch()
     lists = watch._list
 
-    def list_and_delete(client: LanceClient) -> None:
-        lists(client)
+    def list_and_delete(driver: Driver) -> None:
+        lists(driver)
         watch._list = lists  # type: ignore[method-assign]
         delete(server, "a")
 
     watch._list = list_and_delete  # type: ignore[method-assign]
     with connect(server) as client:
-        assert list(watch.look(client, NOTHING)) == ["b"]
+        assert list(look(watch, client, NOTHING)) == ["b"]
 
 
 def test_a_topic_that_comes_between_the_list_and_the_ends(
@@ -170,14 +190,14 @@ def test_a_topic_that_comes_between_the_list_and_the_ends(
     watch = make_watch()
     lists = watch._list
 
-    def list_and_create(client: LanceClient) -> None:
-        lists(client)
+    def list_and_create(driver: Driver) -> None:
+        lists(driver)
         watch._list = lists  # type: ignore[method-assign]
         fill(broker, "b", make_records(1))
 
     watch._list = list_and_create  # type: ignore[method-assign]
     with connect(broker) as client:
-        assert list(watch.look(client, NOTHING)) == ["a", "b"]
+        assert list(look(watch, client, NOTHING)) == ["a", "b"]
 
 
 def test_a_list_that_changes_all_the_time_has_an_end(
@@ -191,7 +211,7 @@ def test_a_list_that_changes_all_the_time_has_an_end(
 
     monkeypatch.setattr(LanceClient, "wait", change)
     with connect(broker) as client:
-        assert make_watch().look(client, NOTHING)["a"].end == SIZE
+        assert look(make_watch(), client, NOTHING)["a"].end == SIZE
     assert next(versions) < 50
 
 
@@ -202,22 +222,22 @@ def test_how_long_a_topic_keeps_its_data_is_seen_before_long(
     time = Time()
     watch = make_watch(time)
     with connect(broker) as client:
-        watch.look(client, NOTHING)
+        look(watch, client, NOTHING)
         client.set_retention("a", Retention(60, 5000))
         time.sleep(31.0)
-        assert watch.look(client, NOTHING)["a"].retention == Retention(60, 5000)
+        assert look(watch, client, NOTHING)["a"].retention == Retention(60, 5000)
 
 
 def test_a_broker_that_starts_again(broker: EmbeddedBroker) -> None:
     fill(broker, "a", make_records(2))
     watch = make_watch()
     with connect(broker) as client:
-        known = know(watch.look(client, NOTHING))
+        known = know(look(watch, client, NOTHING))
         broker.stop()
         broker.start()
         fill(broker, "a", make_records(1))
         fill(broker, "b", make_records(1))
-        heads = watch.look(client, known)
+        heads = look(watch, client, known)
         assert {name: head.end for name, head in heads.items()} == {
             "a": 3 * SIZE,
             "b": SIZE,
@@ -229,11 +249,11 @@ def test_a_broker_that_starts_again(broker: EmbeddedBroker) -> None:
 
 def look_in_thread(
     broker: EmbeddedBroker, patch: pytest.MonkeyPatch, do: Callable[[], Any]
-) -> dict[str, Head]:
+) -> Heads:
     """Look with a long patience, do something when the look has begun to wait."""
     fill(broker, "a", make_records(1))
     watch, begun = make_watch(), threading.Event()
-    found: list[dict[str, Head]] = []
+    found: list[Heads] = []
     wait = LanceClient.wait
 
     def wait_long(
@@ -243,11 +263,11 @@ def look_in_thread(
         return wait(client, version, positions, PATIENCE_S if wait_s else 0.0)
 
     with connect(broker) as client:
-        known = know(watch.look(client, NOTHING))
-        watch.look(client, known)
+        known = know(look(watch, client, NOTHING))
+        look(watch, client, known)
         patch.setattr(LanceClient, "wait", wait_long)
         thread = threading.Thread(
-            target=lambda: found.append(watch.look(client, known))
+            target=lambda: found.append(look(watch, client, known))
         )
         thread.start()
         assert begun.wait(PATIENCE_S)
@@ -291,17 +311,17 @@ def test_pauses_grow_up_to_a_second_and_end_with_news(
     waits = make_waits_pass(monkeypatch, time)
     watch = make_watch(time)
     with connect(broker) as client:
-        known = know(watch.look(client, NOTHING))
+        known = know(look(watch, client, NOTHING))
         for _ in range(8):
-            watch.look(client, known)
+            look(watch, client, known)
         assert waits[1:] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-        watch.hurry()
-        watch.look(client, known)
-        watch.look(client, known)
+        watch.skip_pause()
+        look(watch, client, known)
+        look(watch, client, known)
         assert waits[-2:] == [0.0, 0.1]
         fill(broker, "a", make_records(1))
-        known = know(watch.look(client, known))
-        watch.look(client, known)
+        known = know(look(watch, client, known))
+        look(watch, client, known)
         assert waits[-1] == 0.0
 
 
@@ -312,9 +332,9 @@ def test_a_plain_server_is_asked_at_the_end_of_a_pause(
     time = Time()
     watch = make_watch(time)
     with connect(plain_broker) as client:
-        known = know(watch.look(client, NOTHING))
+        known = know(look(watch, client, NOTHING))
         for _ in range(7):
-            watch.look(client, known)
+            look(watch, client, known)
         assert time.slept_s == [0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
         def append() -> None:
@@ -322,10 +342,10 @@ def test_a_plain_server_is_asked_at_the_end_of_a_pause(
             fill(plain_broker, "a", make_records(1))
 
         time.meanwhile = append
-        heads = watch.look(client, known)
+        heads = look(watch, client, known)
         # It came in the pause, and is seen at its end.
         assert heads["a"].end == 2 * SIZE
-        watch.look(client, know(heads))
+        look(watch, client, know(heads))
         assert time.slept_s[-1] == 0.0
 
 
@@ -335,9 +355,9 @@ def test_no_pause_is_very_long(plain_broker: EmbeddedBroker) -> None:
     time = Time()
     watch = make_watch(time)
     with connect(plain_broker) as client:
-        known = know(watch.look(client, NOTHING))
+        known = know(look(watch, client, NOTHING))
         for _ in range(12):
-            watch.look(client, known)
+            look(watch, client, known)
     assert max(time.slept_s) == 15.0
 
 
@@ -428,3 +448,22 @@ def test_a_batch_that_is_done_lets_the_next_look_answer_at_once(
     engine.reader.commit({})
     engine.step()
     assert engine.time.slept_s[-1] == 0.0
+
+
+def test_a_server_that_locates_and_can_not_wait(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capability is asked for by its own name: such a server is polled."""
+    fill(broker, "a", make_records(2))
+    with connect(broker) as client:
+        supports = client.supports
+        monkeypatch.setattr(
+            client, "supports", lambda c: c is not Capability.WAIT and supports(c)
+        )
+        time = Time()
+        watch = make_watch(time)
+        known = know(look(watch, client, NOTHING))
+        look(watch, client, known)
+        look(watch, client, known)
+    assert known.get("a") is not None
+    assert time.slept_s == [0.0, 0.0, 0.1]

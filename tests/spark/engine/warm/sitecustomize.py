@@ -18,16 +18,15 @@ from pathlib import Path
 
 _READER, _WRITER = "lance_spark.spark.reader", "lance_spark.spark.writer"
 _STREAM_READER = "lance_spark.spark.stream_reader"
-_STREAM_WRITER = "lance_spark.spark.stream_writer"
 # What the workers of a module load when they work.
 _LOADED = {
-    "pyspark.worker": ("pandas", _READER, _WRITER, _STREAM_READER, _STREAM_WRITER),
+    "pyspark.worker": ("pandas", _READER, _WRITER, _STREAM_READER),
     "pyspark.sql.worker.create_data_source": ("lance_spark.spark.schema",),
     "pyspark.sql.worker.plan_data_source_read": ("pandas", _READER, _STREAM_READER),
     "pyspark.sql.worker.data_source_pushdown_filters": (_READER,),
-    "pyspark.sql.worker.write_into_data_source": (_WRITER, _STREAM_WRITER),
+    "pyspark.sql.worker.write_into_data_source": (_WRITER,),
     "pyspark.sql.worker.commit_data_source_write": (_WRITER,),
-    "pyspark.sql.worker.python_streaming_sink_runner": (_STREAM_WRITER,),
+    "pyspark.sql.worker.python_streaming_sink_runner": (_WRITER,),
 }
 # With these, nothing below starts a thread; a process with threads must not fork.
 _SINGLE = {

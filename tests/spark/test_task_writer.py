@@ -1,4 +1,4 @@
-"""The way out of a task: few writers, much waiting, and every topic in order."""
+"""The writer of a task: few open writers, much waiting, and every topic in order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import pyarrow as pa
@@ -13,13 +14,13 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, StageWriter
+from lance_spark.client.driver import Driver, open_driver
 from lance_spark.client.lwp.writer import Writer
 from lance_spark.errors import LanceError, RowError, TopicNotFound
-from lance_spark.spark import outlet as module
+from lance_spark.spark import task_writer as module
 from lance_spark.spark.job import WriteJob
-from lance_spark.spark.outlet import Outlet, TopicStage
-from lance_spark.spark.routing import Routed, route_rows
-from lance_spark.spark.sink import TaskResult, commit_job
+from lance_spark.spark.sink import TaskResult, commit_job, write_task
+from lance_spark.spark.task_writer import Routed, TaskWriter, TopicStage, route_rows
 from tests.spark.writing import (
     count_stages,
     create_topics,
@@ -48,22 +49,22 @@ def server(request: pytest.FixtureRequest) -> EmbeddedBroker:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note for which topics writers are opened, and check that they are few."""
     topics: list[str] = []
-    whole = Outlet._open_writer
+    whole = TaskWriter._open_writer
 
-    def note(outlet: Outlet, topic: str) -> None:
+    def note(outlet: TaskWriter, topic: str) -> None:
         topics.append(topic)
         whole(outlet, topic)
         assert len(outlet._open) <= outlet._open_max
 
-    monkeypatch.setattr(Outlet, "_open_writer", note)
+    monkeypatch.setattr(TaskWriter, "_open_writer", note)
     return topics
 
 
-def _client(job: WriteJob) -> LanceClient:
-    return LanceClient(config=job.options.client)
+def _driver(job: WriteJob) -> AbstractContextManager[Driver]:
+    return closing(open_driver(job.options.client))
 
 
-def _feed(outlet: Outlet, *batches: pa.RecordBatch) -> None:
+def _feed(outlet: TaskWriter, *batches: pa.RecordBatch) -> None:
     row = 0
     for batch in batches:
         for routed in route_rows(batch, None, first_row=row):
@@ -74,7 +75,7 @@ def _feed(outlet: Outlet, *batches: pa.RecordBatch) -> None:
 def _write(
     job: WriteJob, *batches: pa.RecordBatch, **limits: Any
 ) -> tuple[TopicStage, ...]:
-    with _client(job) as client, Outlet(job, client, **limits) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver, **limits) as outlet:
         _feed(outlet, *batches)
         return outlet.finish()
 
@@ -146,7 +147,7 @@ def test_the_writer_that_was_used_longest_ago_goes(
 def test_what_waits_keeps_nothing_else_in_memory(broker: EmbeddedBroker) -> None:
     job = make_job(broker)
     batch = rows(value=[bytes(10_000), bytes(10_000), b"3"], topic=list("aab"))
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         _feed(outlet, batch)
         (waiting,) = outlet._queues["b"].pieces
         assert waiting.rows.get_total_buffer_size() < 1000
@@ -156,7 +157,10 @@ def test_many_topics_of_few_rows_need_no_turns(
     broker: EmbeddedBroker, opened: list[str]
 ) -> None:
     job = make_job(broker)
-    with _client(job) as client, Outlet(job, client, waiting_bytes_max=2000) as outlet:
+    with (
+        _driver(job) as driver,
+        TaskWriter(job, driver, waiting_bytes_max=2000) as outlet,
+    ):
         for number in range(100):
             outlet.write(Routed(f"t{number}", rows(value=[b"1"])))
         assert outlet._waiting_bytes < 2000
@@ -174,7 +178,10 @@ def test_small_pieces_are_put_together_before_anything_is_opened(
     most = 50 * module._PIECE_BYTES
     expected: dict[str, list[bytes]] = {}
     held = []
-    with _client(job) as client, Outlet(job, client, waiting_bytes_max=most) as outlet:
+    with (
+        _driver(job) as driver,
+        TaskWriter(job, driver, waiting_bytes_max=most) as outlet,
+    ):
         for number in range(500):
             topic, value = f"t{number % 10}", b"%d" % number
             expected.setdefault(topic, []).append(value)
@@ -196,7 +203,10 @@ def test_a_row_is_found_in_pieces_that_were_put_together(
 ) -> None:
     job = make_job(broker)
     most = 4 * module._PIECE_BYTES
-    with _client(job) as client, Outlet(job, client, waiting_bytes_max=most) as outlet:
+    with (
+        _driver(job) as driver,
+        TaskWriter(job, driver, waiting_bytes_max=most) as outlet,
+    ):
         for number in range(20):
             key = b"k" if number == 13 else None
             batch = rows(value=[None], key=[key])
@@ -219,7 +229,7 @@ def test_few_rows_wait_for_more(
     monkeypatch.setattr(module, "_WORTH_BYTES", 1000)
     monkeypatch.setattr(module, "_PIECE_BYTES", 0)
     job = make_job(broker)
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         small, large = rows(value=[bytes(300)]), rows(value=[bytes(1000)] * 3)
         for batch in (small, small, small, small, large, small):
             outlet.write(Routed("a", batch))
@@ -245,7 +255,7 @@ def test_all_writers_together_hold_little(
     monkeypatch.setattr(module, "_LINGER_S", 3600.0)
     monkeypatch.setattr(module, "_WORTH_BYTES", 1)
     job = make_job(server, batch_bytes=10_000, max_in_flight=1)
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         for number in range(30):
             batch = rows(value=[bytes(3000 + number)])
             outlet.write(Routed(f"t{number}", batch))
@@ -260,7 +270,7 @@ def test_a_row_is_found_among_those_that_waited(broker: EmbeddedBroker) -> None:
     good = rows(value=[b"1", b"2", b"3"], key=[None] * 3, topic=list("aba"))
     bad = rows(value=[b"4", None], key=[None, b"k"], topic=list("bb"))
     job = make_job(broker)
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         _feed(outlet, good, bad)
         with pytest.raises(RowError, match="row 4: a key but no value"):
             outlet.finish()
@@ -271,8 +281,8 @@ def test_a_row_is_found_when_it_is_let_in(broker: EmbeddedBroker) -> None:
     bad = rows(value=[b"2", None], key=[None, b"k"], topic=["c", "b"])
     job = make_job(broker)
     with (
-        _client(job) as client,
-        Outlet(job, client, open_max=1, waiting_bytes_max=0) as outlet,
+        _driver(job) as driver,
+        TaskWriter(job, driver, open_max=1, waiting_bytes_max=0) as outlet,
         pytest.raises(RowError, match="row 2: a key but no value"),
     ):
         _feed(outlet, good, bad)
@@ -281,7 +291,7 @@ def test_a_row_is_found_when_it_is_let_in(broker: EmbeddedBroker) -> None:
 def test_topics_that_are_not_there(server: EmbeddedBroker) -> None:
     create_topics(server, "a", "b")
     job = make_job(server, create_topic=False)
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
         # One that turns up meanwhile is as good.
         create_topics(server, "c")
@@ -304,7 +314,7 @@ def test_topics_are_looked_for_once(
         return whole(client)
 
     monkeypatch.setattr(LanceClient, "topics", note)
-    with _client(job) as client, Outlet(job, client) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         for _ in range(3):
             _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
         outlet.finish()
@@ -313,8 +323,8 @@ def test_topics_are_looked_for_once(
 
 def test_leaving_ends_the_writers(server: EmbeddedBroker) -> None:
     job = make_job(server)
-    with _client(job) as client:
-        with Outlet(job, client, waiting_bytes_max=0) as outlet:
+    with _driver(job) as driver:
+        with TaskWriter(job, driver, waiting_bytes_max=0) as outlet:
             _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
             names = [thread.name for thread in threading.enumerate()]
             assert {"lance-producer-a", "lance-producer-b"} <= set(names)
@@ -337,7 +347,7 @@ def test_one_that_can_not_be_closed_does_not_keep_the_others(
 
     monkeypatch.setattr(Writer, "close", fail)
     job = make_job(broker)
-    with _client(job) as client, Outlet(job, client, waiting_bytes_max=0) as outlet:
+    with _driver(job) as driver, TaskWriter(job, driver, waiting_bytes_max=0) as outlet:
         _feed(outlet, rows(value=[b"1", b"2", b"3"], topic=["a", "b", "c"]))
     assert "for 'b'> can't be closed: a bug" in caplog.text
 
@@ -345,5 +355,4 @@ def test_one_that_can_not_be_closed_does_not_keep_the_others(
 def test_nothing_is_asked_of_the_server_for_no_rows(broker: EmbeddedBroker) -> None:
     job = make_job(broker, topic="a")
     broker.stop()
-    with _client(job) as client, Outlet(job, client) as outlet:
-        assert outlet.finish() == ()
+    assert write_task(job, iter(())).stages == ()

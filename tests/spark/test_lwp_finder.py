@@ -9,15 +9,15 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
-from lance_spark.errors import DataLoss
-from lance_spark.spark.boundary import (
-    Extent,
+from lance_spark.client.driver import Extent, LogRef, Range, Split
+from lance_spark.client.lwp.finder import (
+    LocatedFinder,
+    ProbedFinder,
     fetch_exactly,
     find_extent,
-    locate_extent,
-    probe_extent,
 )
-from lance_spark.spark.planning import Split, TopicRange
+from lance_spark.errors import DataLoss
+from lance_spark.model import Partition
 from tests.spark.reading import (
     DIALECTS,
     append_bytes,
@@ -32,7 +32,8 @@ from tests.spark.reading import (
 
 
 def make_splits(start: int, end: int, parts: int, **fields: Any) -> list[Split]:
-    whole = TopicRange("a", fields.pop("topic_id", 1), 0, start, end, **fields)
+    log = LogRef(Partition("a"), fields.pop("topic_id", 1))
+    whole = Range(log, start, end, **fields)
     return [Split(whole, index, parts) for index in range(parts)]
 
 
@@ -122,9 +123,11 @@ def test_located_splits_have_every_record_once(
     topic_id = client.topic_id(topic)
     found: list[int] = []
     for split in make_splits(0, end, parts, topic_id=topic_id):
-        extent = locate_extent(client, split)
+        extent = LocatedFinder(client).find_extent(split)
         assert extent.is_last == (split.index == parts - 1)
-        assert extent.start in [*starts, end] and extent.end in [*starts, end]
+        assert extent.start in [*starts, end]
+        # The reader goes up to the first record that starts behind the end.
+        assert extent.end == split.end
         found += [start for start in starts if extent.start <= start < extent.end]
     assert found == starts
 
@@ -139,10 +142,10 @@ def test_a_located_split_whose_start_is_gone() -> None:
         assert 0 < start < end
         for split in splits:
             if split.start >= start:
-                assert locate_extent(client, split).start >= start
+                assert LocatedFinder(client).find_extent(split).start >= start
                 continue
             with pytest.raises(DataLoss) as told:
-                locate_extent(client, split)
+                LocatedFinder(client).find_extent(split)
             loss = told.value
             assert (loss.topic, loss.asked) == ("a", split.start)
             assert (loss.log_start, loss.log_end) == (start, end)
@@ -160,7 +163,7 @@ def test_probed_splits_have_every_record_once(
     end = rows[-1]["next_offset"]
     with connect(plain_broker) as client:
         splits = make_splits(0, end, parts, topic_id=client.topic_id(topic))
-        found = [probe_extent(client, split) for split in splits]
+        found = [ProbedFinder(client).find_extent(split) for split in splits]
     # Nothing here is hard to tell: every split has its part.
     known = [extent for extent in found if extent is not None]
     assert len(known) == parts
@@ -177,18 +180,18 @@ def test_probing_looks_at_nothing_behind_the_range(
     fill(plain_broker, topic, records)
     with connect(plain_broker) as client:
         splits = make_splits(0, size, 4, topic_id=client.topic_id(topic))
-        before = [probe_extent(client, split) for split in splits]
+        before = [ProbedFinder(client).find_extent(split) for split in splits]
         # Nothing of this is a record, and no chain survives it.
         append_bytes(plain_broker, topic, bytes(70_000))
-        assert [probe_extent(client, split) for split in splits] == before
+        assert [ProbedFinder(client).find_extent(split) for split in splits] == before
     assert all(isinstance(extent, Extent) for extent in before)
 
 
 # Fetching.
 
 
-def make_whole(client: LanceClient, end: int) -> TopicRange:
-    return TopicRange("a", client.topic_id("a"), 0, 0, end)
+def make_whole(client: LanceClient, end: int) -> Range:
+    return Range(LogRef(Partition("a"), client.topic_id("a")), 0, end)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -16,6 +16,8 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
+from lance_spark.client.driver import Ruler
+from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
 from lance_spark.errors import (
     ConnectionLost,
     DataLoss,
@@ -24,8 +26,7 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.model import Location
-from lance_spark.spark.admission import Backlog, Budget, admit
-from lance_spark.spark.ruler import LocatedRuler, Ruler, WalkedRuler
+from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from tests.client.kit_flow import FakeLog, record
 from tests.spark.reading import (
     append_bytes,
@@ -232,15 +233,15 @@ def test_there_is_no_record_before_number_0() -> None:
 @pytest.mark.parametrize(
     ("budget", "most"),
     [
-        (Budget(), 0),
-        (Budget(max_bytes=100 * END), 0),
-        (Budget(max_bytes=50 * END), 4),
-        (Budget(max_bytes=100), 4),
-        (Budget(max_records=400), 8),
-        (Budget(max_bytes=50 * END, max_records=1500), 10),
+        (BatchLimit(), 0),
+        (BatchLimit(max_bytes=100 * END), 0),
+        (BatchLimit(max_bytes=50 * END), 4),
+        (BatchLimit(max_bytes=100), 4),
+        (BatchLimit(max_records=400), 8),
+        (BatchLimit(max_bytes=50 * END, max_records=1500), 10),
     ],
 )
-def test_a_batch_takes_few_requests_per_topic(budget: Budget, most: int) -> None:
+def test_a_batch_takes_few_requests_per_topic(budget: BatchLimit, most: int) -> None:
     indexes = [FakeIndex(BOUNDS, 1000) for _ in range(100)]
     backlogs = [
         Backlog(f"t{number}", 0, END, located(index))
@@ -531,8 +532,10 @@ def make_backlogs(
     return backlogs
 
 
-@pytest.mark.parametrize("budget", [Budget(1000), Budget(None, 40), Budget(1000, 30)])
-def test_both_kinds_admit_the_same(broker: EmbeddedBroker, budget: Budget) -> None:
+@pytest.mark.parametrize(
+    "budget", [BatchLimit(1000), BatchLimit(None, 40), BatchLimit(1000, 30)]
+)
+def test_both_kinds_admit_the_same(broker: EmbeddedBroker, budget: BatchLimit) -> None:
     sizes = {"large": (200, 20), "small": (3, 90), "wide": (10, 300)}
     rows = {
         name: fill(broker, name, make_records(count, size))

@@ -1,16 +1,19 @@
-"""The way out of a task: a writer for each topic that its rows go to.
+"""The writer of a task: its rows by topic, and an open writer for some of the topics.
 
     write -> wait -> pass to the topic's writer -> finish
                |       ^
                +-- enough for one topic, too much of all, the end
 
 To encode a few rows costs as much as to encode thousands, so rows wait until there are
-enough of their topic. A writer has a thread and a connection, so only some are open at
-once: rows of other topics wait longer, and when too many wait, the topic with most of
-them takes the place of the one that was used longest ago. What that one has written is
-a stage of its own; later rows of its topic go into a further stage, behind it. Stages
-are limited and cost time, so before that the pieces of each topic are put together:
-most of the memory that small ones take is not rows.
+enough of their topic. Each topic's writer has a thread and a connection, so only some
+are open at once. Rows of other topics wait longer; when too many wait, the topic with
+most of them takes the place of the writer that was used longest ago. What that writer
+has written is a stage of its own, and later rows of its topic go into a further stage,
+behind it. Stages are limited and cost time. Before more are opened, the waiting pieces
+of each topic are merged, because most of the memory of small pieces is not rows.
+
+Rows keep their order within a topic and the number that they had in the task, so that
+an error names the user's row. No row becomes a Python object.
 """
 
 from __future__ import annotations
@@ -19,15 +22,24 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from lance_spark.client import LanceClient, Producer, StageContent, StageWriter
+from lance_spark.client.driver import (
+    Driver,
+    RecordWriter,
+    StageContent,
+    WriterSettings,
+)
 from lance_spark.errors import (
     LanceError,
+    OptionError,
     PayloadTooLarge,
     RowError,
     StorageError,
@@ -35,7 +47,7 @@ from lance_spark.errors import (
     Undelivered,
 )
 from lance_spark.spark.job import WriteJob, check_topics
-from lance_spark.spark.routing import Routed, merge_rows
+from lance_spark.spark.setting import find_topic_fault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,13 +57,13 @@ logger = logging.getLogger(__name__)
 OPEN_MAX = 32
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 
-# So much of a topic is worth encoding: Spark's batches are often a little larger than
-# one of ours, and what is left over of each would travel alone.
+# So much of a topic is worth encoding. Spark's batches are often a little larger than
+# one batch of the protocol, and the rest of each would travel alone.
 _WORTH_BYTES = 4 * 1024 * 1024
 # What a piece takes beside its rows, whatever these are: objects of Python and Arrow,
 # and what is lost between them. Measured with one to five columns: 2.0 to 2.4 KB.
 _PIECE_BYTES = 2560
-# Nobody waits for a row of a task before its end, so batches may fill.
+# No reader waits for a row of a task before its end, so batches may fill.
 _LINGER_S = 0.25
 
 
@@ -60,10 +72,10 @@ _FEWER_STAGES = (
     'fewer tasks per topic, by repartition("topic") or coalesce before the write, or '
     "raise stages_max of the broker"
 )
-# See `sink`, which does it.
+# `sink` drops them.
 _STAGES_LEFT = (
-    "if there was room before: those that earlier attempts of the micro-batch have "
-    "left are dropped now, so restart the query"
+    "if there was room before, restart the query: the stages that earlier attempts of "
+    "the micro-batch have left are dropped now"
 )
 
 
@@ -81,11 +93,11 @@ class TopicStage:
 
 
 @dataclass(slots=True)
-class _Queue:
+class _Waiting:
     """Rows of a topic that wait, and the memory that they take.
 
-    The price of its first piece is not in that: it can't be saved, but by a stage for
-    each few rows, of which there may be only some thousands.
+    The overhead of the first piece is left out. Only a stage for each few rows could
+    save it, and there may be only some thousands of stages.
     """
 
     pieces: list[Routed] = field(default_factory=list)
@@ -103,14 +115,14 @@ class _Queue:
         return before - self.bytes
 
 
-class Outlet:
+class TaskWriter:
     """Takes the rows of one task, and has all of them acknowledged at `finish`.
 
     Leaving its `with` block without `finish` gives up what is not written yet.
 
     Args:
         job: says how to write.
-        client: says how to reach the server; it stays open.
+        driver: talks to the server; it stays open.
         open_max: how many writers may be open.
         waiting_bytes_max: how much memory rows that wait may take, beside a few KB for
             each topic that has some.
@@ -119,21 +131,21 @@ class Outlet:
     def __init__(
         self,
         job: WriteJob,
-        client: LanceClient,
+        driver: Driver,
         *,
         open_max: int = OPEN_MAX,
         waiting_bytes_max: int = WAITING_BYTES_MAX,
     ) -> None:
         self._job = job
-        self._client = client
+        self._driver = driver
         self._open_max = open_max
         self._waiting_bytes_max = waiting_bytes_max
         options = job.options
         # How much one writer holds: what is in flight and what is being filled.
         self._buffer_bytes = (options.max_in_flight + 1) * options.batch_bytes
         # The one that was used last is the last.
-        self._open: OrderedDict[str, Producer | StageWriter] = OrderedDict()
-        self._queues: dict[str, _Queue] = {}
+        self._open: OrderedDict[str, RecordWriter] = OrderedDict()
+        self._queues: dict[str, _Waiting] = {}
         self._waiting_bytes = 0
         self._stages: list[TopicStage] = []
         # Topics that were there when we looked.
@@ -153,7 +165,7 @@ class Outlet:
         """
         topic = routed.topic
         self._check_topic(topic)
-        queue = self._queues.setdefault(topic, _Queue())
+        queue = self._queues.setdefault(topic, _Waiting())
         size = queue.weigh(routed)
         queue.bytes += size
         self._waiting_bytes += size
@@ -203,7 +215,7 @@ class Outlet:
         self._open.move_to_end(topic)
         self._pass(self._open[topic], queue.pieces)
 
-    def _pass(self, writer: Producer | StageWriter, pieces: Sequence[Routed]) -> None:
+    def _pass(self, writer: RecordWriter, pieces: Sequence[Routed]) -> None:
         table = pa.Table.from_batches([piece.rows for piece in pieces])
         try:
             with self._explaining():
@@ -225,48 +237,52 @@ class Outlet:
     # Writers.
 
     def _open_writer(self, topic: str) -> None:
-        options = self._job.options
-        settings: dict[str, Any] = {
-            "batch_bytes": options.batch_bytes,
-            "linger_s": _LINGER_S,
-            "max_in_flight": options.max_in_flight,
-            "buffer_bytes": self._buffer_bytes,
-            "compression": options.compression,
-            "record_type": options.record_type,
-            # Any of the servers may answer when a connection has to be made anew.
-            "check": self._job.check_server,
-        }
-        self._job.check_server(self._client.connection())
-        writer: Producer | StageWriter
-        if self._job.is_staged:
-            job = self._job.writer_id, self._job.sequence
-            with self._explaining():
-                writer = StageWriter(self._client, topic, *job, **settings)
-        else:
-            settings["create_topic"] = options.create_topic
-            settings["allow_null_records"] = options.allow_null_records
-            writer = Producer(self._client, topic, **settings)
-        self._open[topic] = writer
+        job, options = self._job, self._job.options
+        settings = WriterSettings(
+            batch_bytes=options.batch_bytes,
+            linger_s=_LINGER_S,
+            max_in_flight=options.max_in_flight,
+            buffer_bytes=self._buffer_bytes,
+            compression=options.compression,
+            record_type=options.record_type,
+            allow_null_records=options.allow_null_records,
+        )
+        stages = self._driver.stages() if job.is_staged else None
+        job.check_server(self._driver.server)
+        with self._explaining():
+            if stages is not None:
+                self._open[topic] = stages.open_writer(
+                    topic,
+                    job.writer_id,
+                    job.sequence,
+                    options=settings,
+                    check=job.check_server,
+                )
+            else:
+                self._open[topic] = self._driver.open_writer(
+                    topic,
+                    options=settings,
+                    create_topic=options.create_topic,
+                    check=job.check_server,
+                )
 
     def _check_topic(self, topic: str) -> None:
         """Check each topic once, if it may not be created."""
         if self._job.options.create_topic or topic in self._known:
             return
-        self._job.check_server(self._client.connection())
-        self._known = check_topics(self._client, [topic])
+        self._job.check_server(self._driver.server)
+        self._known = check_topics(self._driver, [topic])
 
     def _finish_writer(self, topic: str) -> None:
-        writer = self._open[topic]
         with self._explaining():
-            if isinstance(writer, StageWriter):
-                self._stages.append(TopicStage(topic, writer.finish()))
-            else:
-                writer.close()
+            content = self._open[topic].finish()
+        if content is not None:
+            self._stages.append(TopicStage(topic, content))
         del self._open[topic]
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Say in errors of writers what to change in terms of Spark."""
+        """Add to errors of writers which option of Spark to change."""
         options = self._job.options
         try:
             yield
@@ -309,14 +325,14 @@ class Outlet:
         return tuple(self._stages)
 
     def abandon(self) -> None:
-        """Give up what is not written yet, and let go of everything."""
+        """Give up what is not written yet, and close everything."""
         self._queues.clear()
         while self._open:
             _, writer = self._open.popitem()
             try:
                 writer.close(abandon=True)
             except LanceError as error:
-                # The others have to be closed too, and there is an error already.
+                # The others have to be closed, too, and there is an error already.
                 logger.warning("%s can't be closed: %s", writer, error)
 
     def __enter__(self) -> Self:
@@ -338,3 +354,158 @@ def _find_row(pieces: Sequence[Routed], index: int) -> int:
         index -= pieces[before].rows.num_rows
         before += 1
     return pieces[before].find_row(index)
+
+
+# Which rows go to which topic: batches in, batches out.
+
+# A record is not made of these columns, so they need not be copied.
+_LEFT_OUT = ("topic", "offset", "next_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Rows of one topic.
+
+    Args:
+        topic: its name.
+        rows: the columns of the rows.
+        first_row: the number of the first row of the batch that they are from.
+        origin: where in that batch each of them was; None if all of it is here.
+        is_shared: the rows are in the memory of a batch with other topics' rows.
+    """
+
+    topic: str
+    rows: pa.RecordBatch
+    first_row: int = 0
+    origin: NDArray[np.uint32] | NDArray[np.int64] | None = None
+    is_shared: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of columns there are, and of what tells where they were."""
+        size: int = self.rows.nbytes
+        return size if self.origin is None else size + self.origin.nbytes
+
+    def find_row(self, index: int) -> int:
+        """Tell the number that one of the rows had in the task."""
+        if self.origin is not None:
+            index = int(self.origin[index])
+        return self.first_row + index
+
+    def detach(self) -> Routed:
+        """Copy rows that are in shared memory, so that it can go."""
+        if not self.is_shared:
+            return self
+        rows = self.rows.take(pa.array(np.arange(self.rows.num_rows)))
+        return replace(self, rows=rows, is_shared=False)
+
+
+def merge_rows(pieces: Sequence[Routed]) -> Routed:
+    """Make one piece of several of a topic, in memory of its own."""
+    rows = pa.concat_batches([piece.rows for piece in pieces])
+    origin = np.concatenate([_number_rows(piece) for piece in pieces])
+    return Routed(pieces[0].topic, rows, origin=origin)
+
+
+def _number_rows(piece: Routed) -> NDArray[np.int64]:
+    rows = np.arange(piece.rows.num_rows) if piece.origin is None else piece.origin
+    return piece.first_row + rows.astype(np.int64)
+
+
+def route_rows(
+    batch: pa.RecordBatch, topic: str | None, *, first_row: int = 0
+) -> Iterator[Routed]:
+    """Split a batch by topic, in the order in which the topics turn up in it.
+
+    Args:
+        batch: the rows; names of columns in any case.
+        topic: where all of them go, whatever their column says; None to go by that.
+        first_row: the number of the batch's first row, for errors.
+
+    Raises:
+        RowError: a row has no topic, or one that no server can have.
+        OptionError: there is no topic column, or none of text.
+    """
+    if not batch.num_rows:
+        return
+    lowered = [name.lower() for name in batch.schema.names]
+    if lowered != batch.schema.names:
+        batch = batch.rename_columns(lowered)
+    if topic is not None:
+        yield Routed(topic, batch, first_row)
+        return
+    names, codes = _read_topics(batch, first_row)
+    kept = [name for name in batch.schema.names if name not in _LEFT_OUT]
+    batch = batch.select(kept)
+    if len(names) == 1:
+        yield Routed(names[0], batch, first_row)
+        return
+    # Codes are given as topics turn up: rows that lie together by topic ascend.
+    is_together = not (codes[1:] < codes[:-1]).any()
+    # Of 16 bits, as only those are sorted by counting.
+    short = codes.astype(np.uint16) if len(names) <= 2**16 else codes
+    order = np.argsort(short, kind="stable").astype(np.uint32)
+    start = 0
+    for name, count in zip(names, np.bincount(codes).tolist(), strict=True):
+        # A copy: a piece that waits would keep the whole array alive.
+        origin = order[start : start + count].copy()
+        if is_together:
+            rows = batch.slice(start, count)
+        else:
+            rows = batch.take(pa.array(origin))
+        yield Routed(name, rows, first_row, origin, is_shared=is_together)
+        start += count
+
+
+def _read_topics(
+    batch: pa.RecordBatch, first_row: int
+) -> tuple[list[str], NDArray[np.int32]]:
+    """Give the topics in the order in which they turn up, and each row's among them."""
+    if "topic" not in batch.schema.names:
+        raise OptionError(
+            "rows without a topic: set option topic, or add a column topic"
+        )
+    column = batch.column("topic")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not _is_text(column.type):
+        raise OptionError(f"column topic must be string, not {column.type}: cast it")
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise RowError(
+            "no topic: give it one, filter such rows out, or set option topic, which "
+            "is for all rows",
+            first_row + row,
+        )
+    encoded = column.dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    names = _decode_names(encoded.dictionary)
+    for code, name in enumerate(names):
+        fault = find_topic_fault(name)
+        if fault is not None:
+            row = first_row + int(np.argmax(codes == code))
+            raise RowError(f"its topic {name!r:.100} {fault}", row)
+    return names, codes
+
+
+def _decode_names(names: pa.Array) -> list[str]:
+    try:
+        found: list[str] = names.to_pylist()
+    except UnicodeDecodeError:
+        # Spark does not check a text that was made of bytes. Wrong bytes become
+        # surrogates, which are refused like others.
+        raw = names.cast(pa.large_binary()).to_pylist()
+        found = [name.decode(errors="surrogateescape") for name in raw]
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_null,
+        )
+    )

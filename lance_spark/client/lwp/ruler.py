@@ -1,26 +1,28 @@
-"""Where records end: what a planner asks before it says where a batch does.
+"""Rulers: where the records of a log end (`client.driver.Ruler`).
 
-A checkpoint holds batch ends for ever, so they have to be true record boundaries. Our
+A checkpoint keeps batch ends for ever, so they have to be true record boundaries. Our
 own broker knows them and is asked (`LocatedRuler`). Any other server is read, headers
-and all, from the start of the batch (`WalkedRuler`); a boundary that was only probed is
-good enough to split work, but never to be written down.
+and all, from the start of the batch (`WalkedRuler`): a boundary that was only probed is
+good enough to split work, but a wrong one would stay in the checkpoint.
 
-A ruler serves one topic during one planning. It remembers what it was told, because
-record numbers and boundaries do not change, and it never answers with an offset that
-is outside the range it was asked about. Loss of data is the planner's affair: what a
-client raises goes through.
+A ruler serves one log during one planning. It remembers the answers, because record
+numbers and boundaries do not change, and it never answers with an offset outside the
+range it was asked about. It does not handle loss: the client's errors go through.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.client import LanceClient, RecordReader
+from lance_spark.client import RecordReader
 from lance_spark.errors import RecordError
 from lance_spark.model import RECORD_HEADER_BYTES, Location
+
+if TYPE_CHECKING:
+    from lance_spark.client import LanceClient
 
 # What Locate can carry.
 _RECORD_MAX = 2**64 - 1
@@ -31,36 +33,11 @@ _FIRST_BYTES = 16 * 1024
 _NOTHING = np.empty(0, np.int64)
 
 
-class Ruler(Protocol):
-    """Knows where the records of one topic end."""
-
-    def fit(
-        self, start: int, end: int, *, max_bytes: int | None, max_records: int | None
-    ) -> int:
-        """Find the last record boundary within limits.
-
-        Args:
-            start: where the first record starts.
-            end: the answer is not behind it.
-            max_bytes: nor further than this from the start; None for no limit.
-            max_records: nor behind more records than these; None for no limit.
-
-        Returns:
-            An offset in [start, end]; `start` if the first record does not fit.
-        """
-
-    def step(self, start: int, end: int) -> int | None:
-        """Find the end of the record at `start`; None if it is behind `end`."""
-
-    def count(self, start: int, end: int) -> int:
-        """Count the records that start in [start, end), two boundaries."""
-
-
 class LocatedRuler:
     """Asks a server that has an index of its records.
 
-    `end` is taken for a boundary, as the log ended there once. A start that retention
-    has passed counts as if the records before the log's start had no size.
+    `end` is taken for a boundary, because the log ended there once. If retention has
+    passed a start, the records before the log's start count as if they had no size.
 
     Args:
         client: of a server with the capability `locate`.
@@ -146,10 +123,10 @@ class LocatedRuler:
 class WalkedRuler:
     """Reads the records of a server that can't be asked, from a start on.
 
-    It goes on where it stopped when a later question has the same start and a larger
-    quota, and holds the record ends of one chunk at a time. What is behind a partial or
-    a malformed record can't be told: answers end before it. A malformed one at the very
-    start is an error, as there is nothing before it to go on with.
+    A later question with the same start and a larger quota goes on where the last one
+    stopped. The ruler holds the record ends of one chunk at a time. Nothing behind a
+    partial or malformed record can be told, so answers end before it; a malformed
+    record at the very start is an error, because no answer before it exists.
 
     Args:
         client: of any server.

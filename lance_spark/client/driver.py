@@ -1,0 +1,574 @@
+"""What Spark and the command line need of one protocol.
+
+A `Driver` stands between them and the clients: it lists topics, tells where partitions
+start and end, reads and writes. Nothing here belongs to one protocol. Positions are in
+the unit of the driver's `traits`.
+
+What depends on how records can be found in a partition is a `RecordFinder`. It is
+chosen once, when a read is planned; the plan carries its name, and tasks ask their
+driver for the finder of that name:
+
+    located   the server tells where the next record starts
+    probed    the bytes are searched for records
+    counted   positions are record numbers (protocols that count records; none yet)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from lance_spark.client import Chunk as Chunk
+from lance_spark.client import ClientConfig as ClientConfig
+from lance_spark.client.config import DURATION_S_MAX as DURATION_S_MAX
+from lance_spark.errors import OptionError, Unsupported
+from lance_spark.model import Bounds, OffsetMark, Partition, Retention
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FinderName = Literal["located", "probed", "counted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a protocol, or the kind of server that speaks it, can do.
+
+    Args:
+        protocol: its name, which is the name of Spark's format.
+        unit: what positions count.
+        finder: how records are found, unless the user asks for another way.
+        first_position: the position of the first record of a new partition.
+        waits: the server answers `Driver.wait` when something has changed.
+        compressions: what batches may be compressed with.
+        batch_units_max: how much a micro-batch reads if the user sets no limit.
+        record_units_min: what the smallest record takes.
+    """
+
+    protocol: str
+    unit: Literal["bytes", "records"]
+    finder: FinderName
+    first_position: int = 0
+    waits: bool = False
+    compressions: tuple[str, ...] = ("none",)
+    batch_units_max: int | None = None
+    record_units_min: int = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogRef:
+    """One partition of one topic; a topic that is created anew has other logs.
+
+    Args:
+        partition: the topic's name and the partition's number.
+        topic_id: the topic's id; 0 where the protocol has none.
+        created_s: when the topic was created; 0 where the protocol does not say.
+    """
+
+    partition: Partition
+    topic_id: int = 0
+    created_s: int = 0
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.partition.topic
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """A topic as a listing has it.
+
+    Args:
+        name: its name.
+        topic_id: its id.
+        created_s: when it was created, in seconds since 1970.
+        partitions: the numbers of its partitions.
+        retention: how long it keeps records, if the server says.
+        bounds: of each partition, if the listing says.
+        records: how many records it holds, if the listing says.
+    """
+
+    name: str
+    topic_id: int = 0
+    created_s: int = 0
+    partitions: tuple[int, ...] = (0,)
+    retention: Retention | None = None
+    bounds: Mapping[int, Bounds] | None = None
+    records: int | None = None
+
+    @property
+    def logs(self) -> list[LogRef]:
+        """Its partitions."""
+        return [
+            LogRef(Partition(self.name, number), self.topic_id, self.created_s)
+            for number in self.partitions
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a wait has found.
+
+    Args:
+        version: of the list of topics; another one than before says that it changed.
+        ends: where the partitions end that still exist.
+    """
+
+    version: int
+    ends: Mapping[Partition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What of a partition is behind a position, as far as the server tells.
+
+    Args:
+        records: how many records.
+        oldest_ns: when the first of them was appended.
+    """
+
+    records: int | None = None
+    oldest_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """The server that answers: its address, and whether it has stages."""
+
+    address: str
+    has_stages: bool
+
+
+# Reading.
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The positions [start, end) of one log, and how its records are found.
+
+    Args:
+        log: which log.
+        start: the first position.
+        end: the position behind the last.
+        finder: how its records are found.
+        ends_log: the log ended at `end` when the range was planned.
+        is_aligned: a record starts at `start`, or the log ends there.
+        mark: what the driver needs to notice that positions have shifted.
+    """
+
+    log: LogRef
+    start: int
+    end: int
+    finder: FinderName = "located"
+    ends_log: bool = False
+    is_aligned: bool = False
+    mark: Any = None
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.log.topic
+
+    @property
+    def size(self) -> int:
+        """How many positions it has."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One of several nearly equal pieces of a range.
+
+    Pieces are cut by arithmetic. A record belongs to the piece that it starts in.
+
+    Args:
+        range: what was cut.
+        index: which piece this is.
+        parts: how many there are.
+    """
+
+    range: Range
+    index: int = 0
+    parts: int = 1
+
+    @property
+    def start(self) -> int:
+        """Where it starts, perhaps inside a record."""
+        return self.point(self.index)
+
+    @property
+    def end(self) -> int:
+        """Where it ends, perhaps inside a record."""
+        return self.point(self.index + 1)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no piece follows."""
+        return self.index + 1 == self.parts
+
+    def point(self, index: int) -> int:
+        """Return the start of the piece of an index; `parts` gives the range's end."""
+        return self.range.start + self.range.size * index // self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The records of a split: those that start in [start, end).
+
+    Args:
+        start: position of the first record.
+        end: records that start here or behind belong to the next split.
+        is_last: no split follows.
+    """
+
+    start: int
+    end: int
+    is_last: bool
+
+
+class RecordFinder(Protocol):
+    """Finds the records of splits on one server."""
+
+    # The server says where records start. A filter may then name any position, and a
+    # bad record can be skipped without losing the good ones behind it.
+    is_told: bool
+
+    def find_extent(self, split: Split) -> Extent | None:
+        """Find the records of a split; None if they belong to the split before.
+
+        Raises:
+            DataLoss: positions of the split are not in the log any more.
+        """
+
+    def find_rest(self, split: Split, start: int) -> Extent:
+        """Find the end of a split whose first record starts at `start`."""
+
+    def find_next(self, split: Split, extent: Extent) -> int | None:
+        """Return where the next split starts to read, if there is one.
+
+        The records of this split have to end there: a record in between would be in
+        neither of the two.
+        """
+
+    def skip(self, split: Split, position: int, end: int) -> int:
+        """Return the next record behind bytes that are no record, `end` at most."""
+
+    def has_records(self, split: Split, position: int) -> bool:
+        """Tell whether records are found between a position and the range's end."""
+
+
+class Ruler(Protocol):
+    """Knows where the records of one log end."""
+
+    def fit(
+        self, start: int, end: int, *, max_bytes: int | None, max_records: int | None
+    ) -> int:
+        """Find the last record boundary within limits.
+
+        Args:
+            start: where the first record starts.
+            end: the answer is not behind it.
+            max_bytes: nor further than this from the start; None for no limit.
+            max_records: nor behind more records than these; None for no limit.
+
+        Returns:
+            A position in [start, end]; `start` if the first record does not fit.
+        """
+
+    def step(self, start: int, end: int) -> int | None:
+        """Find the end of the record at `start`; None if it is behind `end`."""
+
+    def count(self, start: int, end: int) -> int:
+        """Count the records that start in [start, end), two boundaries."""
+
+
+class ChunkReader(Protocol):
+    """Reads whole records in order; used by one thread."""
+
+    @property
+    def position(self) -> int:
+        """Position of the next record."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every record that starts before the end was handed out."""
+
+    def next_chunk(self, wait_s: float | None = None) -> Chunk | None:
+        """Return the next records; None if there are no more for now."""
+
+    def seek(self, position: int) -> None:
+        """Go on at another record."""
+
+    def close(self) -> None:
+        """Give up what is under way."""
+
+
+# Writing.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """How rows are gathered and sent.
+
+    Args:
+        batch_bytes: how large a batch may get; a larger record goes alone.
+        linger_s: how long a batch waits for more records.
+        max_in_flight: how many batches may be sent and not acknowledged.
+        buffer_bytes: how much may be pending before `write` waits.
+        compression: one of the traits' compressions.
+        record_type: the type of values without key and timestamp.
+        allow_null_records: send Null records to servers that misread them, too.
+    """
+
+    batch_bytes: int
+    linger_s: float
+    max_in_flight: int
+    buffer_bytes: int
+    compression: str
+    record_type: int
+    allow_null_records: bool
+
+
+class StageContent(Protocol):
+    """What one task has staged, as the commit names it; it travels to the driver."""
+
+    @property
+    def byte_count(self) -> int:
+        """How many bytes."""
+
+
+class RecordWriter(Protocol):
+    """Writes rows to one topic or stage."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes are not acknowledged yet."""
+
+    def write(self, columns: pa.Table) -> None:
+        """Take rows."""
+
+    def flush(self) -> None:
+        """Wait until all that was taken is acknowledged."""
+
+    def finish(self) -> StageContent | None:
+        """Flush and close; return what was staged, if this writes a stage."""
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Close, without a flush if `abandon`."""
+
+
+# Is given the kind of every server that a writer connects to; what it raises ends the
+# writer.
+CheckServer = Callable[[ServerKind], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a commit.
+
+    Args:
+        status: `stale` says that the writer has committed a later sequence.
+        spans: where the records are, by partition.
+    """
+
+    status: Literal["committed", "repeated", "stale"]
+    spans: tuple[tuple[Partition, Bounds], ...] = ()
+
+
+class StageCalls(Protocol):
+    """Writes that become visible together, exactly once."""
+
+    def open_writer(
+        self,
+        topic: str,
+        writer_id: str,
+        sequence: int,
+        *,
+        options: WriterSettings,
+        check: CheckServer,
+    ) -> RecordWriter:
+        """Open a stage for a topic that need not exist yet."""
+
+    def commit(
+        self,
+        writer_id: str,
+        sequence: int,
+        stages: Sequence[StageContent],
+        *,
+        overwrite: Sequence[str] = (),
+    ) -> Committed:
+        """Append stages in this order, all or nothing.
+
+        Raises:
+            CommitUnknownError: nothing tells whether the commit was carried out.
+        """
+
+    def abort(self, writer_id: str, sequence: int) -> int:
+        """Drop the stages of a job; return how many there were."""
+
+
+class Driver(Protocol):
+    """One protocol, spoken with the servers of one configuration."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the protocol and the server can do."""
+
+    @property
+    def config(self) -> ClientConfig:
+        """How the servers are reached."""
+
+    @property
+    def server(self) -> ServerKind:
+        """The server that answers now."""
+
+    def refresh(self) -> Driver:
+        """Return the driver that suits the server that answers now, often this one."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+
+    def close(self) -> None:
+        """Close its connection."""
+
+    def make_unsupported(
+        self, what: str, needs: Literal["locate", "stages"] | None = None
+    ) -> Unsupported:
+        """Make the error for what this server can't do."""
+
+    # Topics.
+
+    def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
+        """List topics, all or those of some names, sorted by name."""
+
+    def describe(self, log: LogRef) -> TopicEntry:
+        """Describe the topic that has a log's id, or its name where there are no ids.
+
+        It may be another topic by now.
+
+        Raises:
+            TopicNotFound, TopicDeleted: it is gone.
+        """
+
+    def bounds(self, logs: Sequence[LogRef]) -> dict[Partition, Bounds]:
+        """Tell where logs start and end; those that are gone are left out."""
+
+    def wait(self, known: Mapping[LogRef, int], version: int, wait_s: float) -> News:
+        """Wait until a log grows past a position or the list of topics changes."""
+
+    # Positions.
+
+    def locate_time(self, log: LogRef, time_ns: int, *, option: str) -> int:
+        """Find the first record that was appended at a time or later.
+
+        Raises:
+            Unsupported: the server has no index of times; names the option.
+        """
+
+    def align(self, log: LogRef, position: int) -> int:
+        """Find the first record at or behind a position, where the server tells.
+
+        Where it does not, this is the position itself.
+        """
+
+    def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> Ruler:
+        """Make what tells where records end."""
+
+    def count_unread(self, log: LogRef, position: int) -> Unread:
+        """Tell what is behind a position."""
+
+    # Marks: whether positions still mean the same bytes. They cost nothing on servers
+    # whose positions never shift.
+
+    def mark_position(
+        self, log: LogRef, position: int, log_end: int
+    ) -> OffsetMark | None:
+        """Take a mark for a position; None where positions never shift.
+
+        Raises:
+            DataLoss: the log ends before the position.
+        """
+
+    def is_mark_right(self, log: LogRef, position: int, mark: OffsetMark) -> bool:
+        """Tell whether a position still means what it meant when it was marked."""
+
+    def mark_range(self, piece: Range, log_end: int) -> Range:
+        """Return a range with its mark, or as it is where positions never shift.
+
+        Raises:
+            DataLoss: bytes of the range are not there.
+        """
+
+    def is_range_right(self, piece: Range) -> bool:
+        """Tell whether the positions of a range still mean what they meant.
+
+        Raises:
+            TopicNotFound, TopicDeleted: the topic is gone.
+        """
+
+    # Records.
+
+    def choose_finder(self, splitting: str) -> FinderName:
+        """Choose how records are found, once per planning.
+
+        Raises:
+            Unsupported: the server can't do what the option `splitting` asks for.
+        """
+
+    def find_with(self, name: FinderName) -> RecordFinder:
+        """Return the finder that a plan has chosen.
+
+        Raises:
+            Unsupported: the server is of another kind than the plan was made for.
+        """
+
+    def open_reader(
+        self,
+        log: LogRef,
+        start: int,
+        *,
+        end: int | None,
+        fetch_bytes: int,
+        first_fetch_bytes: int | None = None,
+    ) -> ChunkReader:
+        """Read the records that start in [start, end)."""
+
+    def open_writer(
+        self,
+        to: str,
+        *,
+        options: WriterSettings,
+        create_topic: bool,
+        check: CheckServer,
+    ) -> RecordWriter:
+        """Write rows to a topic, each at least once."""
+
+    def stages(self) -> StageCalls | None:
+        """Return the calls for staged writes; None if the server has no stages."""
+
+    def commit_position(self, log: LogRef, group: str, position: int) -> None:
+        """Tell the server how far a group has read."""
+
+
+# Each protocol's driver: the module and the function that opens it.
+_DRIVERS = {"lance": "lance_spark.client.lwp.driver"}
+
+
+def open_driver(config: ClientConfig, protocol: str = "lance") -> Driver:
+    """Open the driver of a protocol.
+
+    Raises:
+        OptionError: the protocol is unknown.
+        LanceError: no server can be reached.
+    """
+    module = _DRIVERS.get(protocol)
+    if module is None:
+        raise OptionError(
+            f"protocol {protocol!r} is unknown: give {', '.join(sorted(_DRIVERS))}"
+        )
+    driver: Driver = import_module(module).open_driver(config)
+    return driver
