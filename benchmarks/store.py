@@ -19,9 +19,9 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.report import Report, format_rate, format_ratio
-from lance_spark.columnar.scan import scan
 from lance_spark.store import Fsync, NamedStage, Store, StoreConfig
 from lance_spark.store.files import File, Files, OsFile, OsFiles
+from lance_spark.wire.lwp import scan
 
 MIB = 1024 * 1024
 RECORD = b"\x01" + (1019).to_bytes(4, "little") + bytes(1019)

@@ -36,10 +36,10 @@ from lance_spark.client import (
     StageWriter,
 )
 from lance_spark.columnar.decode import decode
-from lance_spark.columnar.layout import validate
 from lance_spark.errors import LanceError, TopicNotFound
 from lance_spark.store import check_store
 from lance_spark.testing import BrokerProcess
+from lance_spark.wire.lwp import validate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

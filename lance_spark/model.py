@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
@@ -142,22 +141,3 @@ class Location:
     offset: int
     record: int
     append_time_ns: int
-
-
-# What `wire.lwp` has now, for callers that still ask here: to be removed with them.
-if TYPE_CHECKING:
-    from lance_spark.wire.lwp.record import (
-        RECORD_HEADER_BYTES as RECORD_HEADER_BYTES,
-    )
-    from lance_spark.wire.lwp.record import (
-        RECORD_VALUE_BYTES_MAX as RECORD_VALUE_BYTES_MAX,
-    )
-    from lance_spark.wire.lwp.record import RecordType as RecordType
-else:
-    _MOVED = ("RecordType", "RECORD_HEADER_BYTES", "RECORD_VALUE_BYTES_MAX")
-    _MOVED_TO = "lance_spark.wire.lwp.record"
-
-    def __getattr__(name: str) -> Any:
-        if name in _MOVED:
-            return getattr(import_module(_MOVED_TO), name)
-        raise AttributeError(name)

@@ -33,9 +33,8 @@ from lance_spark.broker.metrics import METRICS
 from lance_spark.cli.group import COMMANDS, group
 from lance_spark.cli.main import main
 from lance_spark.client import ClientConfig, GroupedConsumer, LanceClient
-from lance_spark.columnar.layout import validate
 from lance_spark.store import StoreConfig, check_store
-from lance_spark.wire.lwp import ERROR_CODES
+from lance_spark.wire.lwp import ERROR_CODES, validate
 from tests.child import Child
 
 if sys.version_info >= (3, 11):

@@ -8,7 +8,8 @@ and beside the values, for the two that people type to: `quantity`, what they ty
 `offset`, what a checkpoint of Spark says; for notebooks: `html`, what they show.
 
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
-imports inside functions count, those under `TYPE_CHECKING` do not: they are never run.
+imports inside functions count. Those under `TYPE_CHECKING` count as far as they are of
+this package: a reader follows them as well.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
     "cli": {*_BASE, "quantity", "offset", "client", "broker", "demo", "__init__"},
     # A program like those of users, which the command line starts.
-    "demo": {*_VALUES, "client", "columnar", "store", "spark", "testing"},
+    "demo": {*_VALUES, "wire", "client", "columnar", "store", "spark", "testing"},
     # Sees both sides, as tests do; only the demo sees it.
     "testing": {*_BASE, "quantity", "client", "broker", "spark"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
@@ -50,22 +51,26 @@ ALLOWED: dict[str, set[str]] = {
     "pyspark_lance": {"spark"},
 }
 
-# What puts two layers together that do not know each other: LWP's bytes and Arrow. Of
-# these, `scan`, `layout`, `rows` and `chains` stay until their callers ask `wire.lwp`.
-BRIDGES = {
-    f"{PACKAGE}.columnar.{name}": "wire"
-    for name in ("decode", "encode", "scan", "layout", "rows", "chains")
-}
+# What puts two layers together that do not know each other: LWP's bytes and Arrow.
+BRIDGES = {f"{PACKAGE}.columnar.{name}": "wire" for name in ("decode", "encode")}
 
 # Of another layer these may import one module alone: Spark knows no protocol.
 NARROW = {("spark", "client"): f"{PACKAGE}.client.driver"}
-# Goes with the demo, which moves out of the package.
-EXEMPT = {f"{PACKAGE}.spark.demo_stream"}
 
-# The packages of these are strangers to each other: one per protocol.
-SEPARATE = ("wire",)
-# What they share.
-SHARED = {"wire": ["assembler"]}
+# One package per protocol, in each of these layers. A protocol's package sees its own
+# packages in the layers below, and no other protocol's. The other modules of these
+# layers see no protocol at all.
+SEPARATE = ("wire", "client", "broker")
+PROTOCOLS = ("lwp", "rustlog", "kimberlite", "fluvio", "tank")
+# These put protocols together, each with its reason.
+COMPOSERS = {
+    # The public names of the package, most of which are LWP's.
+    f"{PACKAGE}.client.__init__",
+    # A broker is made of its settings: one entry per protocol, and LWP's framing.
+    f"{PACKAGE}.broker.embedded",
+    # Shows the records of the store, which are LWP's.
+    f"{PACKAGE}.broker.console.records",
+}
 
 # Foreign packages that only some layers may know.
 RESERVED: dict[str, set[str]] = {
@@ -91,7 +96,12 @@ def find_faults(module: str, source: str) -> list[str]:
     if layer not in ALLOWED:
         return [f"{module}: layer {layer!r} is not in the table"]
     faults = []
-    for line, target in _imports(module, ast.parse(source)):
+    tree = ast.parse(source)
+    unrun = _unrun_lines(tree)
+    for line, target in _imports(module, tree):
+        # What is never run needs no foreign package, and may name its types.
+        if line in unrun and target.split(".")[0] != PACKAGE:
+            continue
         problem = _judge(module, layer, target)
         if problem:
             faults.append(f"{module}:{line}: imports {target}: {problem}")
@@ -109,13 +119,18 @@ def _judge(module: str, layer: str, target: str) -> str | None:
     if other not in allowed:
         return f"{layer} may not import {other}"
     only = NARROW.get((layer, other))
-    is_bound = only is not None and module not in EXEMPT
-    if is_bound and not f"{target}.".startswith(f"{only}."):
+    if only is not None and not f"{target}.".startswith(f"{only}."):
         return f"{layer} may import {only} alone"
-    mine, theirs = module.split(".")[2:3], target.split(".")[2:3]
-    if layer == other and layer in SEPARATE and mine != theirs != SHARED[layer]:
-        return "protocols do not know each other"
+    if layer in SEPARATE and other in SEPARATE and module not in COMPOSERS:
+        mine, theirs = _protocol(module), _protocol(target)
+        if theirs is not None and mine != theirs:
+            return "protocols do not know each other" if mine else "it has no protocol"
     return None
+
+
+def _protocol(module: str) -> str | None:
+    name = module.split(".")[2:3]
+    return name[0] if name and name[0] in PROTOCOLS else None
 
 
 def _layer(module: str) -> str:
@@ -129,7 +144,7 @@ def _imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     `from a import b` gives `a.b`: whether b is a module or a name inside of a, its
     layer is the same, except that names of the top package itself are its version only.
     """
-    for node in _running(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -144,6 +159,18 @@ def _imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, argument.value
 
 
+def _unrun_lines(tree: ast.AST) -> set[int]:
+    """Find the lines that only a type checker reads."""
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+        for part in node.body
+        for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
+    }
+
+
 def _absolute(module: str, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
@@ -154,22 +181,6 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 def _is_import_call(node: ast.Call) -> bool:
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
     return name in ("import_module", "__import__")
-
-
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk the nodes, leaving out what only a type checker sees."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and _is_type_checking(node.test):
-            for other in node.orelse:
-                yield other
-                yield from _running(other)
-            continue
-        yield node
-        yield from _running(node)
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
 
 
 def _modules() -> dict[str, Path]:
@@ -224,7 +235,7 @@ def test_the_walk_sees_real_imports() -> None:
         ("wire.assembler", "from lance_spark.wire.lwp import Frame"),
         ("wire.lwp.frame", "import socket"),
         ("wire.lwp.frame", "import asyncio.streams"),
-        ("store.store", "from lance_spark.columnar.scan import scan"),
+        ("store.store", "from lance_spark.wire.lwp import scan"),
         ("store.store", "from lance_spark import columnar"),
         ("store.store", "def f():\n    from lance_spark.wire import lwp"),
         ("store.store", "import ssl"),
@@ -260,6 +271,14 @@ def test_the_walk_sees_real_imports() -> None:
         ("__main__", "from lance_spark.store import Store"),
         ("utils", "import os"),
         ("store.store", "if TYPE_CHECKING:\n    pass\nelse:\n    import ssl"),
+        ("store.store", "if TYPE_CHECKING:\n    from lance_spark.broker import server"),
+        ("client.link", "from lance_spark.wire.lwp import Frame"),
+        ("client.link", "from lance_spark.client.lwp import dialect"),
+        ("client.tank.driver", "from lance_spark.wire.lwp import Frame"),
+        ("client.tank.driver", "from lance_spark.client.lwp import dialect"),
+        ("broker.session", "from lance_spark.broker.lwp.session import LwpSession"),
+        ("broker.service", "if TYPE_CHECKING:\n    from lance_spark.wire import lwp"),
+        ("broker.tank.session", "from lance_spark.broker.lwp import session"),
         ("store.store", "try:\n    import ssl\nexcept ImportError:\n    pass"),
     ],
 )
@@ -279,7 +298,11 @@ def test_violation_is_found(module: str, source: str) -> None:
         ("columnar.decode", "from lance_spark.wire.lwp import scan"),
         ("store.store", "from lance_spark.store.log import Log\nimport numpy"),
         ("net.stream", "import socket, ssl"),
-        ("client.producer", "from lance_spark.wire.lwp import FrameParser"),
+        ("client.lwp.dialect", "from lance_spark.wire.lwp import FrameParser"),
+        ("client.lwp.dialect", "from lance_spark.client.link import Link"),
+        ("client.link", "from lance_spark.wire.assembler import Assembler"),
+        ("broker.lwp.session", "from lance_spark.broker.session import Session"),
+        ("broker.embedded", "from lance_spark.broker.lwp import session_maker"),
         ("broker.server", "from lance_spark.store import Store"),
         (
             "spark.reader",
@@ -288,17 +311,13 @@ def test_violation_is_found(module: str, source: str) -> None:
         ("cli.check", "import click\nfrom lance_spark.broker import EmbeddedBroker"),
         ("cli.group", "from lance_spark import __version__"),
         ("testing.plugin", "import pytest\nfrom lance_spark.spark import local"),
+        ("testing.plugin", "if TYPE_CHECKING:\n    from pyspark.sql import Row"),
         ("testing.scratch", "from lance_spark.broker import EmbeddedBroker"),
         ("testing.topic", "from lance_spark.client import LanceClient"),
         ("cli.offsets", "from lance_spark.offset import StreamOffset"),
         ("spark.stream", "from lance_spark.offset import StreamOffset"),
         ("__init__", "def register():\n    from lance_spark.spark import source"),
         ("__main__", "from lance_spark.cli.main import main"),
-        (
-            "store.store",
-            "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    from lance_spark.broker import server",
-        ),
     ],
 )
 def test_what_is_allowed_passes(module: str, source: str) -> None:

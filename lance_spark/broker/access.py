@@ -23,7 +23,7 @@ from lance_spark.errors import (
     DamagedFile,
     OptionError,
 )
-from lance_spark.net.certificate import fingerprints
+from lance_spark.net.tls import fingerprints
 from lance_spark.store import Store
 
 logger = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
 from lance_spark.broker.server import Endpoint, Server
 from lance_spark.broker.service import Service
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
 from lance_spark.store.files import Files
+from lance_spark.wire.lwp import scan
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from lance_spark.broker.turn import Turns
 from lance_spark.errors import ConnectionLimit, LanceError
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.limit import raise_file_limit
-from lance_spark.net.listener import Listener
+from lance_spark.net.listener import Listener, raise_file_limit
 from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.net.tls import TlsContext, server_handshake
 

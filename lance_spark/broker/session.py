@@ -41,9 +41,8 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.model import Buffer
-from lance_spark.net.deadline import Deadline
+from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
-from lance_spark.net.waker import Waker
 from lance_spark.store import Appended, Slice
 
 logger = logging.getLogger(__name__)

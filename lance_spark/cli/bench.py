@@ -24,7 +24,7 @@ from lance_spark.cli.options import (
 )
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 # About so much is written at once, and shown in the progress.
 _WRITE_BYTES = 4 * 1024 * 1024

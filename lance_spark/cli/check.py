@@ -15,7 +15,6 @@ from lance_spark.broker.access import encode_rule, parse_rule
 from lance_spark.cli.display import count, format_bytes, show_progress
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.options import OptionType, check_is_store
-from lance_spark.columnar.layout import validate
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.quantity import parse_duration, parse_size
@@ -27,6 +26,7 @@ from lance_spark.store import (
     check_store,
     repairing,
 )
+from lance_spark.wire.lwp import validate
 
 
 def _parse_number(text: str) -> int:

@@ -22,15 +22,8 @@ from lance_spark.cli.display import (
     format_time,
     print_table,
 )
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError, RecordError, StoreError
-from lance_spark.model import (
-    RECORD_HEADER_BYTES,
-    RECORD_VALUE_BYTES_MAX,
-    Buffer,
-    RecordType,
-    Scan,
-)
+from lance_spark.model import Buffer, Scan
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.document import decode_document
 from lance_spark.store.format import (
@@ -49,7 +42,13 @@ from lance_spark.store.format import (
 from lance_spark.store.journal import parse_journal
 from lance_spark.store.stage import decode_stage
 from lance_spark.store.topic import decode_topic
-from lance_spark.wire.lwp import decode_record
+from lance_spark.wire.lwp import (
+    RECORD_HEADER_BYTES,
+    RECORD_VALUE_BYTES_MAX,
+    RecordType,
+    decode_record,
+    scan,
+)
 
 # Files that are read as a whole, such as the journal, are a few MiB long. Anything
 # much larger is something else.

@@ -28,8 +28,8 @@ from lance_spark.cli.options import (
 )
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.quantity import RECORD_TYPES
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 
 @click.command("produce")

@@ -40,12 +40,12 @@ from lance_spark.cli.summary import (
     summarise,
 )
 from lance_spark.client import ClientConfig, LanceClient, consumer_id
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import UnknownTopic
 from lance_spark.model import Retention
-from lance_spark.net.certificate import fingerprints
+from lance_spark.net.tls import fingerprints
 from lance_spark.store import Store
 from lance_spark.store.topic import Topic
+from lance_spark.wire.lwp import scan
 
 _TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
 _RIGHT = ("id", "records", "bytes", "log start", "log end")

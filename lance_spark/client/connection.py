@@ -31,10 +31,9 @@ from lance_spark.client.inbox import Inbox, Pending
 from lance_spark.errors import ConnectionLost, LanceError, RemoteProtocolError, Timeout
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
+from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import make_client_context
-from lance_spark.net.waker import Waker
 
 if TYPE_CHECKING:
     from lance_spark.client.outbox import OutgoingBatch

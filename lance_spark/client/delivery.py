@@ -35,8 +35,7 @@ from lance_spark.errors import (
     RemoteProtocolError,
     Timeout,
 )
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,11 @@ from lance_spark.broker.access import (
     read_tokens,
     set_rule,
 )
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import AccessDenied, AuthenticationRequired, OptionError
 from lance_spark.model import Retention
-from lance_spark.net.certificate import fingerprints
+from lance_spark.net.tls import fingerprints
 from lance_spark.store import Store, StoreConfig
-from lance_spark.wire.lwp import code_of
+from lance_spark.wire.lwp import code_of, scan
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)

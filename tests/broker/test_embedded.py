@@ -12,11 +12,11 @@ import pytest
 from lance_spark.broker import BrokerConfig, EmbeddedBroker, embedded
 from lance_spark.broker.embedded import Exporter
 from lance_spark.client import LanceClient, Producer
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import LanceError, OptionError, StoreError, StoreLocked
 from lance_spark.model import Retention
 from lance_spark.store import Store
 from lance_spark.wire import lwp as wire
+from lance_spark.wire.lwp import scan
 from tests.broker.kit import Client, record
 from tests.test_html import Reader
 

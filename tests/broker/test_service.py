@@ -17,7 +17,6 @@ from lance_spark.broker import service as service_module
 from lance_spark.broker.access import Policy, Principal, TopicRule
 from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.service import ConsumerState, Service, to_broker_error
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     AccessDenied,
     AuthenticationRequired,
@@ -33,7 +32,7 @@ from lance_spark.store import (
     StoreConfig,
     View,
 )
-from lance_spark.wire.lwp import code_of
+from lance_spark.wire.lwp import code_of, scan
 from tests.broker.kit import record, records
 
 ANYBODY = Principal()

@@ -17,9 +17,9 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli.main import main
 from lance_spark.client import LanceClient
 from lance_spark.columnar.encode import encode
-from lance_spark.columnar.layout import validate
 from lance_spark.errors import TopicDeleted, TopicNotFound
 from lance_spark.store import NamedStage, Store
+from lance_spark.wire.lwp import validate
 
 CONSUMER = 77
 

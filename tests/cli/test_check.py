@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lance_spark.cli import check
-from lance_spark.columnar.layout import validate
 from lance_spark.store import Store
+from lance_spark.wire.lwp import validate
 from tests.cli.conftest import Run
 
 

@@ -14,9 +14,9 @@ import pytest
 from lance_spark import demo
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
-from lance_spark.columnar.layout import validate
 from lance_spark.errors import LanceError
 from lance_spark.store import Store
+from lance_spark.wire.lwp import validate
 from tests.child import Child
 from tests.cli.conftest import Run
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from lance_spark.cli.inspect_store import InspectedFile
-from lance_spark.columnar.layout import validate
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.store import Store, StoreConfig
 from lance_spark.wire.lwp import (
+    RECORD_VALUE_BYTES_MAX,
     Authenticate,
     AuthenticateResponse,
     Checksum,
@@ -25,6 +24,7 @@ from lance_spark.wire.lwp import (
     encode_ingest,
     encode_message,
     encode_record,
+    validate,
 )
 from tests.cli.conftest import CONSUMER, Run
 

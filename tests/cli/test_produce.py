@@ -21,7 +21,7 @@ from lance_spark.cli.produce import LineReader, SteadyRate, make_columns, read_w
 from lance_spark.client import LanceClient, Producer, RecordReader
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import ConnectionLost, LanceError, Undelivered
-from lance_spark.model import RecordType
+from lance_spark.wire.lwp import RecordType
 from tests.child import Child
 from tests.cli.conftest import Run
 

@@ -13,10 +13,10 @@ import trustme
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, consumer_id
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import TopicNotFound
 from lance_spark.model import Retention
 from lance_spark.store import Store
+from lance_spark.wire.lwp import scan
 from tests.cli.conftest import ROWS, Run
 
 

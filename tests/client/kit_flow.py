@@ -20,8 +20,7 @@ from lance_spark.client.retry import Backoff
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
 from lance_spark.model import Location
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
 
 # Long enough for any machine; only a test that fails anyway waits for it.

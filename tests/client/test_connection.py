@@ -34,10 +34,9 @@ from lance_spark.errors import (
     TopicNotFound,
 )
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
+from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
-from lance_spark.net.waker import Waker
 from lance_spark.wire.lwp import (
     Checksum,
     CommitAck,

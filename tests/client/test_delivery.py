@@ -34,8 +34,7 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.waker import Waker
+from lance_spark.net.deadline import Deadline, Waker
 from tests.client.kit_flow import (
     PATIENCE_S,
     QUICK,

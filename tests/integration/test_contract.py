@@ -35,8 +35,8 @@ from lance_spark.errors import (
     Undelivered,
     Unsupported,
 )
-from lance_spark.model import RECORD_VALUE_BYTES_MAX, RecordType, Retention
-from lance_spark.wire.lwp import Capability
+from lance_spark.model import Retention
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, Capability, RecordType
 from tests.integration.contract import Target, fill, read
 from tests.integration.kit import make_client, read_bytes, wait_for
 

@@ -18,7 +18,7 @@ import pytest
 
 from lance_spark.client import Consumer, Producer
 from lance_spark.client.lwp.writer import WriterOptions
-from lance_spark.model import RECORD_HEADER_BYTES
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES
 from tests.integration.kit import PATIENCE_S, make_client, wait_for
 from tests.integration.process import HAS_PROC, BrokerProcess
 

@@ -22,10 +22,10 @@ from pyspark.sql.types import StructType
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer
 from lance_spark.client.driver import LogRef, Split
-from lance_spark.model import Partition, RecordType, Retention
+from lance_spark.model import Partition, Retention
 from lance_spark.spark.options import ReadOptions, parse_read_options
 from lance_spark.spark.source import LanceDataSource
-from lance_spark.wire.lwp import Record, encode_record
+from lance_spark.wire.lwp import Record, RecordType, encode_record
 
 DIALECTS = ("lwp", "plain")
 

@@ -11,13 +11,12 @@ from pyspark.sql.types import StructType
 
 from lance_spark.client.lwp import finder
 from lance_spark.errors import DataLoss, RecordError, SplitError, TopicNotFound
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.spark import scan
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project
-from lance_spark.wire.lwp import Record, encode_record
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, Record, encode_record
 from tests.spark.reading import (
     DIALECTS,
     EVERY_COLUMN,

@@ -34,7 +34,6 @@ from lance_spark.errors import (
     TopicNotFound,
     Undelivered,
 )
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
 from lance_spark.spark import task_writer
 from lance_spark.spark.job import WriteJob
 from lance_spark.spark.pool import clear_pool
@@ -46,7 +45,7 @@ from lance_spark.spark.sink import (
     write_task,
 )
 from lance_spark.store.staging import Staging
-from lance_spark.wire.lwp import Record, compress
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, Record, compress
 from tests.integration.kit import PATIENCE_S
 from tests.integration.proxy import Fate, Flow, Proxy
 from tests.spark.writing import (

@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.model import RECORD_VALUE_BYTES_MAX
-from lance_spark.wire.lwp import Record
+from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, Record
 from tests.spark.reading import EVERY_TYPE, fill
 from tests.spark.saving import (
     check_untouched,

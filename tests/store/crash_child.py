@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 
-from lance_spark.columnar.scan import scan
 from lance_spark.store import Fsync, NamedStage, Store, StoreConfig
+from lance_spark.wire.lwp import scan
 from tests.store.kit import record
 
 BATCHES_MAX = 400

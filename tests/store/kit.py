@@ -8,11 +8,11 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt
 from lance_spark.store import Finding, Severity, Store, StoreConfig, View, check_store
 from lance_spark.store.files import Files
 from lance_spark.store.log import Log
+from lance_spark.wire.lwp import scan
 
 ROOT = Path("/data")
 # Small enough that a few batches roll segments, need inner rows and adopt stages.

@@ -15,7 +15,6 @@ from pathlib import PurePath
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt, LanceError, StoreError, StoreWriteFailed
 from lance_spark.store import (
     CommitStatus,
@@ -24,6 +23,7 @@ from lance_spark.store import (
     StoreConfig,
     check_store,
 )
+from lance_spark.wire.lwp import scan
 from tests.campaign import Tally
 from tests.store.disk import Disk, DiskFiles
 from tests.store.history import Commit, Historian, Refused, State, Step, find

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import RecordError, StoreError
 from lance_spark.model import Buffer, Scan
 from lance_spark.store import Point, Severity, check_store
@@ -35,6 +34,7 @@ from lance_spark.store.format import (
 from lance_spark.store.journal import encode_entry
 from lance_spark.store.stage import decode_stage, encode_stage
 from lance_spark.store.topic import decode_topic, encode_topic
+from lance_spark.wire.lwp import scan
 from tests.store.jobs import commit, stage
 from tests.store.kit import batch, newer, open_store
 

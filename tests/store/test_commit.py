@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     CommitUnknown,
     Corrupt,
@@ -59,6 +58,7 @@ from lance_spark.store.journal import (
     parse_journal,
 )
 from lance_spark.store.log import Tail
+from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFiles
 from tests.store.jobs import (
     commit,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.store import Fsync, Store, View
+from lance_spark.wire.lwp import scan
 from tests.store.kit import check_clean, damage, read_all
 
 pytestmark = pytest.mark.crash

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt, DamagedFile
 from lance_spark.store import NamedStage, Severity, Store, check_store
 from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
+from lance_spark.wire.lwp import scan
 from tests.store.kit import (
     batch,
     check_clean,

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import DamagedFile, StoreError, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.store import Finding, NamedStage, Store, View, check_store
@@ -25,6 +24,7 @@ from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.files import read_file, replace_file
 from lance_spark.store.repair import Answers, repairing
 from lance_spark.store.stage import decode_stage, encode_stage
+from lance_spark.wire.lwp import scan
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, hooked, refusing, stage
 from tests.store.kit import ROOT, batch, damage, open_store, read_all

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt
 from lance_spark.store import Finding, Fsync, Store, StoreConfig, check_store
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
+from lance_spark.wire.lwp import scan
 from tests.store.disk import SECTOR, Disk, DiskFiles
 from tests.store.kit import ROOT, SMALL, batch, check_clean, damage, open_store
 

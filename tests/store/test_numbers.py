@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt
 from lance_spark.model import Bounds, Retention
 from lance_spark.store import (
@@ -28,6 +27,7 @@ from lance_spark.store import (
     View,
     repairing,
 )
+from lance_spark.wire.lwp import scan
 from tests.store.disk import Disk, DiskFiles
 from tests.store.kit import ROOT, SMALL, batch, open_store
 

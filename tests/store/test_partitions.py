@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     AppendConflict,
     DamagedFile,
@@ -35,6 +34,7 @@ from lance_spark.store import (
 )
 from lance_spark.store.files import remove_tree
 from lance_spark.store.topic import decode_topic, encode_topic
+from lance_spark.wire.lwp import scan
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import content, kill, refusing, reopen, stage
 from tests.store.kit import ROOT, batch, check_clean, damage, look, open_store, record

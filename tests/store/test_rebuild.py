@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import StoreError, StoreReadOnly
 from lance_spark.store import rebuild as module
 from lance_spark.store.format import (
@@ -22,6 +21,7 @@ from lance_spark.store.format import (
 )
 from lance_spark.store.rebuild import Rebuilt, _mend, rebuild, sound_rows
 from lance_spark.store.segment import Boundary
+from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFile, DiskFiles
 from tests.store.jobs import content, refusing
 from tests.store.kit import batch, check_clean, damage, open_store, record

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.columnar.scan import scan
 from lance_spark.model import Location, Retention
 from lance_spark.store import Fsync, Point, Store, StoreConfig, check_store
 from lance_spark.store.files import OsFiles
@@ -27,6 +26,7 @@ from lance_spark.store.format import (
 from lance_spark.store.log import Tail
 from lance_spark.store.recovery import Found, list_segments, reset_files
 from lance_spark.store.repair import Answers, repairing
+from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFiles, Inode
 from tests.store.jobs import Clock, content, kill, reopen
 from tests.store.kit import (

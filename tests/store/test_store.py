@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     Corrupt,
     RecordError,
@@ -32,6 +31,7 @@ from lance_spark.store import NamedStage, Store, StoreConfig
 from lance_spark.store.document import FIRST_STAGE_ID, encode_document
 from lance_spark.store.files import File, OsFiles
 from lance_spark.store.journal import encode_entry
+from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFiles
 from tests.store.jobs import commit, content, kill, refusing, reopen, stage
 from tests.store.kit import (
@@ -66,7 +66,7 @@ def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
 def test_another_process_is_kept_out(store: Store) -> None:
     code = (
         "import sys\n"
-        "from lance_spark.columnar.scan import scan\n"
+        "from lance_spark.wire.lwp import scan\n"
         "from lance_spark.errors import StoreLocked\n"
         "from lance_spark.store import Store, check_store\n"
         "for use in (Store, check_store):\n"

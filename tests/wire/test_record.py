@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_spark.errors import LocalProtocolError, RecordError
-from lance_spark.model import RECORD_VALUE_BYTES_MAX, RecordType
 from lance_spark.wire.lwp import (
+    RECORD_VALUE_BYTES_MAX,
     Record,
+    RecordType,
     decode_record,
     decode_records,
     encode_record,

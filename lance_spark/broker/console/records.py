@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from lance_spark.columnar.decode import Decoded, decode
 from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
-from lance_spark.model import Buffer, Location, RecordType
+from lance_spark.model import Buffer, Location
 from lance_spark.store import View
+from lance_spark.wire.lwp import RecordType
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 500

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.columnar.layout import validate
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import InvalidPayload
 from lance_spark.model import Buffer, Scan
-from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, decompress
+from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, decompress, scan, validate
 
 # Plain integers: an operation on an enumeration takes ten times as long.
 _ENCRYPTED = int(FrameFlags.ENCRYPTED)

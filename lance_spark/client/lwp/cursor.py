@@ -24,8 +24,7 @@ from lance_spark.client.lwp.reader import (
 )
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode
 from lance_spark.errors import DataLoss, OptionError, RecordError
-from lance_spark.model import RecordType
-from lance_spark.wire.lwp import Capability, decode_record
+from lance_spark.wire.lwp import Capability, RecordType, decode_record
 
 if TYPE_CHECKING:
     import pyarrow as pa

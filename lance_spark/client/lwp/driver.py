@@ -42,10 +42,11 @@ from lance_spark.client.driver import (
 )
 from lance_spark.client.lwp import mark
 from lance_spark.client.lwp.finder import LocatedFinder, ProbedFinder
-from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
 from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
+from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
 from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
-from lance_spark.model import RECORD_HEADER_BYTES, Bounds, OffsetMark, Partition
+from lance_spark.model import Bounds, OffsetMark, Partition
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lance_spark.client.driver import Extent, Range, Split
-from lance_spark.columnar.chains import find_meeting, follow_chains
 from lance_spark.errors import DataLoss
+from lance_spark.wire.lwp.chains import find_meeting, follow_chains
 
 if TYPE_CHECKING:
     from lance_spark.client import LanceClient

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from lance_spark.client.lwp.answer import Fetched, PendingFetch
 from lance_spark.client.lwp.client import LanceClient
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import (
     DataLoss,
     LanceError,
@@ -38,9 +37,9 @@ from lance_spark.errors import (
     TopicDeleted,
     TopicNotFound,
 )
-from lance_spark.model import RECORD_HEADER_BYTES, Scan
+from lance_spark.model import Scan
 from lance_spark.net.deadline import Deadline
-from lance_spark.wire.lwp import Capability
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES, Capability, scan
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
 # What a server in the field can answer at most: 16 MiB with both headers.

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from lance_spark.client import RecordReader
 from lance_spark.errors import RecordError
-from lance_spark.model import RECORD_HEADER_BYTES, Location
+from lance_spark.model import Location
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES
 
 if TYPE_CHECKING:
     from lance_spark.client import LanceClient

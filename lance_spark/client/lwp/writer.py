@@ -20,7 +20,6 @@ from lance_spark.client.delivery import Delivery
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.outbox import BatchOptions, OutgoingBatch, check_range
 from lance_spark.columnar.encode import encode
-from lance_spark.columnar.rows import check_plain_type
 from lance_spark.errors import (
     LanceError,
     LocalProtocolError,
@@ -29,12 +28,14 @@ from lance_spark.errors import (
     Undelivered,
     Unsupported,
 )
-from lance_spark.model import Buffer, RecordType
+from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Record,
+    RecordType,
     StageContent,
+    check_plain_type,
     compress,
     encode_record,
 )

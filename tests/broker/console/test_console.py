@@ -15,10 +15,10 @@ import trustme
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.console.console import Console
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
 from lance_spark.store import Store
+from lance_spark.wire.lwp import scan
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import StartBroker, record
 

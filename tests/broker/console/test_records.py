@@ -21,11 +21,10 @@ from lance_spark.broker.console.records import (
     read_page,
     read_value,
 )
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
-from lance_spark.model import RecordType
 from lance_spark.quantity import RECORD_TYPES
 from lance_spark.store import Store, StoreConfig, View
+from lance_spark.wire.lwp import RecordType, scan
 from tests.broker.console.visit import keyed
 from tests.broker.kit import record
 

@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.columnar.scan import scan
-from lance_spark.model import RecordType
+from lance_spark.wire.lwp import RecordType, scan
 from lance_spark.wire.lwp.record import Record, encode_record
 from tests.broker.kit import PATIENCE_S
 

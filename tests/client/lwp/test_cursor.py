@@ -21,9 +21,8 @@ from lance_spark.client.lwp.cursor import (
     resolve_position,
 )
 from lance_spark.client.lwp.reader import Chunk
-from lance_spark.columnar.scan import scan
 from lance_spark.errors import DataLoss, OptionError, RecordError, TopicNotFound
-from lance_spark.wire.lwp import Record, encode_record
+from lance_spark.wire.lwp import Record, encode_record, scan
 from tests.client.kit_flow import FakeLog, record
 
 DATA = b"".join(record(f"{number:05}") for number in range(20))

@@ -6,8 +6,7 @@ import random
 import threading
 
 from lance_spark.client import Producer
-from lance_spark.model import RecordType
-from lance_spark.wire.lwp import Record
+from lance_spark.wire.lwp import Record, RecordType
 from tests.integration.kit import PATIENCE_S, make_client
 
 BURST_RECORDS = 100
