@@ -678,7 +678,9 @@ def to_broker_error(error: Exception) -> BrokerError:
 
 
 def _unknown_topic(error: errors.UnknownTopic) -> BrokerError:
-    """Tell a topic that never was from one that was deleted."""
+    """Tell a topic that never was from one that was deleted, or has partitions."""
+    if isinstance(error, errors.PartitionedTopic):
+        return errors.TopicNotFound(str(error))
     details = {"topic_id": error.topic} if isinstance(error.topic, int) else {}
     if error.deleted:
         return errors.TopicDeleted(f"Topic {error.topic} was deleted", details=details)

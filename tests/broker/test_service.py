@@ -755,3 +755,18 @@ def test_errors_that_a_request_can_not_meet_are_bugs(
 ) -> None:
     assert code_of(to_broker_error(errors.RowError("odd", 1))) == 0x60
     assert "request failed" in caplog.text
+
+
+def test_a_topic_with_partitions_is_not_found_by_its_name_alone(
+    service: Service,
+) -> None:
+    service.create_topics(ANYBODY, "orders", 3)
+    for ask in (
+        lambda: service.open_stage(ANYBODY, "orders", "w", 1),
+        lambda: service.commit_stages(ANYBODY, "w", 1, stages=[], overwrite=["orders"]),
+    ):
+        with pytest.raises(errors.UnknownTopic) as failure:
+            ask()
+        told = to_broker_error(failure.value)
+        assert isinstance(told, errors.TopicNotFound)
+        assert "'orders/0' to 'orders/2'" in told.message
