@@ -131,6 +131,7 @@ class Server:
         # stream.
         self._shared.memory.close()
         self._shared.queue.close()
+        self._shared.waiting.close()
         for thread in streams:
             thread.join(deadline.remaining())
         late = [thread.name for thread in streams if thread.is_alive()]

@@ -226,6 +226,7 @@ class Service:
         self.gate.admit(client, topic)
         if topic == DEFAULT_TOPIC:
             raise errors.InvalidPayload("the default topic can't be deleted")
+        self._check_whole(topic)
         self.store.delete_topic(topic)
         self.metrics.forget_topic(topic)
         with self._lock:
@@ -237,7 +238,18 @@ class Service:
     ) -> None:
         """Change which records of a topic may be dropped."""
         self.gate.admit(client, topic)
+        self._check_whole(topic)
         self.store.set_retention(topic, retention)
+
+    def _check_whole(self, topic: int) -> None:
+        """Refuse to change one partition as if it were the whole topic."""
+        metadata = self.store.topic(topic).metadata
+        if metadata.partitions is not None:
+            raise errors.InvalidPayload(
+                f"{metadata.name!r} is a partition of topic "
+                f"{metadata.partition.topic!r}: a partition can't be deleted or "
+                "changed alone"
+            )
 
     # Writing.
 
@@ -678,7 +690,9 @@ def to_broker_error(error: Exception) -> BrokerError:
 
 
 def _unknown_topic(error: errors.UnknownTopic) -> BrokerError:
-    """Tell a topic that never was from one that was deleted."""
+    """Tell a topic that never was from one that was deleted, or has partitions."""
+    if isinstance(error, errors.PartitionedTopic):
+        return errors.TopicNotFound(str(error))
     details = {"topic_id": error.topic} if isinstance(error.topic, int) else {}
     if error.deleted:
         return errors.TopicDeleted(f"Topic {error.topic} was deleted", details=details)

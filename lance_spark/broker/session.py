@@ -521,7 +521,12 @@ class Session(ABC, Generic[FrameT]):
             self._waiting.give_back(standing.size)
             return False
         self._standing[standing] = None
-        self._watch(standing)
+        try:
+            self._watch(standing)
+        except BaseException:
+            # The caller answers with the error, and there is only one answer.
+            self._end(standing)
+            raise
         return True
 
     def _watch(self, standing: StandingRequest) -> None:

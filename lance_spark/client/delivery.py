@@ -412,7 +412,7 @@ class Delivery:
             connection.abort()
         with self._changed:
             now_s = self._clock()
-            self._outbox.requeue()
+            self._outbox.requeue(was_sent=asked is not None)
             self._refused_ids.clear()
             left_s = self._progress_at_s + self._retry_timeout_s - now_s
         decision = self._retry.decide(error, asked=asked, left_s=left_s, passes=passes)

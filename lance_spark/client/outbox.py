@@ -237,11 +237,16 @@ class Outbox:
     def _linger_left_s(self, now_s: float) -> float:
         return max(0.0, self._open_since_s + self._linger_s - now_s)
 
-    def requeue(self) -> None:
-        """Have everything in flight sent again, before anything else."""
+    def requeue(self, *, was_sent: bool = True) -> None:
+        """Have everything in flight sent again, before anything else.
+
+        Args:
+            was_sent: whether there was a connection to send it on.
+        """
         for batch in reversed(self._in_flight.values()):
             self._sealed.appendleft(batch)
-            self.retried.add(batch)
+            if was_sent:
+                self.retried.add(batch)
         self._in_flight.clear()
 
     # Answers.

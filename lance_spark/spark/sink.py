@@ -202,7 +202,8 @@ def _explaining(job: WriteJob) -> Iterator[None]:
         raise CommitUnknownError(
             f"it is not known whether the commit to {job.target} was carried out: its "
             "rows may be visible, now or when the broker is started again, or not at "
-            f"all. {_find_rerun(job)}. What has failed: {error.__cause__ or error}"
+            f"all. {_find_rerun(job)}. What has failed: {error.__cause__ or error}",
+            error.code,
         ) from error
     except BrokerError as error:
         remedy = _find_remedy(job, error)

@@ -299,12 +299,13 @@ class TaskWriter:
             text = f"{error.message}; {_FEWER_STAGES}"
             if self._job.is_stream:
                 text = f"{text}; {_STAGES_LEFT}"
-            raise StorageError(text) from error
+            raise StorageError(text, error.code) from error
         except Undelivered as error:
             if not isinstance(error.cause, PayloadTooLarge):
                 raise
             remedy = f"lower batchBytes, which is {options.batch_bytes} bytes"
-            cause = PayloadTooLarge(f"{error.cause.message}; {remedy}")
+            text = f"{error.cause.message}; {remedy}"
+            cause = PayloadTooLarge(text, error.cause.code)
             numbers = error.topic, error.batches, error.records, error.size
             raise Undelivered(*numbers, cause) from error
 

@@ -179,7 +179,8 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
 
     def receive_eof(self) -> None:
         """Take note that the stream has ended, which inside a frame is an error."""
-        if self._error is None and (self._header or self._end > self._start):
+        is_inside = self._header is not None or self._end > self._start
+        if self._error is None and is_inside:
             self._fail(RemoteProtocolError("stream ended in a frame", self._position))
 
     def buffer_for_read(self) -> memoryview:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trustme
 
-from lance_spark.broker import EmbeddedBroker, server
+from lance_spark.broker import EmbeddedBroker, server, session
 from lance_spark.errors import AccessDenied, ConnectionLost, LanceError, Timeout
 from lance_spark.net.address import parse_address
 from lance_spark.net.connect import connect
@@ -236,6 +236,22 @@ def test_stopping_while_clients_wait_for_memory_and_disk(
     assert eventually(lambda: shared.memory.is_short and shared.queue.is_short)
     stop(broker)
     assert large.ended() and small.ended()
+
+
+def test_stopping_while_a_client_waits_for_room_for_its_answer(
+    start: StartBroker, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PIECE_BYTES", 0)
+    broker = start()
+    assert broker._server is not None
+    waiting = broker._server._shared.waiting
+    client = dial(broker)
+    client.create("a")
+    assert waiting.try_take(waiting._limit)
+    client.send(client.message(wire.ListTopics()))
+    assert eventually(lambda: waiting.is_short)
+    stop(broker)
+    assert client.ended()
 
 
 def test_a_session_that_does_not_end(

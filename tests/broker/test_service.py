@@ -755,3 +755,31 @@ def test_errors_that_a_request_can_not_meet_are_bugs(
 ) -> None:
     assert code_of(to_broker_error(errors.RowError("odd", 1))) == 0x60
     assert "request failed" in caplog.text
+
+
+def test_a_topic_with_partitions_is_not_found_by_its_name_alone(
+    service: Service,
+) -> None:
+    service.create_topics(ANYBODY, "orders", 3)
+    for ask in (
+        lambda: service.open_stage(ANYBODY, "orders", "w", 1),
+        lambda: service.commit_stages(ANYBODY, "w", 1, stages=[], overwrite=["orders"]),
+    ):
+        with pytest.raises(errors.UnknownTopic) as failure:
+            ask()
+        told = to_broker_error(failure.value)
+        assert isinstance(told, errors.TopicNotFound)
+        assert "'orders/0' to 'orders/2'" in told.message
+
+
+def test_a_partition_is_neither_deleted_nor_changed_alone(service: Service) -> None:
+    made = service.create_topics(ANYBODY, "orders", 2)
+    one = made[1].metadata.id
+    for change in (
+        lambda: service.delete_topic(ANYBODY, one),
+        lambda: service.set_retention(ANYBODY, one, Retention(5, 6)),
+    ):
+        with pytest.raises(errors.InvalidPayload, match=r"'orders/1' is a partition"):
+            change()
+    assert [log.metadata.retention for log in made] == [Retention()] * 2
+    assert service.topics(ANYBODY) == made

@@ -20,7 +20,7 @@ from lance_spark.broker.session import (
     Session,
     StandingRequest,
 )
-from lance_spark.errors import BrokerError, LanceError
+from lance_spark.errors import BrokerError, LanceError, StoreClosed
 from lance_spark.model import Buffer
 from lance_spark.net.address import parse_address
 from lance_spark.net.connect import connect
@@ -383,6 +383,23 @@ def test_a_request_that_fails_while_it_stands(
     assert lines.next() == "1 InternalError"
     assert stand(broker, 0)
     assert lines.ask("2 ping") == "2 pong"
+
+
+def test_a_request_that_can_not_stand_is_answered_once(
+    broker: EmbeddedBroker,
+    lines: LineClient,
+    topics: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object, **more: object) -> None:
+        raise StoreClosed("it is closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.service, "watching", fail)
+        assert lines.ask(f"1 poll {topics[0]} 0 50") == "1 StorageError"
+        assert lines.ask("2 ping") == "2 pong"
+    assert stand(broker, 0)
+    assert lines.ask(f"3 poll {topics[0]} 0 100") == "3 end 0"
 
 
 # Bounds.

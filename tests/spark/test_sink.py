@@ -484,8 +484,9 @@ def test_a_commit_that_the_broker_does_not_know(
         results = run_tasks(job, [values(b"1", b"2")])
         files.before = broken
         said = f"not known whether the commit to topic 'a' was carried out.*{remedy}"
-        with pytest.raises(CommitUnknownError, match=said):
+        with pytest.raises(CommitUnknownError, match=said) as told:
             commit_job(hurry(job), results)
+        assert told.value.code == 0x74
         # What Spark does next: it must not take away what the commit needs.
         abort_job(hurry(job))
         files.before = lambda operation, name: None
@@ -916,8 +917,9 @@ def test_too_many_stages() -> None:
     with EmbeddedBroker(fsync="none", stages_max=2) as broker:
         job = make_job(broker)
         said = r"stages_max.*fewer tasks per topic, by repartition\(\"topic\"\)"
-        with pytest.raises(StorageError, match=said):
+        with pytest.raises(StorageError, match=said) as told:
             write_task(job, iter([batch]))
+        assert told.value.code == 0x61
         # Its other tasks have theirs, and Spark may yet run this one again.
         assert count_stages(broker) == 2
         abort_job(job)
@@ -930,6 +932,7 @@ def test_batches_that_the_server_does_not_take() -> None:
         with pytest.raises(Undelivered, match=said) as told:
             write_task(job, iter([values(*[bytes(1000)] * 250)]))
         assert said in str(travel(told.value))
+        assert "0x03 PayloadTooLarge" in str(told.value)
 
 
 def test_a_server_that_takes_no_more(

@@ -396,3 +396,22 @@ class TestAnotherProtocol:
         with pytest.raises(PayloadOverLimit):
             assembler.next_frame()
         assert assembler.refused == 101
+
+
+class Kinds(Assembler[int, bytes]):
+    """A kind and a length, of one byte each; the header is the kind alone."""
+
+    def _read_header(self, view: memoryview) -> tuple[int, int]:
+        return view[0], view[1]
+
+    def _finish_frame(self, header: int, payload: memoryview) -> bytes:
+        return bytes(payload)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_eof_inside_a_payload_whatever_its_header(kind: int) -> None:
+    parser = Kinds(header_bytes=2, payload_bytes_max=100)
+    parser.receive_data(bytes((kind, 4)) + b"ab")
+    parser.receive_eof()
+    with pytest.raises(RemoteProtocolError, match="ended in a frame"):
+        parser.next_frame()

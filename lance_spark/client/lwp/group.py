@@ -50,7 +50,12 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.net.deadline import Deadline
-from lance_spark.wire.lwp import AssignedTopic, AssignmentStrategy, Capability
+from lance_spark.wire.lwp import (
+    AssignedTopic,
+    AssignmentStrategy,
+    Capability,
+    code_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -537,7 +542,8 @@ class GroupedConsumer:
         if self._member.is_lost:
             raise ConsumerNotFound(
                 f"group {self.group!r}: this member was lost and can't commit; "
-                "poll to join again"
+                "poll to join again",
+                code_of(ConsumerNotFound),
             )
         for topic in self._cursors:
             self._commit(topic)

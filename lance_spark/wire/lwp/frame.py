@@ -97,7 +97,6 @@ PAYLOAD_BYTES_MAX = RECORD_VALUE_BYTES_MAX + 64 * 1024
 
 # Magic, version, flags, reserved: what the header CRC covers.
 _PROTECTED = struct.Struct("<4sBBH")
-_HEADER_CRC = struct.Struct("<I")
 # Batch id, timestamp, record count, payload length, payload CRC, topic id.
 _FIELDS = struct.Struct("<QQIIII")
 _PREFIX_BYTES = _PROTECTED.size + _HEADER_CRC.size

@@ -338,8 +338,9 @@ def test_a_lost_member_can_not_commit(fake: FakeGroupClient) -> None:
     with _grouped(fake, max_poll_records=1) as consumer:
         consumer.poll(0.0)
         _get_lost(consumer, fake)
-        with pytest.raises(ConsumerNotFound, match="poll to join again"):
+        with pytest.raises(ConsumerNotFound, match="poll to join again") as told:
             consumer.commit()
+        assert told.value.code == 0x52
         consumer.poll(0.0)
         consumer.commit()
         assert fake.committed[1, consumer_id("readers")] == 30
