@@ -247,7 +247,7 @@ class TaskWriter:
             record_type=options.record_type,
             allow_null_records=options.allow_null_records,
         )
-        stages = self._driver.stages() if job.is_staged else None
+        stages = job.find_stages(self._driver) if job.is_staged else None
         job.check_server(self._driver.server)
         with self._explaining():
             if stages is not None:
