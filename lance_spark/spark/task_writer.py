@@ -37,6 +37,7 @@ from lance_spark.client.driver import (
     StageContent,
     WriterSettings,
 )
+from lance_spark.columnar import IGNORED_COLUMNS
 from lance_spark.errors import (
     LanceError,
     OptionError,
@@ -358,9 +359,6 @@ def _find_row(pieces: Sequence[Routed], index: int) -> int:
 
 # Which rows go to which topic: batches in, batches out.
 
-# A record is not made of these columns, so they need not be copied.
-_LEFT_OUT = ("topic", "offset", "next_offset")
-
 
 @dataclass(frozen=True, slots=True)
 class Routed:
@@ -435,7 +433,8 @@ def route_rows(
         yield Routed(topic, batch, first_row)
         return
     names, codes = _read_topics(batch, first_row)
-    kept = [name for name in batch.schema.names if name not in _LEFT_OUT]
+    # A record is not made of the others, so they need not be copied.
+    kept = [name for name in batch.schema.names if name not in IGNORED_COLUMNS]
     batch = batch.select(kept)
     if len(names) == 1:
         yield Routed(names[0], batch, first_row)
