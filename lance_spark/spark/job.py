@@ -18,9 +18,9 @@ from typing import Literal
 
 from lance_spark.client.driver import Driver, ServerKind, StageCalls
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
+from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
-from lance_spark.spark.setting import find_topic_fault
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ class _Asked:
             OptionError: the options contradict each other.
         """
         topic = self.options.topic
-        fault = None if topic is None else find_topic_fault(topic)
+        fault = None if topic is None else find_name_fault(topic)
         if fault is not None:
             raise OptionError(f"option topic: the name {topic!r:.100} {fault}")
         if self.overwrite and topic is None:

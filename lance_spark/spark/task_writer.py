@@ -47,8 +47,8 @@ from lance_spark.errors import (
     Timeout,
     Undelivered,
 )
+from lance_spark.model import find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
-from lance_spark.spark.setting import find_topic_fault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -480,7 +480,7 @@ def _read_topics(
     codes = encoded.indices.to_numpy()
     names = _decode_names(encoded.dictionary)
     for code, name in enumerate(names):
-        fault = find_topic_fault(name)
+        fault = find_name_fault(name)
         if fault is not None:
             row = first_row + int(np.argmax(codes == code))
             raise RowError(f"its topic {name!r:.100} {fault}", row)
