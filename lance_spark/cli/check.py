@@ -135,7 +135,7 @@ def command(
         return _repair(data_dir, answers, yes=yes)
     if yes or any(said.values()):
         raise click.UsageError("this option goes with --repair only")
-    total = sum(file.stat().st_size for file in data_dir.glob("*/*/*.lnc")) or 1
+    total = sum(map(_find_size, data_dir.glob("*/*/*.lnc"))) or 1
     verified = 0
     with show_progress("checking", hidden=quiet) as update:
 
@@ -153,6 +153,15 @@ def command(
         # Standard output is the findings' where a program reads it.
         print(summary, file=sys.stderr if as_json else sys.stdout)
     return FAILED if damage else 0
+
+
+def _find_size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        # A broker that still runs has removed it, or it is damage for the check to
+        # report. The progress need not be exact.
+        return 0
 
 
 def _repair(data_dir: Path, answers: Answers, *, yes: bool) -> int:

@@ -131,7 +131,8 @@ def _send(producer: Producer, stream: BinaryIO, how: dict[str, Any]) -> None:
     """Send everything and wait for the acknowledgements."""
     rate = SteadyRate(how["rate"]) if how["rate"] else None
     try:
-        with show_progress("producing") as update:
+        # A bar that is drawn ten times a second would erase what a person types.
+        with show_progress("producing", hidden=stream.isatty()) as update:
             for columns, line, done in _read(stream, how):
                 for portion in [columns] if rate is None else rate.portions(columns):
                     _write(producer, portion, line)

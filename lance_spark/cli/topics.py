@@ -221,7 +221,12 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
     if topic.consumers:
         print()
         rows = (
-            (str(number), show(committed), show(lag), groups.get(number, UNKNOWN))
+            (
+                str(number),
+                show(committed),
+                show(lag),
+                show_name(groups.get(number, UNKNOWN)),
+            )
             for number, committed, lag in topic.consumers
         )
         print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)

@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lance_spark.client.driver import Driver, ServerKind
+from lance_spark.client.driver import Driver, ServerKind, StageCalls
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
+from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
-from lance_spark.spark.setting import find_topic_fault
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,25 @@ class WriteJob:
             found = "it could write exactly once"
         else:
             return
-        raise LanceError(
+        raise self._make_other_kind(server, found)
+
+    def find_stages(self, driver: Driver) -> StageCalls:
+        """Return the calls for stages, which a staged job can't do without.
+
+        A connection may be lost between two questions, and another of the servers
+        answer the second: rows of a staged job must never be written without a stage.
+
+        Raises:
+            LanceError: the server has no stages.
+        """
+        self.check_server(driver.server)
+        calls = driver.stages()
+        if calls is None:
+            raise self._make_other_kind(driver.server, "it had no stages when asked")
+        return calls
+
+    def _make_other_kind(self, server: ServerKind, found: str) -> LanceError:
+        return LanceError(
             f"the server {server.address} is not of the kind that the job was made "
             f"for, which is to write {self.delivery}: {found}. All of servers="
             f"{self.options.client.servers} have to be alike; if they were being "
@@ -269,7 +287,7 @@ class _Asked:
             OptionError: the options contradict each other.
         """
         topic = self.options.topic
-        fault = None if topic is None else find_topic_fault(topic)
+        fault = None if topic is None else find_name_fault(topic)
         if fault is not None:
             raise OptionError(f"option topic: the name {topic!r:.100} {fault}")
         if self.overwrite and topic is None:

@@ -104,6 +104,8 @@ class SplitReader:
                 # If offsets have shifted, that error explains it better.
                 self._check_range()
                 raise
+        else:
+            self._is_same_topic()
         # Rows that were handed out may be wrong if offsets have shifted, so the task
         # fails even if losses are accepted. A shift may also be why no start was found.
         self._check_range()
@@ -137,6 +139,19 @@ class SplitReader:
                 reason = f"topic id {log.topic_id} is another topic by now"
                 raise DataLoss(log.topic, self._range.start, None, None, reason)
 
+    def _is_same_topic(self) -> bool:
+        """Tell whether the topic is the one that was planned, before any row is read.
+
+        Raises:
+            DataLoss: it is another one, and that is an error.
+        """
+        try:
+            self._check_topic()
+        except DataLoss as loss:
+            report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+            return False
+        return True
+
     # Where to read.
 
     def _find_extent(self) -> Extent | None:
@@ -163,25 +178,29 @@ class SplitReader:
             fetch_bytes=options.fetch_bytes,
             first_fetch_bytes=min(_FIRST_FETCH_BYTES, options.fetch_bytes),
         )
-        is_first = is_settled = True
+        has_rows = is_settled = False
         try:
             for chunk in self._chunks(reader, extent):
-                if is_first:
+                if not has_rows:
                     # After the first fetch, which need not wait for this, and before
                     # the first row: a query with a limit never gets to the end.
-                    try:
-                        self._check_topic()
-                    except DataLoss as loss:
-                        report_loss(loss, is_error=options.fail_on_data_loss)
+                    if not self._is_same_topic():
                         return
                     # All was fetched before the check.
-                    is_first, is_settled = False, reader.is_finished
+                    has_rows, is_settled = True, reader.is_finished
                 yield from self._decode(chunk)
+            if not has_rows and not self._is_same_topic():
+                return
             rest = None if self._is_cut else self._find_more(reader.position, extent)
-            if not is_settled:
+            if has_rows and not is_settled:
                 # Wrong rows may be among those that were handed out, so the task fails
                 # even if losses are accepted.
                 self._check_topic()
+        except RecordError:
+            # Bytes of another topic need not be records.
+            if has_rows or self._is_same_topic():
+                raise
+            return
         finally:
             reader.close()
         if rest is not None:

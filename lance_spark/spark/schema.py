@@ -29,6 +29,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS
 from lance_spark.errors import OptionError
 
 # What each column of a read may be; the first is what it is by default.
@@ -81,9 +82,6 @@ def make_arrow_schema(schema: StructType) -> pa.Schema:
 
 TOPICS_ARROW = make_arrow_schema(TOPICS_SCHEMA)
 
-# The columns of a write; others are an error, and the last two are ignored.
-_WRITTEN = ("value", "key", "timestamp", "timestamp_ns", "type", "topic")
-_IGNORED = ("offset", "next_offset")
 _TEXT_OR_BYTES = (BinaryType, StringType)
 # Types by column, and in words. A timestamp without a zone is taken as UTC.
 _WRITABLE: Mapping[str, tuple[tuple[type[DataType], ...], str]] = {
@@ -209,21 +207,22 @@ def check_write_schema(schema: StructType, *, topic_option: bool) -> None:
         raise OptionError(
             "no topic to write to: name it with option topic, or add a column topic"
         )
-    ignored = {*_IGNORED, *(["topic"] if topic_option else [])}
     for field in schema:
-        if field.name.lower() not in ignored:
+        name = field.name.lower()
+        if name not in IGNORED_COLUMNS or (name == "topic" and not topic_option):
             _check_written(field)
 
 
 def _check_names(names: list[str]) -> None:
     lowered = [name.lower() for name in names]
     there = dict(zip(names, lowered, strict=True))
-    others = [name for name in there if there[name] not in _WRITTEN + _IGNORED]
+    known = WRITE_COLUMNS + IGNORED_COLUMNS
+    others = [name for name in there if there[name] not in known]
     if others:
         raise OptionError(
             f"can't write {_name_columns(others)}: drop what is not needed, or put it "
             "into value, as in to_json(struct(*)) AS value; the columns of a write are "
-            f"{', '.join(_WRITTEN)}"
+            f"{', '.join(_WRITABLE)}"
         )
     twice = [name for name in there if lowered.count(there[name]) > 1]
     if len(twice) > 1:

@@ -31,9 +31,6 @@ PARTITIONS_MAX = 100_000
 _NOT_SET = "\N{EN DASH}"
 
 _INTEGER = re.compile(r"-?\d{1,100}", re.ASCII)
-# What no server takes in the name of a topic. Some servers refuse more.
-TOPIC_BYTES_MAX = 255
-_NOT_IN_TOPICS = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 
 
 class Scope(Flag):
@@ -158,23 +155,6 @@ def parse_topics(text: str) -> tuple[str, ...]:
     if not all(names):
         raise OptionError(f"{text!r} has an empty name: give names as in events,clicks")
     return tuple(dict.fromkeys(names))
-
-
-def find_topic_fault(name: str) -> str | None:
-    """Say why no server can have a topic of that name, and what to give instead.
-
-    None if a server can. A server may refuse more names, but only when rows are sent.
-    """
-    if not _is_unicode(name):
-        return "has half a character (a lone surrogate): leave that out"
-    size = len(name.encode())
-    if not 1 <= size <= TOPIC_BYTES_MAX:
-        return f"has {size} bytes: give 1 to {TOPIC_BYTES_MAX}"
-    if name in (".", ".."):
-        return "is the name of a directory: give another"
-    if _NOT_IN_TOPICS.search(name):
-        return "has a slash, a backslash or a control character: leave that out"
-    return None
 
 
 def parse_pattern(text: str) -> str:

@@ -159,12 +159,10 @@ def commit_job(job: WriteJob, results: Iterable[TaskResult]) -> None:
 def _commit(job: WriteJob, stages: Sequence[TopicStage]) -> Committed:
     replaced = [job.options.topic] if job.overwrite and job.options.topic else []
     with lease(job.options.client) as driver:
-        job.check_server(driver.server)
+        calls = job.find_stages(driver)
         if not job.options.create_topic:
             check_topics(driver, [*replaced, *(stage.topic for stage in stages)])
         contents = [stage.content for stage in stages]
-        calls = driver.stages()
-        assert calls is not None, "the server was checked to have stages"
         with _explaining(job):
             return calls.commit(
                 job.writer_id, job.sequence, contents, overwrite=replaced
@@ -269,8 +267,7 @@ def abort_job(job: WriteJob) -> None:
         return
     try:
         with lease(job.options.client) as driver:
-            calls = driver.stages()
-            dropped = calls.abort(job.writer_id, job.sequence) if calls else 0
+            dropped = job.find_stages(driver).abort(job.writer_id, job.sequence)
     except Exception as error:
         # Whatever it is, it must not hide why the job was aborted.
         logger.warning(

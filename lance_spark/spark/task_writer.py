@@ -37,6 +37,7 @@ from lance_spark.client.driver import (
     StageContent,
     WriterSettings,
 )
+from lance_spark.columnar import IGNORED_COLUMNS
 from lance_spark.errors import (
     LanceError,
     OptionError,
@@ -46,8 +47,8 @@ from lance_spark.errors import (
     Timeout,
     Undelivered,
 )
+from lance_spark.model import find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
-from lance_spark.spark.setting import find_topic_fault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -247,7 +248,7 @@ class TaskWriter:
             record_type=options.record_type,
             allow_null_records=options.allow_null_records,
         )
-        stages = self._driver.stages() if job.is_staged else None
+        stages = job.find_stages(self._driver) if job.is_staged else None
         job.check_server(self._driver.server)
         with self._explaining():
             if stages is not None:
@@ -359,9 +360,6 @@ def _find_row(pieces: Sequence[Routed], index: int) -> int:
 
 # Which rows go to which topic: batches in, batches out.
 
-# A record is not made of these columns, so they need not be copied.
-_LEFT_OUT = ("topic", "offset", "next_offset")
-
 
 @dataclass(frozen=True, slots=True)
 class Routed:
@@ -436,7 +434,8 @@ def route_rows(
         yield Routed(topic, batch, first_row)
         return
     names, codes = _read_topics(batch, first_row)
-    kept = [name for name in batch.schema.names if name not in _LEFT_OUT]
+    # A record is not made of the others, so they need not be copied.
+    kept = [name for name in batch.schema.names if name not in IGNORED_COLUMNS]
     batch = batch.select(kept)
     if len(names) == 1:
         yield Routed(names[0], batch, first_row)
@@ -482,7 +481,7 @@ def _read_topics(
     codes = encoded.indices.to_numpy()
     names = _decode_names(encoded.dictionary)
     for code, name in enumerate(names):
-        fault = find_topic_fault(name)
+        fault = find_name_fault(name)
         if fault is not None:
             row = first_row + int(np.argmax(codes == code))
             raise RowError(f"its topic {name!r:.100} {fault}", row)

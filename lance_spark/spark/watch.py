@@ -128,12 +128,20 @@ class Watch:
             # The list has changed, so there is no reason to wait; but the ends of all
             # partitions are missing.
             wait_s = 0.0
-        return self._put_ends(news.ends)
+        # Of the logs that were asked for: the list may be a newer one, where another
+        # topic has the name.
+        ends = news.ends
+        return self._put_ends(
+            {log: ends[log.partition] for log in positions if log.partition in ends}
+        )
 
     def _poll(self, driver: Driver) -> States:
         self._list(driver)
-        bounds = driver.bounds([state.log for state in self._listing])
-        return self._put_ends({p: found.end for p, found in bounds.items()})
+        logs = [state.log for state in self._listing]
+        bounds = driver.bounds(logs)
+        return self._put_ends(
+            {log: bounds[log.partition].end for log in logs if log.partition in bounds}
+        )
 
     def _list(self, driver: Driver) -> None:
         self._listed_at_s = self._clock()
@@ -144,12 +152,12 @@ class Watch:
             for log in entry.logs
         ]
 
-    def _put_ends(self, ends: Mapping[Partition, int]) -> States:
+    def _put_ends(self, ends: Mapping[LogRef, int]) -> States:
         # A topic that was deleted since it was listed has no end.
         return {
             state.log.partition: LogState(state.log, end, state.retention)
             for state in self._listing
-            if (end := ends.get(state.log.partition)) is not None
+            if (end := ends.get(state.log)) is not None
         }
 
 

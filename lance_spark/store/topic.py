@@ -19,7 +19,12 @@ from types import NoneType
 from typing import Any
 
 from lance_spark.errors import InvalidName, StoreError, StoreReadOnly
-from lance_spark.model import Partition, Retention
+from lance_spark.model import (
+    TOPIC_NAME_BYTES_MAX,
+    Partition,
+    Retention,
+    find_name_fault,
+)
 from lance_spark.store.context import Context
 from lance_spark.store.document import (
     FIRST_STAGE_ID,
@@ -38,7 +43,6 @@ _KEYS = {
 }
 # The topic that exists without being created (LWP §6.1). It has no name.
 DEFAULT_TOPIC = 0
-NAME_BYTES_MAX = 255
 # Partitions are numbered by 16 bits in some protocols.
 PARTITIONS_MAX = 2**16
 # The largest offset, record number or segment number of a log.
@@ -93,10 +97,11 @@ def name_partitions(topic: str, partitions: int) -> list[str]:
             f"{PARTITIONS_MAX}"
         )
     names = [f"{topic}/{number}" for number in range(partitions)]
-    if partitions > 1 and len(names[-1].encode()) > NAME_BYTES_MAX:
+    if partitions > 1 and len(names[-1].encode()) > TOPIC_NAME_BYTES_MAX:
         raise InvalidName(
             f"topic name {topic[:80]!r} is too long for {partitions} partitions: "
-            f"{names[-1][-4:]!r} is added to it, and {NAME_BYTES_MAX} bytes are allowed"
+            f"{names[-1][-4:]!r} is added to it, and {TOPIC_NAME_BYTES_MAX} bytes are "
+            "allowed"
         )
     return names if partitions > 1 else [topic]
 
@@ -122,19 +127,9 @@ def check_name(name: str) -> None:
     Raises:
         InvalidName: with the reason.
     """
-    reason = None
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError:
-        raise InvalidName(f"topic name {name!r} is not valid Unicode") from None
-    if not 1 <= length <= NAME_BYTES_MAX:
-        reason = f"has {length} bytes; 1 to {NAME_BYTES_MAX} are allowed"
-    elif name in (".", ".."):
-        reason = "is a name of directories"
-    elif any(c in "/\\" or ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
-        reason = "has a slash, a backslash or a control character"
-    if reason:
-        raise InvalidName(f"topic name {name[:80]!r} {reason}")
+    fault = find_name_fault(name)
+    if fault is not None:
+        raise InvalidName(f"topic name {name[:80]!r} {fault}")
 
 
 def encode_topic(metadata: TopicMetadata) -> bytes:

@@ -101,6 +101,15 @@ def test_store_in_use(run: Run, store_path: Path) -> None:
     assert "already in use by process" in done.err and done.err.count("\n") == 1
 
 
+def test_a_file_that_goes_while_it_is_measured(run: Run, store_path: Path) -> None:
+    with Store(store_path, framing=validate):
+        # As if retention had removed it since the directory was listed.
+        gone = store_path / "segments" / "1" / "gone.lnc"
+        gone.symlink_to("nowhere")
+        done = run("check", store_path)
+    assert "already in use by process" in done.err
+
+
 @pytest.mark.usefixtures("terminal")
 def test_progress_on_a_terminal(run: Run, store_path: Path) -> None:
     done = run("check", store_path)

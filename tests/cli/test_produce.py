@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -223,6 +224,22 @@ def test_says_what_was_acknowledged_before_an_error(
 
 
 @pytest.mark.usefixtures("terminal")
+def test_no_progress_over_what_a_person_types(
+    ask: Run, client: LanceClient, topic: str
+) -> None:
+    keyboard, terminal = os.openpty()
+    try:
+        # A line, and Ctrl-D.
+        os.write(keyboard, b"typed\n\x04")
+        done = ask("produce", topic, os.ttyname(terminal))
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done == (0, "", "1 record, 10 bytes acknowledged\n")
+    assert _values(client, topic) == [b"typed"]
+
+
+@pytest.mark.usefixtures("terminal")
 def test_progress_on_a_terminal(ask: Run, topic: str, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"x\n" * 10)
     done = ask("produce", topic, tmp_path / "in")
@@ -253,6 +270,9 @@ def test_interrupt_says_what_was_acknowledged(
 
         def fileno(self) -> int:
             raise OSError
+
+        def isatty(self) -> bool:
+            return False
 
         def read1(self, size: int) -> bytes:
             self._read += 1

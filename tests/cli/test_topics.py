@@ -243,6 +243,18 @@ def _clean_up(client: LanceClient) -> None:
     client.abort_stages("writer", 1)
 
 
+def test_a_group_can_not_command_the_terminal(
+    ask: Run, client: LanceClient, topic: str
+) -> None:
+    name = "etl\x1b]0;owned\x07"
+    client.commit_offset(topic, consumer_id(name), 0)
+    client.join_group(name, [topic], member="me")
+    done = ask("topics", "describe", topic)
+    client.leave_group(name, "me")
+    assert "\x1b" not in done.out
+    assert ascii(name) in done.out
+
+
 def test_everything(ask: Run, client: LanceClient, topic: str) -> None:
     size = _prepare(client, topic)
     done = ask("topics", "describe", topic)

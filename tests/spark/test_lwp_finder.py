@@ -17,7 +17,7 @@ from lance_spark.client.lwp.finder import (
     find_extent,
 )
 from lance_spark.errors import DataLoss
-from lance_spark.model import Partition
+from lance_spark.model import Location, Partition
 from tests.spark.reading import (
     DIALECTS,
     append_bytes,
@@ -149,6 +149,22 @@ def test_a_located_split_whose_start_is_gone() -> None:
             loss = told.value
             assert (loss.topic, loss.asked) == ("a", split.start)
             assert (loss.log_start, loss.log_end) == (start, end)
+
+
+def test_a_split_is_complete_if_what_follows_is_removed_meanwhile() -> None:
+    class Shrinking:
+        """Loses records between two requests."""
+
+        def locate_offset(self, topic_id: int, offset: int) -> Location:
+            return Location(60, 6, 0)
+
+        def locate_start(self, topic_id: int) -> Location:
+            return Location(80, 8, 0)
+
+    client: Any = Shrinking()
+    split = make_splits(0, 100, 2)[0]
+    extent = Extent(0, 50, is_last=False)
+    assert LocatedFinder(client).find_next(split, extent) is None
 
 
 # Looking.

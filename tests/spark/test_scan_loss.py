@@ -18,6 +18,7 @@ from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     DIALECTS,
     EVERY_COLUMN,
+    append_bytes,
     drop_old,
     fill,
     log_of,
@@ -81,6 +82,20 @@ def test_an_id_that_is_of_another_topic_by_now(server: Server) -> None:
         replace(log, created_s=log.created_s + 1),
     ):
         other = replace(split, range=replace(split.range, log=change))
+        with pytest.raises(DataLoss, match="is another topic by now"):
+            server.read([other])
+        assert server.read([other], failOnDataLoss="false") == []
+
+
+def test_another_topic_is_noticed_where_no_row_is_read(server: Server) -> None:
+    # No record of the other topic starts in any split but the first, and its bytes
+    # may be no records at all: neither may pass for a split without records.
+    fill(server.broker, "a", [Record(1, b"\xff" * 5_000)])
+    append_bytes(server.broker, "b", b"\x00garbage" * 10)
+    [bad] = server.plan(topic="b")
+    for split in [*server.plan(4), bad]:
+        log = replace(split.range.log, created_s=split.range.log.created_s + 1)
+        other = replace(split, range=replace(split.range, log=log))
         with pytest.raises(DataLoss, match="is another topic by now"):
             server.read([other])
         assert server.read([other], failOnDataLoss="false") == []

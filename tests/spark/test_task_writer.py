@@ -15,6 +15,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient, Producer, StageWriter
 from lance_spark.client.driver import Driver, open_driver
+from lance_spark.client.lwp.driver import LwpDriver
 from lance_spark.client.lwp.writer import Writer
 from lance_spark.errors import LanceError, RowError, TopicNotFound
 from lance_spark.spark import task_writer as module
@@ -112,6 +113,18 @@ def test_topics_keep_their_order_through_few_writers(
     else:
         assert stages == ()
     assert {name: read_values(server, name) for name in expected} == expected
+
+
+def test_a_staged_job_is_never_written_without_stages(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another of the servers answered one of the questions.
+    monkeypatch.setattr(LwpDriver, "stages", lambda driver: None)
+    job = make_job(broker)
+    assert job.is_staged
+    with pytest.raises(LanceError, match="it had no stages when asked"):
+        _write(job, rows(value=[b"x"], topic=["t"]))
+    assert list_topics(broker) == []
 
 
 def test_one_writer_is_enough(server: EmbeddedBroker, opened: list[str]) -> None:

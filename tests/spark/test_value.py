@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lance_spark.errors import InvalidName, OptionError
+from lance_spark.errors import OptionError
 from lance_spark.spark.setting import (
     BY_NAME,
     choice,
-    find_topic_fault,
     parse_flag,
     parse_integer,
     parse_pattern,
@@ -17,7 +16,6 @@ from lance_spark.spark.setting import (
     parse_timeout,
     parse_topics,
 )
-from lance_spark.store.topic import check_name
 
 
 @pytest.mark.parametrize(
@@ -58,33 +56,6 @@ def test_no_text(text: str) -> None:
 def test_text_that_is_no_unicode() -> None:
     with pytest.raises(OptionError, match="the value has half a character"):
         parse_text("a\ud800")
-
-
-@pytest.mark.parametrize("name", ["a", "ein Thema", "a.b", "...", "t" * 255, "ä" * 127])
-def test_a_topic_that_can_be(name: str) -> None:
-    assert find_topic_fault(name) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("", "has 0 bytes: give 1 to 255"),
-        ("t" * 256, "has 256 bytes"),
-        ("ä" * 128, "has 256 bytes"),
-        (".", "is the name of a directory"),
-        ("..", "is the name of a directory"),
-        ("a/b", "has a slash"),
-        ("a\\b", "a backslash"),
-        ("a\n", "a control character"),
-        ("\x85", "a control character"),
-        ("a\ud800", "has half a character"),
-    ],
-)
-def test_a_topic_that_can_not_be(name: str, fault: str) -> None:
-    assert fault in str(find_topic_fault(name))
-    # What is refused early is what the broker refuses too.
-    with pytest.raises(InvalidName):
-        check_name(name)
 
 
 @pytest.mark.parametrize(

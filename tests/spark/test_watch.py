@@ -17,7 +17,7 @@ from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.watch import LogState, Watch, is_news
-from lance_spark.wire.lwp import WaitResponse
+from lance_spark.wire.lwp import TopicPosition, WaitResponse
 from tests.integration.kit import PATIENCE_S
 from tests.spark.reading import (
     DIALECTS,
@@ -213,6 +213,40 @@ def test_a_list_that_changes_all_the_time_has_an_end(
     with connect(broker) as client:
         assert look(make_watch(), client, NOTHING)["a"].end == SIZE
     assert next(versions) < 50
+
+
+def test_a_topic_that_is_replaced_all_the_time_never_gets_the_end_of_another(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker, "a", make_records(50))
+    wait, sizes = LanceClient.wait, iter(range(40, 0, -1))
+
+    def replace_topic(client: LanceClient, *given: Any) -> WaitResponse:
+        found = wait(client, *given)
+        recreate(broker, "a", make_records(next(sizes)))
+        return WaitResponse(wait(client, 0, {}, 0.0).version, found.ends)
+
+    with connect(broker) as client:
+        monkeypatch.setattr(LanceClient, "wait", replace_topic)
+        heads = look(make_watch(), client, NOTHING)
+        monkeypatch.undo()
+        ends = {info.id: client.bounds(info.id).end for info in client.topics()}
+    assert {h.log.topic_id: h.end for h in heads.values()}.items() <= ends.items()
+
+
+def test_an_end_that_was_not_asked_for_is_ignored(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker, "a", make_records(1))
+    wait = LanceClient.wait
+
+    def add_end(client: LanceClient, *given: Any) -> WaitResponse:
+        found = wait(client, *given)
+        return replace(found, ends=(*found.ends, TopicPosition(999, 5)))
+
+    monkeypatch.setattr(LanceClient, "wait", add_end)
+    with connect(broker) as client:
+        assert list(look(make_watch(), client, NOTHING)) == ["a"]
 
 
 def test_how_long_a_topic_keeps_its_data_is_seen_before_long(

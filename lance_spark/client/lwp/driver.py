@@ -240,7 +240,12 @@ class LwpDriver(_LanceDriver):
         positions = {log.topic_id: offset for log, offset in known.items()}
         answer = self.client.wait(version, positions, wait_s)
         # A topic that was deleted since has no end, and the list another version.
-        ends = {by_id[end.topic_id]: end.offset for end in answer.ends}
+        # What another server says of topics that were not asked for is ignored.
+        ends = {
+            by_id[end.topic_id]: end.offset
+            for end in answer.ends
+            if end.topic_id in by_id
+        }
         return News(answer.version, ends)
 
     def locate_time(self, log: LogRef, time_ns: int, *, option: str) -> int:

@@ -71,7 +71,7 @@ class LocatedFinder:
             return None
         topic_id = split.range.log.topic_id
         found = self._client.locate_offset(topic_id, split.end).offset
-        if found > split.end and self._client.locate_start(topic_id).offset == found:
+        if found > split.end and self._client.locate_start(topic_id).offset >= found:
             return None
         return found
 
