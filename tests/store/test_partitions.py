@@ -169,8 +169,9 @@ def test_a_commit_makes_no_partition(store: Store) -> None:
             store.open_stage(unknown, "w", 1)
         with pytest.raises(UnknownTopic):
             store.commit_stages("w", 1, [], [unknown])
-    with pytest.raises(InvalidName):
-        store.open_stage("orders/x", "w", 1)
+    for odd in ("orders/x", "orders/" + "1" * 5000):
+        with pytest.raises(InvalidName):
+            store.open_stage(odd, "w", 1)
     gone = stage(store, "orders/1", "w", 1, batch("a"))
     soon = stage(store, "soon", "v", 1, batch("a"))
     store.delete_topics([topic.metadata.id for topic in made])
