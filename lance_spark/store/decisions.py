@@ -24,6 +24,7 @@ from lance_spark.errors import (
     StoreWriteFailed,
 )
 from lance_spark.store.context import Context
+from lance_spark.store.entrylog import NO_MARK
 from lance_spark.store.files import is_full, keep_copy, read_file
 from lance_spark.store.journal import (
     Journal,
@@ -281,6 +282,12 @@ def complete(parsed: JournalContent) -> list[JournalEntry]:
         # The same commit may have been begun before, with an entry that is equal.
         numbers = (n for n, e in enumerate(entries) if e is parsed.ended.begin)
         entries.insert(next(numbers) + 1, end)
+    if parsed.is_begun_unread or parsed.mark == NO_MARK:
+        # No mark proves that these are not settled. Topics that are half made do less
+        # harm than the loss of topics that have been in use ever since.
+        seen = History()
+        seen.replay(entries)
+        entries += map(encode_settled, sorted(seen.removals))
     return entries
 
 

@@ -281,6 +281,31 @@ def test_a_damaged_entry_of_a_topic_that_was_made() -> None:
         assert "[1, 2] was ended, by the mark" in str(store.findings[0])
 
 
+@pytest.mark.parametrize("what", ["entries", "marks"])
+def test_topics_in_use_survive_a_journal_that_proves_nothing(what: str) -> None:
+    files = DiskFiles(Disk())
+    with open_store(files=files) as store:
+        ids = [t.metadata.id for t in store.create_topics({"orders": 2})]
+        store.append(ids[0], batch("a"))
+        store.commit_stages("w", 1, [stage(store, "one", "w", 1, batch("b"))])
+        seen = look(store)
+    file = files.open(ROOT / "journal.log")
+    data = file.pread(file.size(), 0)
+    file.pwrite(b"x", data.index(b"settled"))
+    if what == "entries":
+        file.pwrite(b"x", data.index(b'"done"'))
+        with pytest.raises(DamagedFile):
+            open_store(files=files)
+        with repairing(ROOT, Answers(), framing=scan, files=files) as steps:
+            for step in steps:
+                assert step.run is not None
+                step.run()
+    else:
+        file.pwrite(bytes(48), 16)
+    with open_store(files=files) as store:
+        assert look(store).topics == seen.topics
+
+
 # Damage.
 
 
