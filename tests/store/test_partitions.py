@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from lance_spark.errors import (
     PartitionedTopic,
     StoreError,
     StoreReadOnly,
+    StoreWriteFailed,
     TopicExists,
     UnknownTopic,
 )
@@ -33,6 +36,7 @@ from lance_spark.store import (
     repairing,
 )
 from lance_spark.store.files import remove_tree
+from lance_spark.store.log import NotSynced
 from lance_spark.store.topic import decode_topic, encode_topic
 from lance_spark.wire.lwp import scan
 from tests.store.disk import Disk, DiskFiles
@@ -451,6 +455,50 @@ def test_everything_is_durable_after_a_sync(fsync: Fsync) -> None:
         # What another process has written is made durable, too.
         again.sync()
     store.sync()
+
+
+def test_a_sync_in_the_middle_of_a_commit_that_is_undone() -> None:
+    disk = Disk()
+    files = DiskFiles(disk)
+    config = StoreConfig(fsync=Fsync.NONE, segment_bytes=300, stage_adopt_bytes=100)
+    store = open_store(files=files, config=config)
+    topic = store.create_topic("one").metadata.id
+    store.append(topic, batch("a"))
+    named = stage(store, "one", "w", 1, *(batch(str(n)) for n in range(8)))
+    note = store._decisions.note
+
+    def sync_and_refuse(entry: dict[str, Any]) -> None:
+        if entry["kind"] == "done":
+            store.sync()
+            raise OSError(errno.ENOSPC, "no room")
+        note(entry)
+
+    store._decisions.note = sync_and_refuse  # type: ignore[method-assign]
+    with pytest.raises(StoreWriteFailed):
+        store.commit_stages("w", 1, [named])
+    # These go to segments with the numbers of those that the commit had.
+    for number in range(12):
+        store.append(topic, batch(str(number)))
+    store.sync()
+    left = DiskFiles(disk.without_power("drop", random.Random(0)))
+    with open_store(files=left, config=config) as again:
+        assert look(again).topics == look(store).topics
+
+
+def test_a_sync_while_a_topic_is_deleted(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    topic = store.create_topic("one").metadata.id
+    store.append(topic, batch("a"), wait=False)
+    sync = store.topic(topic).log.sync
+
+    def delete_and_sync() -> None:
+        store.topic(topic).log.sync = sync  # type: ignore[method-assign]
+        store.delete_topic(topic)
+        raise NotSynced("its files are gone")
+
+    store.topic(topic).log.sync = delete_and_sync  # type: ignore[method-assign]
+    store.sync()
+    assert names(store) == []
 
 
 def test_a_sync_that_fails(files: DiskFiles) -> None:
