@@ -124,8 +124,15 @@ class Records:
         stamped = slice(*np.searchsorted(self.stamped, (start, stop)))
         base = self.base + start if self.positions is None else self.base
         cut = self._pick(slice(start, stop), keyed, stamped)
+        nexts = cut.nexts
+        if nexts is not None and base != self.base:
+            nexts = nexts - start
         return replace(
-            cut, base=base, keyed=cut.keyed - start, stamped=cut.stamped - start
+            cut,
+            base=base,
+            nexts=nexts,
+            keyed=cut.keyed - start,
+            stamped=cut.stamped - start,
         )
 
     def select(self, rows: _Positions) -> Records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import mmap
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +72,11 @@ class TestRows:
         assert self.RECORDS.find_positions().tolist() == [100, 101, 102, 103]
         assert self.RECORDS.find_nexts().tolist() == [101, 102, 103, 104]
         assert self.RECORDS.position(2) == 102
+
+    def test_nexts_with_gaps_stay_where_they_are(self):
+        records = replace(self.RECORDS, nexts=np.array([1, 2, 3, 9]))
+        assert records.cut(1, 4).find_nexts().tolist() == [102, 103, 109]
+        assert records.select(np.array([1, 3])).find_nexts().tolist() == [102, 109]
 
     @pytest.mark.parametrize("how", ["cut", "select"])
     def test_some_rows(self, how):

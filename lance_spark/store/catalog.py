@@ -104,7 +104,14 @@ class Catalog:
     def finish_removals(self) -> None:
         """Remove topics that a crash has left half made or half deleted."""
         files = self._context.files
-        for topics in sorted(self._decisions.history.removals):
+        for topics, making in sorted(self._decisions.history.removals.items()):
+            logs = [list_segments(files, self.directory(topic)) for topic in topics]
+            if making and any(logs):
+                # Records came once all of them were there: what says so is damaged.
+                text = f"topics {list(topics)} hold records, so that they are all made"
+                self._context.findings.damage(JOURNAL, text)
+                self._settle(topics)
+                continue
             for topic in topics:
                 remove_tree(files, self.directory(topic))
             make_directories(files, self._segments)
@@ -332,7 +339,7 @@ class Catalog:
             ]
             making = self._decisions.deciding("the making of topics")
             with making, self._decisions.writing("make topics"):
-                self._decisions.note(encode_remove(ids))
+                self._decisions.note(encode_remove(ids, making=True))
                 try:
                     prepared = self.prepare(planned)
                     self._decisions.note(encode_settled(ids))

@@ -24,6 +24,7 @@ from lance_spark.errors import (
     StoreWriteFailed,
 )
 from lance_spark.store.context import Context
+from lance_spark.store.entrylog import NO_MARK
 from lance_spark.store.files import is_full, keep_copy, read_file
 from lance_spark.store.journal import (
     Journal,
@@ -201,13 +202,14 @@ def encode_expired(expiry: Expiry) -> JournalEntry:
     return {"kind": "expired", **expiry.job._asdict(), **fields}
 
 
-def encode_remove(topics: Iterable[int]) -> JournalEntry:
+def encode_remove(topics: Iterable[int], *, making: bool = False) -> JournalEntry:
     """Make the entry that condemns topics: the next opening removes them.
 
     Topics that are made together stand in one until all of them are there, and topics
     that are deleted together until all of them are gone.
     """
-    return {"kind": "remove", "topics": sorted(topics)}
+    entry = {"kind": "remove", "topics": sorted(topics)}
+    return {**entry, "making": True} if making else entry
 
 
 def encode_settled(topics: Iterable[int]) -> JournalEntry:
@@ -281,6 +283,12 @@ def complete(parsed: JournalContent) -> list[JournalEntry]:
         # The same commit may have been begun before, with an entry that is equal.
         numbers = (n for n, e in enumerate(entries) if e is parsed.ended.begin)
         entries.insert(next(numbers) + 1, end)
+    if parsed.is_begun_unread or parsed.mark == NO_MARK:
+        # No mark proves that these are not settled. Topics that are half made do less
+        # harm than the loss of topics that have been in use ever since.
+        seen = History()
+        seen.replay(entries)
+        entries += map(encode_settled, sorted(seen.removals))
     return entries
 
 
@@ -294,8 +302,8 @@ class History:
         self.lost_ns: list[int] = []
         # The commits that are begun and not ended. They write different topics.
         self.pending: dict[Job, JournalEntry] = {}
-        # Topics that are half made or half deleted.
-        self.removals: set[tuple[int, ...]] = set()
+        # Topics that are half made or half deleted, and whether they are being made.
+        self.removals: dict[tuple[int, ...], bool] = {}
 
     def replay(self, entries: Iterable[JournalEntry]) -> None:
         """Take in the entries of a journal, in order.
@@ -332,9 +340,9 @@ class History:
             # Replaced rather than changed: `is_expired` is asked by other threads.
             self._expired = {**self._expired, expiry.job: expiry}
         elif kind == "remove":
-            self.removals.add(tuple(entry["topics"]))
+            self.removals[tuple(entry["topics"])] = bool(entry.get("making"))
         elif kind == "settled":
-            self.removals.discard(tuple(entry["topics"]))
+            self.removals.pop(tuple(entry["topics"]), None)
         elif kind == "lost":
             self.lost_ns.append(entry["at_ns"])
 
@@ -359,7 +367,7 @@ class History:
             *map(encode_expired, self._expired.values()),
             *map(encode_done, self._last.values()),
             *self.pending.values(),
-            *map(encode_remove, sorted(self.removals)),
+            *(encode_remove(t, making=m) for t, m in sorted(self.removals.items())),
         ]
 
 

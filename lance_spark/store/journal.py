@@ -219,7 +219,8 @@ def _parse_entry(data: bytes, at: int) -> tuple[JournalEntry, int] | None:
         return None
     _, length, crc = _ENTRY_HEADER.unpack_from(data, at)
     start = at + _ENTRY_HEADER.size
-    if length > ENTRY_BYTES_MAX or start + length > len(data):
+    # Zeros are the header of nothing, whose checksum is 0.
+    if not 0 < length <= ENTRY_BYTES_MAX or start + length > len(data):
         return None
     body = data[start : start + length]
     if crc32c(body) != crc:

@@ -422,6 +422,8 @@ class Log:
                     # The same object, since views of the log still have it.
                     self._segments[-1].go_back(state.last)
                 self._held = None
+                # The numbers of segments that are gone are given out again.
+                self._lazy_from = 0
 
     def drop_before(self, start: Point) -> None:
         """Drop all segments before the one that `start` names.
@@ -533,8 +535,10 @@ class Log:
                     raise StoreReadOnly(self._failure) from error
         if self._writes > self._writes_synced:
             self.sync()
-        if segments:
-            self._lazy_from = segments[-1].name.number
+        with self._state:
+            # The last one may be gone again: see `going_back`.
+            if segments and segments[-1].name in [s.name for s in self._segments]:
+                self._lazy_from = segments[-1].name.number
 
     def wait(self, end: int, *, timeout_s: float) -> None:
         """Wait until the log is durable up to an offset.

@@ -184,7 +184,7 @@ class _Repair:
         self._identity.prepare()
         keep_copy(self._files, path)
         lost = {"kind": "lost", "at_ns": time.time_ns()}
-        Journal.create(self._files, path, [*parsed.entries, lost]).close()
+        Journal.create(self._files, path, [*complete(parsed), lost]).close()
 
     # Topics.
 

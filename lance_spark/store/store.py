@@ -24,7 +24,6 @@ from lance_spark.errors import (
     DamagedFile,
     StoreClosed,
     StoreError,
-    StoreReadOnly,
     StoreWriteFailed,
 )
 from lance_spark.model import Buffer, Framing, Location, Retention
@@ -431,8 +430,8 @@ class Store:
         for log in self._logs():
             try:
                 log.sync_written()
-            except StoreReadOnly:
-                # It may have been deleted or dropped meanwhile.
+            except StoreError:
+                # It may have been deleted or dropped meanwhile, files and all.
                 if log in self._logs():
                     raise
 

@@ -109,7 +109,9 @@ def name_partitions(topic: str, partitions: int) -> list[str]:
 def is_partition_name(name: str) -> bool:
     """Tell whether a log of that name belongs to a topic with several partitions."""
     _, slash, number = name.rpartition("/")
-    return bool(slash) and number.isdecimal() and number == str(int(number))
+    # The length first: Python refuses to read a number of thousands of digits.
+    is_short = slash and len(number) <= len(str(PARTITIONS_MAX))
+    return bool(is_short) and number.isdecimal() and number == str(int(number))
 
 
 def check_log_name(name: str) -> None:

@@ -86,6 +86,13 @@ def test_a_length_over_the_limit() -> None:
     assert parse_journal(HEADER + entry) == of_version_1([], 16)
 
 
+def test_zeros_where_a_header_was() -> None:
+    data = HEADER + b"".join(map(encode_entry, (ONE, TWO)))
+    start, end = len(HEADER), len(HEADER) + len(encode_entry(ONE))
+    data = data[: start + 4] + bytes(end - start - 4) + data[end:]
+    assert parse_journal(data) == of_version_1([TWO], len(data), [(start, end)])
+
+
 def test_an_entry_that_is_no_object() -> None:
     assert parse_journal(HEADER + encode_entry([1])).entries == []  # type: ignore[arg-type]
 

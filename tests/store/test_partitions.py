@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from lance_spark.errors import (
     PartitionedTopic,
     StoreError,
     StoreReadOnly,
+    StoreWriteFailed,
     TopicExists,
     UnknownTopic,
 )
@@ -33,6 +36,7 @@ from lance_spark.store import (
     repairing,
 )
 from lance_spark.store.files import remove_tree
+from lance_spark.store.log import NotSynced
 from lance_spark.store.topic import decode_topic, encode_topic
 from lance_spark.wire.lwp import scan
 from tests.store.disk import Disk, DiskFiles
@@ -169,8 +173,9 @@ def test_a_commit_makes_no_partition(store: Store) -> None:
             store.open_stage(unknown, "w", 1)
         with pytest.raises(UnknownTopic):
             store.commit_stages("w", 1, [], [unknown])
-    with pytest.raises(InvalidName):
-        store.open_stage("orders/x", "w", 1)
+    for odd in ("orders/x", "orders/" + "1" * 5000):
+        with pytest.raises(InvalidName):
+            store.open_stage(odd, "w", 1)
     gone = stage(store, "orders/1", "w", 1, batch("a"))
     soon = stage(store, "soon", "v", 1, batch("a"))
     store.delete_topics([topic.metadata.id for topic in made])
@@ -278,6 +283,36 @@ def test_a_damaged_entry_of_a_topic_that_was_made() -> None:
         # The mark says that it was settled.
         assert names(store) == ["orders/0", "orders/1"]
         assert "[1, 2] was ended, by the mark" in str(store.findings[0])
+
+
+@pytest.mark.parametrize("what", ["entries", "marks", "last"])
+def test_topics_in_use_survive_a_journal_that_proves_nothing(what: str) -> None:
+    files = DiskFiles(Disk())
+    with open_store(files=files) as store:
+        ids = [t.metadata.id for t in store.create_topics({"orders": 2})]
+        store.append(ids[0], batch("a"))
+        if what != "last":
+            store.commit_stages("w", 1, [stage(store, "one", "w", 1, batch("b"))])
+        seen = look(store)
+    file = files.open(ROOT / "journal.log")
+    data = file.pread(file.size(), 0)
+    file.pwrite(b"x", data.index(b"settled"))
+    if what == "entries":
+        file.pwrite(b"x", data.index(b'"done"'))
+        with pytest.raises(DamagedFile):
+            open_store(files=files)
+        with repairing(ROOT, Answers(), framing=scan, files=files) as steps:
+            for step in steps:
+                assert step.run is not None
+                step.run()
+    elif what == "marks":
+        file.pwrite(bytes(48), 16)
+    else:
+        # The newest mark, so that the entry seems to be one that was never finished.
+        turns = [int.from_bytes(data[at : at + 4], "little") for at in (24, 48)]
+        file.pwrite(bytes(24), 16 if turns[0] > turns[1] else 40)
+    with open_store(files=files) as store:
+        assert look(store).topics == seen.topics
 
 
 # Damage.
@@ -425,6 +460,50 @@ def test_everything_is_durable_after_a_sync(fsync: Fsync) -> None:
         # What another process has written is made durable, too.
         again.sync()
     store.sync()
+
+
+def test_a_sync_in_the_middle_of_a_commit_that_is_undone() -> None:
+    disk = Disk()
+    files = DiskFiles(disk)
+    config = StoreConfig(fsync=Fsync.NONE, segment_bytes=300, stage_adopt_bytes=100)
+    store = open_store(files=files, config=config)
+    topic = store.create_topic("one").metadata.id
+    store.append(topic, batch("a"))
+    named = stage(store, "one", "w", 1, *(batch(str(n)) for n in range(8)))
+    note = store._decisions.note
+
+    def sync_and_refuse(entry: dict[str, Any]) -> None:
+        if entry["kind"] == "done":
+            store.sync()
+            raise OSError(errno.ENOSPC, "no room")
+        note(entry)
+
+    store._decisions.note = sync_and_refuse  # type: ignore[method-assign]
+    with pytest.raises(StoreWriteFailed):
+        store.commit_stages("w", 1, [named])
+    # These go to segments with the numbers of those that the commit had.
+    for number in range(12):
+        store.append(topic, batch(str(number)))
+    store.sync()
+    left = DiskFiles(disk.without_power("drop", random.Random(0)))
+    with open_store(files=left, config=config) as again:
+        assert look(again).topics == look(store).topics
+
+
+def test_a_sync_while_a_topic_is_deleted(files: DiskFiles) -> None:
+    store = open_store(files=files)
+    topic = store.create_topic("one").metadata.id
+    store.append(topic, batch("a"), wait=False)
+    sync = store.topic(topic).log.sync
+
+    def delete_and_sync() -> None:
+        store.topic(topic).log.sync = sync  # type: ignore[method-assign]
+        store.delete_topic(topic)
+        raise NotSynced("its files are gone")
+
+    store.topic(topic).log.sync = delete_and_sync  # type: ignore[method-assign]
+    store.sync()
+    assert names(store) == []
 
 
 def test_a_sync_that_fails(files: DiskFiles) -> None:
