@@ -152,7 +152,8 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
         """
         size = len(self._payload)
         if self._payload_filled == size:
-            size = min(self._payload_length, size * _PAYLOAD_GROWTH)
+            grown = max(size * _PAYLOAD_GROWTH, self._payload_bytes_first)
+            size = min(self._payload_length, grown)
         return size
 
     def allow(self, payload_bytes_max: int) -> None:
@@ -269,7 +270,9 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
 
     def _payload_room(self) -> memoryview:
         if self._payload_filled == len(self._payload):
-            grown = _map(self.payload_bytes_next)
+            size = self.payload_bytes_next
+            is_first = size <= self._payload_bytes_first
+            grown = _allocate(size) if is_first else _map(size)
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
@@ -313,10 +316,10 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
 
     def _start_payload(self, header: HeaderT, length: int, part: memoryview) -> None:
         self._header, self._payload_length = header, length
-        # What has come may be more than the first buffer was to hold.
-        size = max(len(part), min(length, self._payload_bytes_first))
-        self._payload = _allocate(size)
-        self._payload[: len(part)] = part
+        # It stays in the block until the caller asks where to write more: a server asks
+        # its memory budget before. A hundred clients that have sent a header each would
+        # else hold a hundred buffers outside of the budget.
+        self._payload = part
         self._payload_filled = len(part)
 
     def _hand_out(self, header: HeaderT, payload: memoryview) -> None:

@@ -415,3 +415,24 @@ def test_eof_inside_a_payload_whatever_its_header(kind: int) -> None:
     parser.receive_eof()
     with pytest.raises(RemoteProtocolError, match="ended in a frame"):
         parser.next_frame()
+
+
+def test_a_payload_takes_no_memory_before_its_reader_asks_for_room() -> None:
+    """A server asks its budget between the header and `buffer_for_read`."""
+    kib = 1024
+    data = ingest(b"\xa5" * 900 * kib)
+    parser = FrameParser()
+    tracemalloc.start()
+    try:
+        room = parser.buffer_for_read()
+        room[:1000] = data[:1000]
+        parser.bytes_written(1000)
+        del room
+        assert parser.payload_bytes_next >= 900 * kib
+        assert tracemalloc.get_traced_memory()[0] < 100 * kib
+        parser.buffer_for_read()
+        assert tracemalloc.get_traced_memory()[0] > 800 * kib
+    finally:
+        tracemalloc.stop()
+    (frame,) = read_into(parser, data[1000:], 10**6)
+    assert bytes(frame.payload) == b"\xa5" * 900 * kib
