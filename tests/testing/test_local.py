@@ -68,7 +68,7 @@ def test_environment_is_left_as_it_was(spark: SparkSession) -> None:
 
 def test_there_is_one_session(spark: SparkSession, tmp_path: Path) -> None:
     with (
-        pytest.raises(OptionError, match="a Spark session in this process already"),
+        pytest.raises(OptionError, match="this process has a Spark session already"),
         local.run_session(tmp_path),
     ):
         pass
