@@ -125,6 +125,9 @@ class Groups:
             InvalidPayload: an argument or a limit; nothing has changed.
         """
         wanted = frozenset(topics)
+        # Computed and kept by the set here, so that to compare it under the lock is
+        # quick.
+        hash(wanted)
         self._check(group, member, wanted, session_timeout_s)
         # The time of arrival: to wait for the lock is not to be silent.
         now = self.clock()
@@ -382,6 +385,9 @@ class _Group:
     def join(self, name: str, topics: frozenset[str]) -> int:
         """Add a member or change its subscription; return what that adds in weight."""
         member = self.members.get(name)
+        # Members mostly want the same: such a list of names is kept once.
+        same = (m.topics for m in self.members.values() if m.topics == topics)
+        topics = next(same, topics)
         if member is None:
             member = self.members[name] = _Member(topics)
             added = member.weight

@@ -24,8 +24,9 @@ from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 DEFAULTS = {"listen": f"127.0.0.1:{DEFAULT_PORT}", "data_dir": "lance-data"}
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# How long one thread computes while another one could; the default is ten times that.
-_SWITCH_S = 0.0005
+# How long one thread computes while another one could; the default is fifty times that.
+# An append waits for the interpreter some twenty times, and each time so long.
+_SWITCH_S = 0.0001
 # Pieces of memory from this size on are given back to the system when they are freed,
 # and so is what has become free at the end of a thread's memory. The buffer of a batch
 # of usual size is smaller: to get it anew for each would cost half as much as all that

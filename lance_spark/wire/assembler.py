@@ -271,8 +271,10 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
     def _payload_room(self) -> memoryview:
         if self._payload_filled == len(self._payload):
             size = self.payload_bytes_next
-            is_first = size <= self._payload_bytes_first
-            grown = _allocate(size) if is_first else _map(size)
+            # malloc keeps what it gets back for the same thread. So it gives only
+            # buffers of the usual size, which are asked for again and again.
+            is_usual = self._payload_length <= self._payload_bytes_first
+            grown = _allocate(size) if is_usual else _map(size)
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
