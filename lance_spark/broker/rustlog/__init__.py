@@ -1,0 +1,16 @@
+"""RustLog's protocol, served from the logs of this broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lance_spark.broker.rustlog.session import RustlogSession
+from lance_spark.broker.session import Session, Shared
+from lance_spark.net.stream import Stream
+
+__all__ = ["session_maker"]
+
+
+def session_maker(shared: Shared) -> Callable[[Stream], Session[memoryview]]:
+    """Give the function that makes the session of a connection."""
+    return lambda stream: RustlogSession(stream, shared)

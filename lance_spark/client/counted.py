@@ -1,0 +1,718 @@
+"""Drivers of protocols whose positions are record numbers: all that they share.
+
+Such a protocol brings a `Dialect`, and a subclass of `CountedDriver` that makes its
+requests and reads its answers. Reading ahead, marks, batches and what to do when an
+answer is lost are here, and the same for all of them.
+
+These protocols have no topic ids, and a server may forget its records (RustLog does at
+every restart). So positions are marked: a mark holds a checksum of the records before a
+position and at the head of the log, and tells later whether they are still the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.dialect import Dialects
+from lance_spark.client.driver import (
+    CheckServer,
+    CountedFinder,
+    CountedRuler,
+    FinderName,
+    LogRef,
+    News,
+    Range,
+    ServerKind,
+    TopicEntry,
+    Traits,
+    Unread,
+    WriterSettings,
+)
+from lance_spark.client.link import Dialer, Link
+from lance_spark.columnar import read_records
+from lance_spark.errors import (
+    AppendConflict,
+    DataLoss,
+    InvalidOffset,
+    LanceError,
+    OffsetOutOfRange,
+    RemoteProtocolError,
+    RowError,
+    Timeout,
+    TopicAlreadyExists,
+    TopicDeleted,
+    TopicNotFound,
+    Unsupported,
+)
+from lance_spark.model import Bounds, OffsetMark, Partition
+from lance_spark.net.deadline import Deadline
+from lance_spark.records import Records, Spans
+
+if TYPE_CHECKING:
+    from lance_spark.client.inbox import Pending
+
+logger = logging.getLogger(__name__)
+
+_GONE = (TopicNotFound, TopicDeleted)
+_REMOVED = "what was before the log start is removed"
+# How many records a mark covers, before a position and at the head of the log.
+_MARKED_RECORDS = 4
+_MARKED_BYTES = 16 * 1024
+# What one record costs beside its bytes, in the limit of a batch.
+_ROW_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records of a partition, and which of its positions an answer covers.
+
+    Args:
+        records: with their positions; those before the asked one may be among them.
+        start: the first position that is covered.
+        next: the position behind the last. Positions in between without a record have
+            none: the protocol said so.
+    """
+
+    records: Records
+    start: int
+    next: int
+
+
+class CountedDriver(ABC):
+    """A driver of servers that count records; used by any number of threads.
+
+    Args:
+        config: how the servers are reached.
+        dialects: how to speak to them.
+        runtime: the network, the time and chance.
+    """
+
+    traits: Traits
+    # The server appends only if the records get the numbers that were expected.
+    is_conditional = False
+    # The most that one append may hold, and one record of it.
+    append_bytes_max: int
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        dialects: Dialects,
+        runtime: Runtime | None = None,
+    ) -> None:
+        runtime = runtime or Runtime()
+        self.config = config
+        self.link = Link(config, runtime, Dialer(config, runtime, dialects))
+
+    # What a protocol brings.
+
+    @abstractmethod
+    def list_topics(self) -> dict[str, int]:
+        """Ask for all topics, with the number of their partitions."""
+
+    @abstractmethod
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic.
+
+        Raises:
+            TopicAlreadyExists: it is there.
+        """
+
+    @abstractmethod
+    def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
+        """Ask where partitions of one topic start and end.
+
+        Raises:
+            TopicNotFound: it is gone.
+        """
+
+    @abstractmethod
+    def make_fetch(
+        self, at: Partition, position: int, max_bytes: int, wait_s: float = 0.0
+    ) -> Any:
+        """Make a request for records from a position on.
+
+        `max_bytes` may be passed by one record. A server that can waits for a first
+        record for so long, and answers with none after that.
+        """
+
+    @abstractmethod
+    def read_fetched(self, answer: Any, at: Partition, position: int) -> Fetched:
+        """Read the answer to such a request.
+
+        Raises:
+            OffsetOutOfRange, InvalidOffset: the position is not in the log.
+        """
+
+    @abstractmethod
+    def make_append(
+        self,
+        to: Partition,
+        records: Records,
+        *,
+        expected: int | None,
+        compression: str,
+    ) -> Any:
+        """Make a request to append records as one batch.
+
+        Raises:
+            RowError: the protocol can't carry one of them.
+        """
+
+    @abstractmethod
+    def check_appended(self, answer: Any, to: Partition) -> None:
+        """Read the answer to such a request.
+
+        Raises:
+            AppendConflict: the records would not get the numbers that were expected;
+                none was appended.
+        """
+
+    # The server.
+
+    @property
+    def server(self) -> ServerKind:
+        """The server that answers now."""
+        return ServerKind(str(self.link.connection().address), has_stages=False)
+
+    def refresh(self) -> CountedDriver:
+        """Return itself: all servers of such a protocol are of one kind."""
+        return self
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self.link.is_closed
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.link.close()
+
+    def make_unsupported(
+        self, what: str, needs: Literal["locate", "stages"] | None = None
+    ) -> Unsupported:
+        """Make the error for what the protocol can't do."""
+        protocol = self.traits.protocol
+        return Unsupported(f"{what} ({protocol} has no such thing)", None, protocol)
+
+    # Topics.
+
+    def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
+        """List topics, all or those of some names, sorted by name."""
+        return [
+            TopicEntry(name, partitions=tuple(range(count)))
+            for name, count in sorted(self.list_topics().items())
+            if names is None or name in names
+        ]
+
+    def describe(self, log: LogRef) -> TopicEntry:
+        """Look a topic up by name: there are no ids."""
+        found = self.topics([log.topic])
+        if not found or log.partition.number not in found[0].partitions:
+            raise TopicNotFound(f"there is no {show(log.partition)}")
+        return found[0]
+
+    def bounds(self, logs: Sequence[LogRef]) -> dict[Partition, Bounds]:
+        """Ask topic by topic; those that are gone are left out."""
+        by_topic: dict[str, list[int]] = {}
+        for log in logs:
+            by_topic.setdefault(log.topic, []).append(log.partition.number)
+        found: dict[Partition, Bounds] = {}
+        for topic, numbers in by_topic.items():
+            try:
+                bounds = self.find_bounds(topic, numbers)
+            except _GONE:
+                continue
+            found |= {Partition(topic, n): bounds[n] for n in numbers if n in bounds}
+        return found
+
+    def wait(self, known: Mapping[LogRef, int], version: int, wait_s: float) -> News:
+        """Refuse: the ends of logs are asked for instead."""
+        raise self.make_unsupported("waiting for new data")
+
+    # Positions.
+
+    def locate_time(self, log: LogRef, time_ns: int, *, option: str) -> int:
+        """Refuse: these protocols have no index of times."""
+        raise self.make_unsupported(f"{option}: use offsets")
+
+    def align(self, log: LogRef, position: int) -> int:
+        """Return the position itself: each is a record's."""
+        return position
+
+    def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> CountedRuler:
+        """Make a ruler that counts."""
+        return CountedRuler()
+
+    def count_unread(self, log: LogRef, position: int) -> Unread:
+        """Subtract from the log's end."""
+        bounds = self.bounds([log]).get(log.partition)
+        return Unread(None if bounds is None else max(0, bounds.end - position))
+
+    # Marks.
+
+    def mark_position(self, log: LogRef, position: int, log_end: int) -> OffsetMark:
+        """Look at the records before a position and at the head of a whole log."""
+        start = self._find_bounds(log).start
+        first = max(start, position - _MARKED_RECORDS)
+        mark = OffsetMark(position - first, self._checksum(log, first, position))
+        head = min(start + _MARKED_RECORDS, first)
+        if start != self.traits.first_position or head == start:
+            return replace(mark, end=log_end)
+        head_crc = self._checksum(log, start, head)
+        return replace(mark, head_size=head - start, head_crc=head_crc, end=log_end)
+
+    def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
+        """Compare the records before a position, and the head if it is still there."""
+        bounds = self._find_bounds(log)
+        if bounds.end < position:
+            return False
+        # Retention may have passed some of them: numbers are not given out again.
+        first = position - known.size
+        is_there = bounds.start <= first
+        if is_there and self._checksum(log, first, position) != known.crc:
+            return False
+        start = self.traits.first_position
+        if known.head_size is None or bounds.start != start:
+            return True
+        return self._checksum(log, start, start + known.head_size) == known.head_crc
+
+    def mark_range(self, piece: Range, log_end: int) -> Range:
+        """Look at the last record of a range."""
+        if not piece.size:
+            return piece
+        crc = self._checksum(piece.log, piece.end - 1, piece.end)
+        return replace(piece, mark=crc)
+
+    def is_range_right(self, piece: Range) -> bool:
+        """Compare the last record of a range, if the range has a mark.
+
+        The reader tells whether the first one is there.
+        """
+        if piece.mark is None:
+            return True
+        bounds, last = self._find_bounds(piece.log), piece.end - 1
+        if not bounds.start <= last < bounds.end:
+            # Retention may have passed it, but nothing takes records from the end.
+            return last < bounds.start
+        return bool(self._checksum(piece.log, last, piece.end) == piece.mark)
+
+    def _find_bounds(self, log: LogRef) -> Bounds:
+        bounds = self.bounds([log]).get(log.partition)
+        if bounds is None:
+            raise TopicNotFound(f"there is no {show(log.partition)}")
+        return bounds
+
+    def _checksum(self, log: LogRef, start: int, end: int) -> int:
+        """Compute a checksum of the values and keys of [start, end).
+
+        Raises:
+            DataLoss: a record is not there.
+        """
+        crc = 0
+        reader = self.open_reader(log, start, end=end, fetch_bytes=_MARKED_BYTES)
+        try:
+            while not reader.is_finished:
+                records = reader.next_records()
+                if records is None:
+                    reason = "the log ends before it"
+                    raise DataLoss(log.topic, reader.position, None, None, reason)
+                crc = digest(records, crc)
+        finally:
+            reader.close()
+        return crc
+
+    # Records.
+
+    def choose_finder(self, splitting: str) -> FinderName:
+        """Return the only way there is."""
+        return "counted"
+
+    def find_with(self, name: FinderName) -> CountedFinder:
+        """Return the finder of a plan."""
+        return CountedFinder()
+
+    def open_reader(
+        self,
+        log: LogRef,
+        start: int,
+        *,
+        end: int | None,
+        fetch_bytes: int,
+        first_fetch_bytes: int | None = None,
+        last_end: int | None = None,
+        on_bad: Literal["fail", "skip"] = "fail",
+    ) -> CountedReader:
+        """Read the records of [start, end)."""
+        return CountedReader(
+            self, log.partition, start, end=end, fetch_bytes=fetch_bytes
+        )
+
+    def open_writer(
+        self,
+        to: Partition,
+        *,
+        options: WriterSettings,
+        create_topic: bool,
+        check: CheckServer,
+    ) -> CountedWriter:
+        """Write rows to a partition, each at least once."""
+        if create_topic and to.topic not in self.list_topics():
+            # Another task may be quicker.
+            with contextlib.suppress(TopicAlreadyExists):
+                self.create_topic(to.topic, options.partitions)
+        return CountedWriter(self, to, options)
+
+    def stages(self) -> None:
+        """Return none: staged writes are LWP's."""
+        return
+
+    def commit_position(self, log: LogRef, group: str, position: int) -> None:
+        """Refuse: the option `consumerGroup` is LWP's."""
+        raise self.make_unsupported("committing positions of a group")
+
+
+class CountedReader:
+    """Reads records in order, with the next fetch under way; one thread may use it.
+
+    Args:
+        driver: has the connection.
+        at: which partition.
+        start: the first record.
+        end: where to stop; None never does.
+        fetch_bytes: how much to ask for at once.
+    """
+
+    skipped = (0, 0)
+
+    def __init__(
+        self,
+        driver: CountedDriver,
+        at: Partition,
+        start: int,
+        *,
+        end: int | None,
+        fetch_bytes: int,
+    ) -> None:
+        self._driver = driver
+        self._at = at
+        self._end = end
+        self._fetch_bytes = fetch_bytes
+        self.position = start
+        self._pending: Pending | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every record before the end was handed out."""
+        return self._end is not None and self.position >= self._end
+
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
+        """Return the next records with their positions; None at the log's end.
+
+        Raises:
+            DataLoss: the record at `position` is not in the log any more.
+        """
+        while not self.is_finished:
+            fetched = self._fetch(wait_s)
+            if fetched.start > self.position:
+                end = fetched.next
+                raise DataLoss(
+                    show(self._at), self.position, fetched.start, end, _REMOVED
+                )
+            records = self._trim(fetched.records)
+            is_over = fetched.next <= self.position
+            self.position = max(self.position, fetched.next)
+            if self._end is not None:
+                self.position = min(self.position, self._end)
+            if len(records):
+                if not self.is_finished and wait_s == 0:
+                    self._ask_ahead()
+                return records
+            if is_over:
+                return None
+        return None
+
+    def seek(self, position: int) -> None:
+        """Go on at another record."""
+        self.close()
+        self.position = position
+
+    def close(self) -> None:
+        """Give up the fetch that is under way."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.give_up()
+
+    def _fetch(self, wait_s: float) -> Fetched:
+        driver, at, position = self._driver, self._at, self.position
+        pending, self._pending = self._pending, None
+        answer = None
+        try:
+            if pending is not None:
+                try:
+                    timeout_s = driver.config.request_timeout_s
+                    answer = pending.conclude(Deadline.after(timeout_s))
+                except LanceError as error:
+                    # The same question again, with all retries.
+                    logger.debug("%s: a fetch was lost: %s", show(at), error)
+            if answer is None:
+                answer = driver.link.ask(
+                    lambda _: driver.make_fetch(
+                        at, position, self._fetch_bytes, wait_s
+                    ),
+                    wait_s=wait_s,
+                )
+            return driver.read_fetched(answer, at, position)
+        except (OffsetOutOfRange, InvalidOffset) as error:
+            bounds = driver.find_bounds(at.topic, [at.number]).get(at.number)
+            start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
+            reason = _REMOVED if start is not None and start > position else str(error)
+            raise DataLoss(show(at), position, start, end, reason) from error
+
+    def _ask_ahead(self) -> None:
+        request = self._driver.make_fetch(self._at, self.position, self._fetch_bytes)
+        deadline = Deadline.after(self._driver.config.request_timeout_s)
+        try:
+            connection = self._driver.link.connect_once()
+            self._pending = connection.submit(request, deadline=deadline)
+        except LanceError as error:
+            # The next call asks, and tells.
+            logger.debug("%s: no fetch ahead: %s", show(self._at), error)
+
+    def _trim(self, records: Records) -> Records:
+        """Leave out records before the position and behind the end."""
+        if not len(records):
+            return records
+        end = 2**63 - 1 if self._end is None else self._end
+        positions = records.find_positions()
+        first, last = np.searchsorted(positions, (self.position, end))
+        return records.cut(int(first), int(last))
+
+
+class CountedWriter:
+    """Gathers rows into batches and appends them, each at least once.
+
+    Several batches are under way where the protocol allows it. Batches whose answers
+    are lost are sent again one at a time. A server that appends conditionally is given
+    the number that the first record is expected to get, also then: if other records
+    are there by now, they may be this batch or those of another writer. They count as
+    this batch only if they are equal and no other writer is there; else the batch is
+    appended again, as a row that is there twice is better than one that is missing.
+
+    Args:
+        driver: has the connection.
+        to: which partition.
+        options: sizes.
+    """
+
+    def __init__(
+        self, driver: CountedDriver, to: Partition, options: WriterSettings
+    ) -> None:
+        self._driver = driver
+        self._to = to
+        self._options = options
+        self._batch_bytes = min(options.batch_bytes, driver.append_bytes_max)
+        self._rows: list[pa.RecordBatch] = []
+        self._row_bytes = 0
+        self._sent: deque[_Sent] = deque()
+        # The number that the next record gets, as far as this writer knows.
+        self._next: int | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes are not acknowledged yet."""
+        return self._row_bytes + sum(batch.size for batch in self._sent)
+
+    def write(self, columns: pa.Table) -> None:
+        """Take rows; sends each batch that is full."""
+        for batch in columns.combine_chunks().to_batches():
+            sizes = _measure(read_records(batch))
+            start = 0
+            while start < len(sizes):
+                room = self._batch_bytes - self._row_bytes
+                ends = np.cumsum(sizes[start:])
+                count = int(np.searchsorted(ends, room, "right"))
+                if not count and not self._rows:
+                    count = 1
+                    self._check_row(start, int(sizes[start]))
+                if count:
+                    self._rows.append(batch.slice(start, count))
+                    self._row_bytes += int(ends[count - 1])
+                start += count
+                if start < len(sizes):
+                    self._send_rows()
+
+    def flush(self) -> None:
+        """Wait until all that was taken is acknowledged."""
+        self._send_rows()
+        while self._sent:
+            self._settle()
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self.flush()
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Close, without a flush if `abandon`."""
+        if not abandon:
+            self.flush()
+        for batch in self._sent:
+            if batch.pending is not None:
+                batch.pending.give_up()
+        self._sent.clear()
+        self._rows, self._row_bytes = [], 0
+
+    def _check_row(self, row: int, size: int) -> None:
+        most, protocol = self._driver.append_bytes_max, self._driver.traits.protocol
+        if size > most:
+            reason = f"it has {size} bytes; {protocol} carries {most} at most"
+            raise RowError(reason, row)
+
+    # Sending.
+
+    def _send_rows(self) -> None:
+        if not self._rows:
+            return
+        rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
+        records = read_records(rows[0])
+        size, self._rows, self._row_bytes = self._row_bytes, [], 0
+        while len(self._sent) >= max(1, self._options.max_in_flight):
+            self._settle()
+        if self._driver.is_conditional and self._next is None:
+            self._next = self._find_end()
+        batch = _Sent(records, size, self._next)
+        if self._next is not None:
+            self._next += len(records)
+        self._submit(batch)
+        self._sent.append(batch)
+
+    def _submit(self, batch: _Sent) -> None:
+        driver = self._driver
+        request = self._make_request(batch)
+        try:
+            connection = driver.link.connect_once()
+            deadline = Deadline.after(driver.config.request_timeout_s)
+            batch.pending = connection.submit(request, deadline=deadline)
+        except LanceError as error:
+            # It is sent again when its turn has come.
+            logger.debug("%s: not sent: %s", show(self._to), error)
+
+    def _settle(self) -> None:
+        """Make sure that the oldest batch is stored."""
+        batch = self._sent[0]
+        try:
+            if batch.pending is not None:
+                timeout_s = self._driver.config.request_timeout_s
+                answer = batch.pending.conclude(Deadline.after(timeout_s))
+                self._driver.check_appended(answer, self._to)
+                self._sent.popleft()
+                return
+        except AppendConflict as conflict:
+            logger.debug("%s: %s", show(self._to), conflict)
+        except LanceError as error:
+            if not (error.retriable or isinstance(error, RemoteProtocolError)):
+                raise
+            logger.warning("%s: %s; sending again", show(self._to), error)
+        self._append_again(batch)
+        self._sent.popleft()
+
+    def _append_again(self, batch: _Sent) -> None:
+        driver, deadline = self._driver, self._make_deadline()
+        while True:
+            try:
+                answer = driver.link.ask(
+                    lambda _: self._make_request(batch),
+                    timeout_s=deadline.remaining(),
+                )
+                driver.check_appended(answer, self._to)
+                return
+            except AppendConflict as conflict:
+                assert batch.expected is not None
+                if self._options.sole_writer and self._is_stored(batch):
+                    return
+                if deadline.expired:
+                    raise Timeout(
+                        f"{show(self._to)}: other writers were quicker until the "
+                        f"deadline: {conflict}"
+                    ) from conflict
+                batch.expected = self._find_end()
+                # Batches behind this one expect numbers that they will not get.
+                self._next = None
+
+    def _is_stored(self, batch: _Sent) -> bool:
+        """Tell whether the records at the expected place are those of a batch."""
+        start = batch.expected or 0
+        end = start + len(batch.records)
+        try:
+            found = self._driver._checksum(LogRef(self._to), start, end)
+        except DataLoss:
+            return False
+        return found == digest(batch.records)
+
+    def _make_request(self, batch: _Sent) -> Any:
+        return self._driver.make_append(
+            self._to,
+            batch.records,
+            expected=batch.expected,
+            compression=self._options.compression,
+        )
+
+    def _find_end(self) -> int:
+        return self._driver._find_bounds(LogRef(self._to)).end
+
+    def _make_deadline(self) -> Deadline:
+        return Deadline.after(self._driver.config.retry_timeout_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A batch without an answer."""
+
+    records: Records
+    size: int
+    expected: int | None
+    pending: Pending | None = None
+
+
+def _measure(records: Records) -> NDArray[np.int64]:
+    """Give about how many bytes each record takes in a batch."""
+    sizes = records.values.lengths + _ROW_BYTES
+    if len(records.keyed):
+        sizes[records.keyed] += records.keys.lengths
+    return sizes
+
+
+def digest(records: Records, crc: int = 0) -> int:
+    """Compute a checksum of values and keys, record by record.
+
+    A loop over rows: it is for the few records of a mark, and for a batch whose answer
+    was lost.
+    """
+    keys = dict(zip(records.keyed.tolist(), _cut(records.keys), strict=True))
+    for row, value in enumerate(_cut(records.values)):
+        key = keys.get(row)
+        head = f"{len(value)} {-1 if key is None else len(key)} "
+        crc = crc32c(b"".join((head.encode(), value, key or b"")), crc)
+    return crc
+
+
+def _cut(spans: Spans) -> list[bytes]:
+    data = spans.data.data
+    bounds = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
+    return [bytes(data[start:end]) for start, end in bounds]
+
+
+def show(at: Partition) -> str:
+    """Name a partition in error texts."""
+    return f"{at.topic}/{at.number}"

@@ -1,0 +1,271 @@
+"""The small client that every protocol has: topics, bounds, records as Arrow.
+
+    with connect("tank://127.0.0.1:11011") as client:
+        client.append("orders", pa.table({"value": [b"one", b"two"]}), create=True)
+        for batch in client.read("orders"):
+            print(batch.to_pylist())
+
+It goes through the protocol's driver, as Spark does. LWP has a larger client,
+`LanceClient`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from lance_spark.client.driver import (
+    Driver,
+    LogRef,
+    TopicEntry,
+    WriterSettings,
+    find_driver,
+    open_driver,
+    protocols,
+)
+from lance_spark.columnar import make_schema, write_records
+from lance_spark.errors import OptionError, TopicNotFound
+from lance_spark.model import Bounds, Partition
+
+_FETCH_BYTES = 4 * 1024 * 1024
+_BATCH_BYTES = 1024 * 1024
+# A server is asked again for new records after a pause that doubles.
+_PAUSE_S_MIN = 0.005
+_PAUSE_S_MAX = 0.25
+
+
+def connect(url: str, **settings: Any) -> LogClient:
+    """Connect to servers of any protocol.
+
+    Args:
+        url: the protocol and the servers: `tank://127.0.0.1:11011`, or several with
+            commas between them.
+        settings: those of the protocol's `Config`, such as `request_timeout_s`.
+
+    Raises:
+        OptionError: the address or a setting can't be used.
+        LanceError: no server can be reached.
+    """
+    protocol, mark, servers = url.partition("://")
+    if not mark:
+        known = ", ".join(f"{name}://" for name in protocols())
+        raise OptionError(
+            f"address {url!r} names no protocol: begin with one of {known}"
+        )
+    try:
+        config = find_driver(protocol).Config(servers=servers, **settings)
+    except TypeError as error:
+        raise OptionError(f"a setting is unknown to {protocol}: {error}") from None
+    return LogClient(open_driver(config))
+
+
+class LogClient:
+    """Topics and records of a server, as Arrow; close it when done.
+
+    Args:
+        driver: speaks the protocol, and is closed with the client.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        # Rows without a key go to one partition after the other, append by append.
+        self._turns = itertools.count()
+
+    def topics(self) -> list[TopicEntry]:
+        """List the topics with their partitions, sorted by name."""
+        return self.driver.topics()
+
+    def bounds(self, topic: str) -> dict[int, Bounds]:
+        """Tell where each partition of a topic starts and ends.
+
+        Raises:
+            TopicNotFound: it does not exist.
+        """
+        logs = self._find(topic).logs
+        found = self.driver.bounds(logs)
+        return {at.number: bounds for at, bounds in sorted(found.items())}
+
+    def read(
+        self,
+        topic: str,
+        partition: int = 0,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        fetch_bytes: int = _FETCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the records `[start, end)` of a partition.
+
+        Args:
+            topic: its topic.
+            partition: its number.
+            start: the first position; that of the first record if not given.
+            end: the position behind the last; where the log ends now if not given.
+            columns: which ones; all that the protocol has if not given.
+            fetch_bytes: how much to ask for at once.
+
+        Raises:
+            TopicNotFound: there is no such partition.
+            DataLoss: records of the range are not there any more.
+        """
+        log, bounds = self._find_log(topic, partition)
+        if end is None:
+            end = max(bounds.end, start or 0)
+        return self._read(
+            log,
+            bounds.start if start is None else start,
+            end,
+            columns,
+            fetch_bytes,
+            None,
+        )
+
+    def follow(
+        self,
+        topic: str,
+        partition: int = 0,
+        start: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        columns: Sequence[str] | None = None,
+        fetch_bytes: int = _FETCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read a partition and go on with the records that come.
+
+        Args:
+            topic: its topic.
+            partition: its number.
+            start: the first position; where the log ends now if not given.
+            timeout_s: end after so long without a record; None never ends.
+            columns: which ones; all that the protocol has if not given.
+            fetch_bytes: how much to ask for at once.
+        """
+        log, bounds = self._find_log(topic, partition)
+        at = bounds.end if start is None else start
+        patience_s = float("inf") if timeout_s is None else timeout_s
+        return self._read(log, at, None, columns, fetch_bytes, patience_s)
+
+    def append(
+        self,
+        topic: str,
+        rows: pa.Table | pa.RecordBatch | Sequence[bytes],
+        partition: int | None = None,
+        *,
+        create: bool = False,
+        partitions: int = 1,
+        compression: str = "none",
+        sole_writer: bool = False,
+    ) -> None:
+        """Append rows, each at least once; returns when the server has all of them.
+
+        Args:
+            topic: where to.
+            rows: values, or a table with `value` and what else the protocol carries.
+            partition: its number. Without it, this call's rows go to one partition,
+                and those of the next call to the next one.
+            create: create the topic if it does not exist.
+            partitions: how many it gets then.
+            compression: one of the traits' compressions.
+            sole_writer: no other writer is there: see `WriterSettings`.
+        """
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        elif not isinstance(rows, pa.Table):
+            rows = pa.table({"value": pa.array(rows, pa.binary())})
+        if partition is None:
+            found = self.driver.topics([topic])
+            count = len(found[0].partitions) if found else partitions
+            partition = next(self._turns) % count
+        writer = self.driver.open_writer(
+            Partition(topic, partition),
+            options=WriterSettings(
+                batch_bytes=_BATCH_BYTES,
+                linger_s=0.0,
+                max_in_flight=4,
+                buffer_bytes=16 * _BATCH_BYTES,
+                compression=compression,
+                record_type=1,
+                allow_null_records=False,
+                partitions=partitions,
+                sole_writer=sole_writer,
+            ),
+            create_topic=create,
+            check=lambda server: None,
+        )
+        try:
+            writer.write(rows)
+            writer.finish()
+        except BaseException:
+            writer.close(abandon=True)
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.driver.close()
+
+    def __enter__(self) -> LogClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _find(self, topic: str) -> TopicEntry:
+        found = self.driver.topics([topic])
+        if not found:
+            raise TopicNotFound(f"there is no topic {topic!r}")
+        return found[0]
+
+    def _find_log(self, topic: str, partition: int) -> tuple[LogRef, Bounds]:
+        logs = {log.partition.number: log for log in self._find(topic).logs}
+        if partition not in logs:
+            raise TopicNotFound(
+                f"topic {topic!r} has no partition {partition}, only 0 to "
+                f"{len(logs) - 1}"
+            )
+        log = logs[partition]
+        bounds = self.driver.bounds([log]).get(log.partition)
+        if bounds is None:
+            raise TopicNotFound(f"topic {topic!r} is gone")
+        return log, bounds
+
+    def _read(
+        self,
+        log: LogRef,
+        start: int,
+        end: int | None,
+        columns: Sequence[str] | None,
+        fetch_bytes: int,
+        patience_s: float | None,
+    ) -> Iterator[pa.RecordBatch]:
+        schema = make_schema(columns or self.driver.traits.columns)
+        at = log.partition
+        reader = self.driver.open_reader(log, start, end=end, fetch_bytes=fetch_bytes)
+        pause_s, idle_s = _PAUSE_S_MIN, 0.0
+        try:
+            while not reader.is_finished:
+                records = reader.next_records()
+                if records is not None:
+                    yield write_records(
+                        records, schema, topic=at.topic, partition=at.number
+                    )
+                    pause_s, idle_s = _PAUSE_S_MIN, 0.0
+                elif patience_s is None or idle_s >= patience_s:
+                    return
+                else:
+                    pause_s = min(pause_s, patience_s - idle_s)
+                    time.sleep(pause_s)
+                    idle_s += pause_s
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        finally:
+            reader.close()

@@ -1,0 +1,1 @@
+"""The client side of RustLog: its dialect and its driver."""

@@ -1,0 +1,252 @@
+"""RustLog: how a connection speaks it, and its driver.
+
+RustLog has no request for the end of a partition. A fetch tells whether there is a
+record of a number, so the end is found by galloping from the one that was known last,
+and then by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.connection import Connection
+from lance_spark.client.counted import CountedDriver, Fetched
+from lance_spark.client.dialect import ConnectionEnded, Dialect
+from lance_spark.client.driver import Traits
+from lance_spark.client.inbox import Pending
+from lance_spark.errors import (
+    ConnectionLost,
+    OptionError,
+    RemoteProtocolError,
+    TlsRefused,
+)
+from lance_spark.model import Bounds, Buffer, Partition
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
+from lance_spark.records import Records
+from lance_spark.wire import rustlog as wire
+
+TRAITS = Traits(
+    "rustlog",
+    "records",
+    "counted",
+    columns=("topic", "partition", "offset", "value"),
+)
+DIALECTS = ("binary", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ConnectionConfig):
+    """How RustLog's servers are reached.
+
+    Args:
+        dialect: `binary`, which RustLog's broker speaks, or `json`, which only its
+            specification has.
+    """
+
+    protocol: ClassVar[str] = "rustlog"
+    default_port: ClassVar[int] = 9092
+    response_bytes_min: ClassVar[int] = wire.FRAME_BYTES_MAX
+
+    dialect: str = "binary"
+
+    def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is another class than the one named here.
+        ConnectionConfig.__post_init__(self)
+        if self.dialect not in DIALECTS:
+            raise OptionError(
+                f"dialect {self.dialect!r} is unknown: give {' or '.join(DIALECTS)}"
+            )
+
+
+class RustlogDialect:
+    """One of RustLog's two dialects; answers come in the order of requests.
+
+    Args:
+        as_json: speak JSON.
+    """
+
+    # RustLog's broker reads no request before it has answered the last one.
+    requests_max: int | None = 1
+    capabilities: frozenset[str] = frozenset()
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def make_parser(self) -> wire.FrameParser:
+        """Make the parser of what the server sends."""
+        return wire.FrameParser(payload_bytes_first=wire.FRAME_BYTES_MAX)
+
+    def greet(self, connection: Connection, deadline: Deadline) -> None:
+        """Ask for the topics: there is no greeting, and JSON has no ping."""
+        try:
+            connection.request(wire.Ping(), deadline=deadline)
+        except TlsRefused:
+            raise
+        except ConnectionLost as error:
+            raise ConnectionEnded(
+                f"{error} before its first answer; if it is up, check that it speaks "
+                "RustLog and that tls is what it uses"
+            ) from error
+
+    def name_of(self, request: wire.Message) -> str:
+        """Name a request in error texts."""
+        return request.NAME
+
+    def encode(self, request: wire.Message, number: int) -> Sequence[Buffer]:
+        """Write a request; RustLog has no place for its number."""
+        return wire.encode_message(request, as_json=self._as_json)
+
+    def encode_batch(self, batch: Any, target: int) -> Sequence[Buffer]:
+        """Refuse: batches are requests here."""
+        raise NotImplementedError
+
+    def encode_keepalive(self) -> None:
+        """Return none: RustLog has no keepalive."""
+
+    def is_keepalive(self, frame: memoryview) -> bool:
+        """Tell that none is."""
+        return False
+
+    def number_of(
+        self, frame: memoryview, waiting: Mapping[int, Pending]
+    ) -> int | None:
+        """Give the only request that waits."""
+        return next(iter(waiting), 0)
+
+    def decode(self, frame: memoryview, request: wire.Message) -> wire.Message:
+        """Read the answer to a request."""
+        answer = wire.decode_response(frame)
+        if isinstance(answer, wire.ErrorResponse):
+            raise answer.to_exception()
+        if answer.COMMAND != request.COMMAND:
+            raise RemoteProtocolError(
+                f"{answer.NAME!r} came in answer to {request.NAME!r}"
+            )
+        return answer
+
+    def decode_push(self, frame: memoryview) -> None:
+        """Drop it: RustLog's servers say nothing unasked."""
+
+
+class RustlogDialects:
+    """Makes the dialect of the settings."""
+
+    def __init__(self, config: Config) -> None:
+        self._as_json = config.dialect == "json"
+
+    def candidates(self, address: Address) -> Sequence[RustlogDialect]:
+        """List the one dialect to speak."""
+        return [RustlogDialect(as_json=self._as_json)]
+
+    def learn(self, address: Address, dialect: Dialect) -> None:
+        """Forget it: there is nothing to choose."""
+
+
+class RustlogDriver(CountedDriver):
+    """Drives RustLog's servers."""
+
+    traits = TRAITS
+    append_bytes_max = wire.PIECE_BYTES_MAX
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, RustlogDialects(config))
+        # Where partitions ended at the last look.
+        self._ends: dict[Partition, int] = {}
+
+    # Topics.
+
+    def list_topics(self) -> dict[str, int]:
+        """Ask for all topics."""
+        answer: wire.ListTopicsResponse = self._ask(wire.ListTopics())
+        return dict(answer.topics)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic; it is not asked for again, as it may be there by then."""
+        self._ask(wire.CreateTopic(name, partitions), retry=False)
+
+    def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
+        """Ask for the first records, and look for the ends."""
+        answer: wire.DescribeTopicResponse = self._ask(wire.DescribeTopic(topic))
+        starts = dict(answer.partitions)
+        return {
+            number: self._find_bounds_of(Partition(topic, number), starts[number])
+            for number in partitions
+            if number in starts
+        }
+
+    def _find_bounds_of(self, at: Partition, start: int) -> Bounds:
+        known = self._ends.get(at, start)
+        if known > start and not self._has_record(at, known - 1):
+            # A restart has emptied it, or retention what was known of it.
+            known = start
+        end = self._ends[at] = max(self._gallop(at, max(known, start)), start)
+        return Bounds(start, end)
+
+    def _gallop(self, at: Partition, low: int) -> int:
+        """Find the first number without a record; all below `low` have one."""
+        step, high = 1, low
+        while self._has_record(at, high):
+            low, high = high + 1, high + step
+            step *= 2
+        while low < high:
+            middle = (low + high) // 2
+            if self._has_record(at, middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _has_record(self, at: Partition, position: int) -> bool:
+        answer: wire.FetchResponse = self._ask(self.make_fetch(at, position, 1))
+        return len(answer.records) > 0
+
+    # Records.
+
+    def make_fetch(
+        self, at: Partition, position: int, max_bytes: int, wait_s: float = 0.0
+    ) -> wire.Fetch:
+        """Ask for records; the server can't wait for them."""
+        most = min(max_bytes, wire.PIECE_BYTES_MAX)
+        return wire.Fetch(at.topic, at.number, position, most)
+
+    def read_fetched(
+        self, answer: wire.FetchResponse, at: Partition, position: int
+    ) -> Fetched:
+        """Read records, whose numbers follow from the last one's."""
+        records = answer.records
+        if not len(records):
+            # RustLog's broker echoes the position, the JSON tells the log's end.
+            return Fetched(records, position, position)
+        return Fetched(records, records.base, answer.next_offset)
+
+    def make_append(
+        self,
+        to: Partition,
+        records: Records,
+        *,
+        expected: int | None,
+        compression: str,
+    ) -> wire.Produce:
+        """Ask to append; RustLog has no conditions and no compression."""
+        return wire.Produce(to.topic, to.number, records)
+
+    def check_appended(self, answer: wire.ProduceResponse, to: Partition) -> None:
+        """Take the answer for what it is: there is none but success."""
+
+    def _ask(self, request: wire.Message, *, retry: bool = True) -> Any:
+        return self.link.ask(lambda _: request, retry=retry)
+
+
+def open_driver(config: Config) -> RustlogDriver:
+    """Connect to a server."""
+    driver = RustlogDriver(config)
+    try:
+        driver.link.connection()
+    except BaseException:
+        driver.close()
+        raise
+    return driver
