@@ -21,11 +21,11 @@ from lance_spark.wire.rustlog.message import (
     decode_response, describe, encode_message, encode_produce,
 )
 from lance_spark.wire.rustlog.record import (
-    PIECE_BYTES_MAX, read_records, split_records, write_records,
+    PIECE_BYTES_MAX, VALUE_BYTES_MAX, read_records, split_records, write_records,
 )
 
 __all__ = [
-    "FRAME_BYTES_MAX", "PIECE_BYTES_MAX", "REQUESTS", "RESPONSES",
+    "FRAME_BYTES_MAX", "PIECE_BYTES_MAX", "REQUESTS", "RESPONSES", "VALUE_BYTES_MAX",
     "CreateTopic", "CreateTopicResponse", "DescribePartition",
     "DescribePartitionResponse", "DescribeTopic", "DescribeTopicResponse",
     "ErrorResponse", "Fetch", "FetchResponse", "FrameParser", "ListTopics",
@@ -33,6 +33,5 @@ __all__ = [
     "OffsetCommit", "OffsetCommitResponse", "OffsetFetch", "OffsetFetchResponse",
     "Ping", "PingResponse", "Produce", "ProduceResponse", "code_of", "decode_request",
     "decode_response", "describe", "encode_message", "encode_produce",
-    "find_json_memory", "is_json",
-    "read_records", "split_records", "write_records",
+    "find_json_memory", "is_json", "read_records", "split_records", "write_records",
 ]

@@ -18,6 +18,7 @@ _INTERNAL = 500
 _ROWS: tuple[tuple[int, type[BrokerError], int | None], ...] = (
     (1, errors.PayloadTooLarge, None),
     (5, errors.TopicNotFound, 0x03),
+    (5, errors.StorageError, 0x03),
     (13, errors.TopicNotFound, 0x07),
     (14, errors.TopicNotFound, 0x08),
     (10, errors.TopicNotFound, None),

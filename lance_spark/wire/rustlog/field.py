@@ -102,27 +102,22 @@ class Text(Field):
     Args:
         length: how the length is written.
         optional: JSON may have null for the empty text.
-        lossy: for the texts of errors, which are cut and mended rather than refused.
     """
 
-    def __init__(
-        self, length: Scalar = U16, *, optional: bool = False, lossy: bool = False
-    ) -> None:
+    def __init__(self, length: Scalar = U16, *, optional: bool = False) -> None:
         self._length = length
         self._optional = optional
-        self._errors = "replace" if lossy else "strict"
-        self._cut = 0xFFFF if lossy else None
 
     def encode(self, value: Any) -> list[Buffer]:
         try:
-            data = value.encode(errors=self._errors)[: self._cut]
+            data = value.encode()
         except UnicodeEncodeError as error:
             raise LocalProtocolError(f"not a Unicode text: {error}") from None
         return [*self._length.encode(len(data)), data]
 
     def read(self, reader: Reader) -> str:
         try:
-            return str(reader.take(self._length.read(reader)), "utf-8", self._errors)
+            return str(reader.take(self._length.read(reader)), "utf-8")
         except UnicodeDecodeError:
             raise RemoteProtocolError("a text is not UTF-8") from None
 

@@ -34,6 +34,8 @@ Text = Annotated[str, field.Text()]
 Group = Annotated[str, field.Text(optional=True)]
 Values = Annotated[Records, field.VALUES]
 
+# More than enough for an error, also with its phrase in front.
+_TEXT_BYTES = 0x8000
 # Records have positions of 64 bits with a sign.
 _OFFSET_MAX = 2**63 - 1
 
@@ -306,7 +308,7 @@ class ErrorResponse(Message, command=0xFE):
     """A refusal, which may answer any request; JSON has no codes."""
 
     code: Annotated[int | None, field.U16]
-    message: Annotated[str, field.Text(lossy=True)]
+    message: Text
 
     @classmethod
     def from_exception(
@@ -321,7 +323,10 @@ class ErrorResponse(Message, command=0xFE):
         code, message = code_of(error, command), error.message
         if kind_of(code) is not type(error):
             message = name_kind(type(error), message)
-        return cls(code, message)
+        # Rather cut and mended than refused: it may quote what a client has sent.
+        return cls(
+            code, message.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
+        )
 
     def to_exception(self) -> BrokerError:
         """Make the exception that tells of this error."""
@@ -416,8 +421,8 @@ def describe(frame: Buffer, *, is_answer: bool | None = None) -> str:
 
     Args:
         frame: the payload.
-        is_answer: who has sent it. None lets the bytes tell: those of answers hardly
-            ever fit a request as well, and a ping is the same in both directions.
+        is_answer: whether a server has sent it. None lets the bytes tell: those of a
+            request hardly ever fit an answer, but a ping is its own answer.
     """
     tables = {True: [RESPONSES], False: [REQUESTS], None: [REQUESTS, RESPONSES]}
     found: list[Message] = []
@@ -428,7 +433,7 @@ def describe(frame: Buffer, *, is_answer: bool | None = None) -> str:
             fault = error
     if not found:
         return f"malformed: {fault}"
-    # Without the fields of a request, nothing is one; the first may be chance.
+    # Binary answers may fit a request by chance, and JSON has no chance.
     message = found[0] if is_json(frame) else found[-1]
     dialect = "JSON" if is_json(frame) else f"0x{message.COMMAND:02X}"
     return " ".join([dialect, type(message).__name__, *_list_fields(message)])

@@ -32,6 +32,8 @@ _JSON_GROWTH = 4
 # The frame without its records: of a fetch's answer, and with room for any topic in it
 # also of a request to produce.
 _HEAD_BYTES = 13
+# The largest value that an answer to a fetch can carry.
+VALUE_BYTES_MAX = FRAME_BYTES_MAX - _HEAD_BYTES - LENGTH_BYTES
 _JSON_HEAD_BYTES = 128
 # \u0000
 _JSON_CHARACTER_BYTES = 6
@@ -96,7 +98,7 @@ def split_records(
             it; its row is the record's position.
     """
     limit = min(bytes_max, PIECE_BYTES_MAX)
-    value_bytes_max = FRAME_BYTES_MAX - _HEAD_BYTES - len(topic.encode()) - LENGTH_BYTES
+    value_bytes_max = VALUE_BYTES_MAX - len(topic.encode())
     if as_json:
         limit = min(bytes_max, PIECE_BYTES_MAX // _JSON_GROWTH)
         head = _JSON_HEAD_BYTES + _JSON_CHARACTER_BYTES * len(topic)

@@ -23,8 +23,6 @@ KINDS = sorted(BrokerError.__subclasses__(), key=lambda kind: kind.__name__)
 def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
     for command in (None, *REQUESTS):
         for text in ("why not", "", "Topic a:b not found", "x" * 70_000, "\ud800"):
-            if as_json and text == "\ud800":
-                continue
             said = ErrorResponse.from_exception(kind(text), command)
             frame = join(encode_message(said, as_json=as_json))
             heard = decode_response(frame[4:])
@@ -32,7 +30,7 @@ def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
             error = heard.to_exception()
             assert type(error) is kind
             assert error.code == (None if as_json else code_of(kind, command))
-            assert error.message.endswith(text[:100].replace("\ud800", "?"))
+            assert text.replace("\ud800", "?")[:30_000] in error.message
 
 
 @pytest.mark.parametrize(
@@ -43,6 +41,7 @@ def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
         (errors.StorageError, 0x02, 4),
         (errors.InvalidOffset, 0x02, 4),
         (errors.TopicNotFound, 0x03, 5),
+        (errors.StorageError, 0x03, 5),
         (errors.TopicNotFound, 0x01, 10),
         (errors.TopicNotFound, 0x02, 10),
         (errors.TopicDeleted, 0x02, 10),

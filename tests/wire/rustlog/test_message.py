@@ -42,8 +42,6 @@ from tests.wire.rustlog.plain import (
     reduce,
 )
 
-pytestmark = pytest.mark.usefixtures("kernel")
-
 # What RustLog's broker could not read either.
 MALFORMED = ("unknown_type_request", "truncated_request")
 GOOD = [row for row in VECTORS if row["name"] not in MALFORMED]
@@ -69,6 +67,7 @@ def json_frame(name: str, **body: Any) -> bytes:
     return json.dumps({name: body}).encode()
 
 
+@pytest.mark.usefixtures("kernel")
 class TestVectors:
     @pytest.mark.parametrize("row", GOOD, ids=ids)
     def test_there_and_back(self, row: dict[str, str]) -> None:
@@ -146,6 +145,7 @@ class TestVectors:
                 assert reduce(decode_request(frame)) == reduce(decode(row, frame[:-1]))
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 class TestChance:
     def test_binary(self, kind: type[Message]) -> None:
