@@ -47,6 +47,9 @@ class Reader:
 class Field(ABC):
     """One field of a message."""
 
+    # What JSON has for it.
+    json_type: type
+
     @abstractmethod
     def encode(self, value: Any) -> list[Buffer]:
         """Write a value; raises LocalProtocolError if it does not fit."""
@@ -59,23 +62,24 @@ class Field(ABC):
         """Give what JSON has for a value."""
         return value
 
-    @abstractmethod
     def from_json(self, value: Any) -> Any:
-        """Take what JSON has; raises RemoteProtocolError that starts with "not"."""
+        """Take what JSON has; raises RemoteProtocolError if it would not fit binary."""
+        # In Python a bool is an int; in JSON it is not.
+        if type(value) is not self.json_type:
+            raise RemoteProtocolError(f"not of type {self.json_type.__name__}")
+        try:
+            self.encode(value)
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(str(error)) from None
+        return value
 
 
 class Scalar(Field):
-    """An unsigned integer or a truth, by its struct format.
+    """An unsigned integer or a truth, by its struct format."""
 
-    Args:
-        code: the format.
-        json_code: that of the largest number that JSON may have, if it is another.
-    """
-
-    def __init__(self, code: str, json_code: str | None = None) -> None:
+    def __init__(self, code: str) -> None:
         self._layout = struct.Struct(">" + code)
-        self._type = bool if code == "?" else int
-        self._limit = 256 ** struct.calcsize(json_code or code)
+        self.json_type = bool if code == "?" else int
 
     def encode(self, value: Any) -> list[Buffer]:
         try:
@@ -86,14 +90,18 @@ class Scalar(Field):
     def read(self, reader: Reader) -> Any:
         return self._layout.unpack(reader.take(self._layout.size))[0]
 
-    def from_json(self, value: Any) -> Any:
-        # In Python a bool is an int; in JSON it is not.
-        if type(value) is not self._type or not 0 <= value < self._limit:
-            raise RemoteProtocolError(f"not {self._type.__name__} < {self._limit}")
-        return value
-
 
 U16, U32, U64, TRUTH = (Scalar(code) for code in "HIQ?")
+
+
+class Size(Scalar):
+    """A u32 that is a `usize` in the specification of the JSON, and is cut here."""
+
+    def __init__(self) -> None:
+        super().__init__("I")
+
+    def from_json(self, value: Any) -> Any:
+        return min(U64.from_json(value), 2**32 - 1)
 
 
 class Text(Field):
@@ -103,6 +111,8 @@ class Text(Field):
         length: how the length is written.
         optional: JSON may have null for the empty text.
     """
+
+    json_type = str
 
     def __init__(self, length: Scalar = U16, *, optional: bool = False) -> None:
         self._length = length
@@ -124,15 +134,9 @@ class Text(Field):
     def to_json(self, value: Any) -> Any:
         return value or None if self._optional else value
 
-    def from_json(self, value: Any) -> str:
-        if value is None and self._optional:
-            return ""
-        try:
-            if isinstance(value, str) and self.encode(value):
-                return value
-        except LocalProtocolError:
-            pass  # Half a surrogate pair, or more than binary could say.
-        raise RemoteProtocolError("not a text")
+    def from_json(self, value: Any) -> Any:
+        is_missing = value is None and self._optional
+        return "" if is_missing else super().from_json(value)
 
 
 class Maybe(Field):
@@ -169,14 +173,13 @@ class Pairs(Field):
         )
 
     def from_json(self, value: Any) -> tuple[tuple[Any, Any], ...]:
-        if not isinstance(value, list) or not all(
-            isinstance(item, list) and len(item) == 2 for item in value
-        ):
-            raise RemoteProtocolError("not a list of pairs")
-        return tuple(
-            (self._first.from_json(one), self._second.from_json(two))
-            for one, two in value
-        )
+        try:
+            return tuple(
+                (self._first.from_json(one), self._second.from_json(two))
+                for one, two in value
+            )
+        except (TypeError, ValueError):
+            raise RemoteProtocolError("not a list of pairs") from None
 
 
 class Values(Field):

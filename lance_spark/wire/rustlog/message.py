@@ -27,8 +27,7 @@ M = TypeVar("M", bound="Message")
 
 U32 = Annotated[int, field.U32]
 U64 = Annotated[int, field.U64]
-# A `usize` in the specification of the JSON.
-Size = Annotated[int, field.Scalar("I", "Q")]
+Size = Annotated[int, field.Size()]
 Truth = Annotated[bool, field.TRUTH]
 Text = Annotated[str, field.Text()]
 Group = Annotated[str, field.Text(optional=True)]
@@ -92,7 +91,7 @@ class Message:
             try:
                 values[name] = form.from_json(body.get(name))
             except RemoteProtocolError as error:
-                raise RemoteProtocolError(f"{name!r} is {error.reason}") from None
+                raise RemoteProtocolError(f"{name!r}: {error.reason}") from None
         return cls(**values)
 
 
