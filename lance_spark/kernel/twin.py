@@ -31,6 +31,7 @@ class _Chain(NamedTuple):
     typed: bool
 
 
+_LENGTH_BYTES = 4
 _TLV = _Chain(struct.Struct("<xI"), "<u4", True)
 _BE32 = _Chain(struct.Struct(">I"), ">u4", False)
 
@@ -118,7 +119,7 @@ def _count_run(chain: _Chain, data: _Bytes, position: int, stride: int) -> int:
     """
     most = (len(data) - position) // stride
     length = stride - chain.header.size
-    length_at = chain.header.size - np.dtype(chain.dtype).itemsize
+    length_at = chain.header.size - _LENGTH_BYTES
     count, window = 0, _RUN_RECORDS_MIN
     while count < most:
         shape, at = min(window, most - count), position + count * stride

@@ -2,9 +2,9 @@
 
     length u32be | value | length u32be | value | …
 
-How many they are stands before them, and the numbers of fetched records follow from
-what stands behind them: see `catalog.FetchResponse`. Keys, times and types of `Records`
-have no place here and are left out; a null value becomes an empty one.
+A message says before them how many they are. Fetched records are numbered by the next
+offset behind them: see `message.FetchResponse`. Keys, times and types of `Records` have
+no place here and are left out; a null value becomes an empty one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ LENGTH_BYTES = 4
 PIECE_BYTES_MAX = 8 * 1024 * 1024
 # What RustLog's broker counts per record against `max_bytes`, beside the value.
 _COST_BYTES = 12
-# In JSON a byte is up to three digits and a comma, and {"offset":…,"payload":[…]}, is
-# less than four times the cost above: a record is never more than four times its cost.
+# In JSON a byte is up to three digits and a comma, and {"offset":…,"payload":[…]}, has
+# at most 45 bytes beside them: a record takes at most four times its cost.
 _JSON_GROWTH = 4
-# The frame without its records: of a fetch's answer, and with room for any topic in it
-# also of a request to produce.
+# A fetch's answer without its records. A request to produce has no more beside its topic.
 _HEAD_BYTES = 13
 # The largest value that an answer to a fetch can carry.
 VALUE_BYTES_MAX = FRAME_BYTES_MAX - _HEAD_BYTES - LENGTH_BYTES
 _JSON_HEAD_BYTES = 128
-# \u0000
+# A control character is written as \u0000.
 _JSON_CHARACTER_BYTES = 6
 
 

@@ -176,6 +176,42 @@ class TestChance:
             assert reduce(read(b"\n " + spaced)) == reduce(found)
 
 
+def damage(payload: bytearray, choice: random.Random) -> None:
+    """Do one of the things that lengths, counts and texts break at."""
+    at = choice.randrange(len(payload) + 1)
+    kind = choice.randrange(5)
+    if kind == 0:
+        edge = choice.choice([0, 1, 4, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
+        payload[at : at + 4] = edge.to_bytes(4, "big")
+    elif kind == 1:
+        payload[at:at] = choice.randbytes(choice.randrange(1, 6))
+    elif kind == 2:
+        del payload[at : at + choice.randrange(1, 6)]
+    elif kind == 3:
+        other = bytes.fromhex(choice.choice(VECTORS)["hex"])[4:]
+        payload[at:] = other[choice.randrange(len(other)) :]
+    else:
+        tokens = (b"null", b"[", b"]", b"{}", b'"', b"-1", b"1e9", b"\\ud800", b",")
+        payload[at : at + 1] = choice.choice(tokens)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_damage_is_a_message_or_an_error() -> None:
+    choice = random.Random(14)
+    for _ in range(6000):
+        payload = bytearray.fromhex(choice.choice(VECTORS)["hex"])[4:]
+        for _ in range(choice.choice([1, 1, 2, 5])):
+            damage(payload, choice)
+        for read in (decode_request, decode_response):
+            try:
+                message = read(payload)
+            except RemoteProtocolError as error:
+                assert len(str(error)) < 300
+            else:
+                to_payload(message, as_json=is_json(payload))
+        assert describe(payload)
+
+
 def test_tables() -> None:
     assert {kind.__name__ for kind in KINDS} == set(LAYOUTS)
     assert sorted(rustlog.REQUESTS) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0xFF]
