@@ -29,7 +29,7 @@ _COST_BYTES = 12
 # In JSON a byte is up to three digits and a comma, and {"offset":…,"payload":[…]}, has
 # at most 45 bytes beside them: a record takes at most four times its cost.
 _JSON_GROWTH = 4
-# A fetch's answer without its records. A request to produce has no more beside its topic.
+# A fetch's answer without its records; a Produce has no more beside its topic.
 _HEAD_BYTES = 13
 # The largest value that an answer to a fetch can carry.
 VALUE_BYTES_MAX = FRAME_BYTES_MAX - _HEAD_BYTES - LENGTH_BYTES
