@@ -48,6 +48,22 @@ def walk_tlv(data: NDArray[np.uint8], length_max: int) -> tuple[NDArray[np.int64
     return found
 
 
+def walk_be32(data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.int64], int]:
+    """Follow a chain of values, each behind its length (u32, big-endian).
+
+    Args:
+        data: the chain; other bytes may follow.
+        count: how many values to find at most. It may be any number: the memory taken
+            is at most twice that of the data.
+
+    Returns:
+        The start of every whole value, that is of its length, and where the walk
+        stopped.
+    """
+    found: tuple[NDArray[np.int64], int] = _source.walk_be32(data, count)
+    return found
+
+
 def measure(
     starts: NDArray[np.int64], ends: NDArray[np.int64], offsets: NDArray[np.int32]
 ) -> int:

@@ -86,6 +86,63 @@ follow_tlv_py(PyObject *module, PyObject *args)
     return result;
 }
 
+/* Values with their lengths, as RustLog sends them.
+ *
+ *   0                4                4 + length
+ *   +----------------+----------------+
+ *   | length, u32be  | value          | next length ...
+ *   +----------------+----------------+
+ */
+#define BE32_BYTES 4
+
+static Py_ssize_t
+follow_be32(const uint8_t *data, Py_ssize_t size, int64_t *starts, Py_ssize_t capacity,
+            Py_ssize_t *end)
+{
+    Py_ssize_t at = 0, count = 0;
+    while (count < capacity && size - at >= BE32_BYTES) {
+        const uint8_t *header = data + at;
+        uint32_t length = (uint32_t)header[0] << 24 | (uint32_t)header[1] << 16 |
+                          (uint32_t)header[2] << 8 | (uint32_t)header[3];
+        /* As u64: where Py_ssize_t has 32 bits, a length may not fit into it. */
+        if ((uint64_t)(size - at - BE32_BYTES) < length)
+            break;
+        starts[count++] = at;
+        at += BE32_BYTES + (Py_ssize_t)length;
+    }
+    *end = at;
+    return count;
+}
+
+PyDoc_STRVAR(follow_be32_doc,
+"follow_be32(data, starts) -> (end, count)\n--\n\n"
+"Write the starts of the whole values at the start of the data to the int64 buffer\n"
+"`starts`, until it is full, the data ends or a value is not there as a whole.");
+
+static PyObject *
+follow_be32_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, starts;
+    Py_ssize_t end, count;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*w*:follow_be32", &data, &starts))
+        return NULL;
+    if (!is_aligned(&starts)) {
+        PyErr_SetString(PyExc_ValueError, "follow_be32: starts are not int64");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        count = follow_be32(data.buf, data.len, starts.buf,
+                            starts.len / (Py_ssize_t)sizeof(int64_t), &end);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nn", end, count);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&starts);
+    return result;
+}
+
 PyDoc_STRVAR(measure_doc,
 "measure(starts, ends, offsets) -> total\n--\n\n"
 "Write the offsets of spans that are laid one behind the other to the int32 buffer\n"
@@ -266,6 +323,7 @@ done:
 }
 
 static PyMethodDef methods[] = {
+    {"follow_be32", follow_be32_py, METH_VARARGS, follow_be32_doc},
     {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
     {"measure", measure_py, METH_VARARGS, measure_doc},
     {"weave", weave_py, METH_VARARGS, weave_doc},

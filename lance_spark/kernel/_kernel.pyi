@@ -2,6 +2,7 @@
 
 from lance_spark.model import Buffer
 
+def follow_be32(data: Buffer, starts: Buffer) -> tuple[int, int]: ...
 def follow_tlv(
     data: Buffer, position: int, starts: Buffer, count: int, length_max: int
 ) -> tuple[int, int]: ...

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.kernel._kernel import follow_tlv, measure, weave
+from lance_spark.kernel._kernel import follow_be32, follow_tlv, measure, weave
 from lance_spark.model import Buffer
 
-__all__ = ["measure", "walk_tlv", "weave"]
+__all__ = ["measure", "walk_be32", "walk_tlv", "weave"]
 
 # First guess of a walk's output: a record per this many bytes.
 _GUESS_BYTES = 64
+
+# The least that a value takes in a chain of `walk_be32`.
+_BE32_BYTES = 4
 
 _Follow = Callable[[Buffer, int, Buffer, int, int], tuple[int, int]]
 
@@ -21,6 +24,13 @@ _Follow = Callable[[Buffer, int, Buffer, int, int], tuple[int, int]]
 def walk_tlv(data: NDArray[np.uint8], length_max: int) -> tuple[NDArray[np.int64], int]:
     """Do what `kernel.walk_tlv` says."""
     return _collect(follow_tlv, data, length_max)
+
+
+def walk_be32(data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.int64], int]:
+    """Do what `kernel.walk_be32` says."""
+    starts = np.empty(min(count, len(data) // _BE32_BYTES), np.int64)
+    end, found = follow_be32(data, starts)
+    return starts[:found], end
 
 
 def _collect(

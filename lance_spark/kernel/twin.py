@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,24 @@ _Bytes = NDArray[np.uint8]
 _Positions = NDArray[np.int64]
 _Part = tuple[Buffer, _Positions, _Positions]
 
-_TLV_LENGTH = struct.Struct("<xI")
-_TLV_HEADER_BYTES = 5
+
+class _Chain(NamedTuple):
+    """How the header of a record says how long the record is.
+
+    Args:
+        header: reads the length.
+        dtype: the length again, for NumPy; it is the end of the header.
+        typed: whether the first byte is a type, which is never 0.
+    """
+
+    header: struct.Struct
+    dtype: str
+    typed: bool
+
+
+_LENGTH_BYTES = 4
+_TLV = _Chain(struct.Struct("<xI"), "<u4", True)
+_BE32 = _Chain(struct.Struct(">I"), ">u4", False)
 
 # The walk steps in Python for some records, then checks them in bulk and looks for a
 # run of equal lengths. Few at first, so that a run is found early; then more, so that
@@ -34,32 +51,47 @@ _SLICED_BYTES_MIN = 4096
 
 def walk_tlv(data: _Bytes, length_max: int) -> tuple[_Positions, int]:
     """Do what `kernel.walk_tlv` says."""
+    return _walk(_TLV, data, len(data), length_max)
+
+
+def walk_be32(data: _Bytes, count: int) -> tuple[_Positions, int]:
+    """Do what `kernel.walk_be32` says."""
+    return _walk(_BE32, data, count, len(data))
+
+
+def _walk(
+    chain: _Chain, data: _Bytes, count: int, length_max: int
+) -> tuple[_Positions, int]:
+    """Follow a chain of at most `count` records."""
     parts: list[_Positions] = []
     position, limit = 0, _STEP_RECORDS_MIN
     while True:
-        starts, end = _step(data, position, limit, length_max)
+        limit = min(limit, count)
+        starts, end = _step(chain, data, position, limit, length_max)
         parts.append(starts)
         position = end
-        if len(starts) < limit:
+        count -= len(starts)
+        if len(starts) < limit or not count:
             return np.concatenate(parts), position
         limit = min(2 * limit, _STEP_RECORDS_MAX)
         stride = end - int(starts[-1])
         if starts[-1] - starts[-3] == 2 * stride:
-            run = _count_run(data, position, stride)
+            run = min(_count_run(chain, data, position, stride), count)
             parts.append(np.arange(position, position + run * stride, stride))
             position += run * stride
+            count -= run
             limit = _STEP_RECORDS_MIN
 
 
 def _step(
-    data: _Bytes, position: int, limit: int, length_max: int
+    chain: _Chain, data: _Bytes, position: int, limit: int, length_max: int
 ) -> tuple[_Positions, int]:
     """Follow the lengths of up to `limit` records, then keep the good ones.
 
     Returns their starts, fewer than `limit` where the chain ends, and their end.
     """
     view = data.data
-    unpack = _TLV_LENGTH.unpack_from
+    unpack, header_bytes = chain.header.unpack_from, chain.header.size
     lengths = array("I")
     append = lengths.append
     at = position
@@ -68,33 +100,33 @@ def _step(
         for _ in range(limit):
             (length,) = unpack(view, at)
             append(length)
-            at += length + _TLV_HEADER_BYTES
-    sizes = np.frombuffer(lengths, np.uintc).astype(np.int64) + _TLV_HEADER_BYTES
+            at += length + header_bytes
+    sizes = np.frombuffer(lengths, np.uintc).astype(np.int64) + header_bytes
     ends = position + np.cumsum(sizes)
     starts = ends - sizes
-    good = (
-        (ends <= len(data))
-        & (sizes <= _TLV_HEADER_BYTES + length_max)
-        & (data[starts] != 0)
-    )
+    good = (ends <= len(data)) & (sizes <= header_bytes + length_max)
+    if chain.typed:
+        good &= data[starts] != 0
     if not good.all():
         starts = starts[: good.argmin()]
     return starts, int(ends[len(starts) - 1]) if len(starts) else position
 
 
-def _count_run(data: _Bytes, position: int, stride: int) -> int:
+def _count_run(chain: _Chain, data: _Bytes, position: int, stride: int) -> int:
     """Count the records from a position on that all have the same length.
 
     Each header is looked at where the one before it says, so the count is certain.
     """
     most = (len(data) - position) // stride
-    length = stride - _TLV_HEADER_BYTES
+    length = stride - chain.header.size
+    length_at = chain.header.size - _LENGTH_BYTES
     count, window = 0, _RUN_RECORDS_MIN
     while count < most:
         shape, at = min(window, most - count), position + count * stride
-        types = np.ndarray(shape, np.uint8, data, at, (stride,))
-        lengths = np.ndarray(shape, "<u4", data, at + 1, (stride,))
-        good = (types != 0) & (lengths == length)
+        lengths = np.ndarray(shape, chain.dtype, data, at + length_at, (stride,))
+        good = lengths == length
+        if chain.typed:
+            good &= np.ndarray(shape, np.uint8, data, at, (stride,)) != 0
         if not good.all():
             return count + int(good.argmin())
         count += shape

@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -88,6 +89,62 @@ def test_walks_agree_on_long_chains(seed):
     assert found == walk(twin, data)
     if damage == "none":
         assert len(found[0]) == len(sizes)
+
+
+def walk_lengths_plainly(data, count):
+    starts, at = [], 0
+    while len(starts) < count and at + 4 <= len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
+            break
+        starts.append(at)
+        at = end
+    return starts, at
+
+
+def chain_lengths(choice):
+    """Make values behind their lengths, mostly of one size, perhaps damaged."""
+    usual, often = choice.randrange(40), choice.choice([0.0, 0.5, 0.99, 1.0])
+    sizes = [
+        usual if choice.random() < often else choice.randrange(60)
+        for _ in range(choice.choice([0, 1, 63, 64, 65, 100, 5_000]))
+    ]
+    data = bytearray(b"".join(n.to_bytes(4, "big") + b"\1" * n for n in sizes))
+    damage = choice.choice(["none", "none", "cut", "flip", "tail"])
+    if damage == "tail":
+        data += choice.randbytes(12)
+    elif data and damage == "cut":
+        del data[choice.randrange(len(data)) :]
+    elif data and damage == "flip":
+        data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    return bytes(data), len(sizes)
+
+
+@pytest.mark.parametrize("name", BOTH)
+class TestLengths:
+    @pytest.mark.parametrize("seed", range(60))
+    def test_agrees_with_plain_walking(self, name, seed):
+        data, count = chain_lengths(random.Random(seed))
+        array = np.frombuffer(data, np.uint8)
+        for most in {0, 1, count // 2, max(count - 1, 0), count, count + 1, 2**32 - 1}:
+            starts, end = source(name).walk_be32(array, most)
+            assert starts.dtype == np.int64
+            assert (starts.tolist(), end) == walk_lengths_plainly(data, most)
+
+    @pytest.mark.parametrize("length", [2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4])
+    def test_huge_length(self, name, length):
+        data = np.frombuffer(length.to_bytes(4, "big") + bytes(100), np.uint8)
+        assert source(name).walk_be32(data, 5)[1] == 0
+
+    def test_announced_values_take_no_memory(self, name):
+        data = np.zeros(400, np.uint8)
+        tracemalloc.start()
+        try:
+            starts, _ = source(name).walk_be32(data, 2**32 - 1)
+            assert tracemalloc.get_traced_memory()[1] < 100_000
+        finally:
+            tracemalloc.stop()
+        assert len(starts) == 100
 
 
 # A part of a weave as bytes, starts and ends; good ones, and some that are not.
@@ -243,6 +300,8 @@ class TestArguments:
 
     def test_unaligned_positions(self):
         unaligned = np.zeros(17, np.uint8)[1:]
+        with pytest.raises(ValueError, match="int64"):
+            _kernel.follow_be32(b"", unaligned)
         with pytest.raises(ValueError, match="out of range"):
             _kernel.follow_tlv(b"", 0, unaligned, 0, 9)
         with pytest.raises(ValueError, match="int64"):
@@ -255,6 +314,8 @@ class TestArguments:
     def test_read_only_output(self):
         with pytest.raises(TypeError):
             _kernel.follow_tlv(b"", 0, bytes(16), 0, 9)
+        with pytest.raises(TypeError):
+            _kernel.follow_be32(b"", bytes(16))
 
     @pytest.mark.parametrize("part", [None, (), (b"", b""), (b"", b"", 3), [b""] * 3])
     def test_what_is_no_part(self, part):
@@ -285,6 +346,7 @@ class TestArguments:
 def test_one_place_chooses(kernel):
     data = np.frombuffer(record(1, b"ab") * 3, np.uint8)
     assert chosen.walk_tlv(data, 9)[0].tolist() == [0, 7, 14]
+    assert chosen.walk_be32(np.zeros(9, np.uint8), 9)[0].tolist() == [0, 4]
     assert chosen._source is source(kernel)
 
 
