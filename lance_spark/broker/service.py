@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,9 @@ logger = logging.getLogger(__name__)
 # oldest are forgotten.
 _SUBSCRIPTIONS_MAX = 100_000
 # A read meets retention at most a few times in a row before it finds data.
-READ_ATTEMPTS = 10
+_LOOKS_MAX = 10
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ class Service:
         metrics: what is counted.
         groups: the coordinator of groups.
         topics_max: how many topics clients may make.
-        consumers_max: how many offsets of consumers are kept, over all topics.
+        partitions_max: how many partitions a client may give a topic.
+        consumers_max: how many positions of consumers and groups are kept, over all
+            topics.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Service:
         metrics: Metrics | None = None,
         groups: Groups | None = None,
         topics_max: int = 10_000,
+        partitions_max: int = 256,
         consumers_max: int = 100_000,
     ) -> None:
         self.store = store
@@ -109,6 +115,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
         self._topics_max = topics_max
+        self._partitions_max = partitions_max
         self._consumers_max = consumers_max
         self._lock = Lock()
         self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
@@ -192,6 +199,18 @@ class Service:
                 ids[name] = found.metadata.id
         return ids
 
+    def check_log_name(self, client: Principal, name: str) -> None:
+        """Refuse the name of a topic with several partitions, where one log is meant.
+
+        Raises:
+            PartitionedTopic: the text names the partitions.
+            AccessDenied: the topic is not for this client.
+        """
+        self.gate.admit_name(client, name)
+        partitions = self.store.partitions(name)
+        if partitions > 1:
+            raise errors.PartitionedTopic(name, partitions)
+
     def create_topic(
         self, client: Principal, name: str, retention: Retention | None = None
     ) -> Topic:
@@ -205,10 +224,20 @@ class Service:
         partitions: int,
         retention: Retention | None = None,
     ) -> list[Topic]:
-        """Create a topic with partitions, all of them or none; give their logs."""
+        """Create a topic with partitions, all of them or none; give their logs.
+
+        Raises:
+            InvalidPartitionCount: there can't be so many partitions.
+        """
         self.gate.admit_name(client, name)
         if not name:
             raise InvalidName("Topic name required")
+        most = self._partitions_max
+        if not 1 <= partitions <= most:
+            raise errors.InvalidPartitionCount(
+                f"topic {name!r} can't have {partitions} partitions: a topic has 1 to "
+                f"{most} (partitions_max)"
+            )
         most = self._topics_max
         try:
             if partitions == 1:
@@ -312,7 +341,7 @@ class Service:
         self, client: Principal, topic: str, writer: str, sequence: int
     ) -> int:
         """Open a stage for a topic that need not exist."""
-        self.gate.admit_name(client, topic)
+        self.check_log_name(client, topic)
         self._check_room(topic)
         return self.store.open_stage(topic, writer, sequence)
 
@@ -412,33 +441,42 @@ class Service:
         An offset before the log's start is served from there, one behind its end with
         nothing. `snap` moves a start inside a record to the next one.
         """
-        for _ in range(READ_ATTEMPTS):
-            view = self.view(client, topic)
+
+        def look(view: View) -> Reading:
             at = min(max(start, view.start.offset), view.end.offset)
-            try:
-                if snap:
-                    at = view.locate_offset(at).offset
-                if max_bytes == 0:
-                    return Reading(Slice(at, at, 0), view.end.offset)
-                found = view.read(at, max_bytes, whole_batches=True)
-            except OutOfRange:
-                continue  # Retention was quicker than this view.
+            if snap:
+                at = view.locate_offset(at).offset
+            if max_bytes == 0:
+                return Reading(Slice(at, at, 0), view.end.offset)
+            found = view.read(at, max_bytes, whole_batches=True)
             self.metrics.fetched(topic, found.records, len(found))
             return Reading(found, view.end.offset)
-        raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
+
+        return self.look(client, topic, look)
 
     def locate(self, client: Principal, topic: int, kind: str, value: int) -> Location:
         """Find a record boundary: by `offset`, `record`, `time`, `start` or `end`."""
-        for _ in range(READ_ATTEMPTS):
-            view = self.view(client, topic)
+
+        def look(view: View) -> Location:
+            if kind == "offset":
+                return view.locate_offset(value)
+            if kind == "record":
+                return view.locate_record(value)
+            if kind == "time":
+                return view.locate_time(value)
+            return view.locate_start() if kind == "start" else view.locate_end()
+
+        return self.look(client, topic, look)
+
+    def look(self, client: Principal, topic: int, look: Callable[[View], T]) -> T:
+        """Look at a topic, once more when retention was quicker than the view.
+
+        Raises:
+            StorageError: retention always was.
+        """
+        for _ in range(_LOOKS_MAX):
             try:
-                if kind == "offset":
-                    return view.locate_offset(value)
-                if kind == "record":
-                    return view.locate_record(value)
-                if kind == "time":
-                    return view.locate_time(value)
-                return view.locate_start() if kind == "start" else view.locate_end()
+                return look(self.view(client, topic))
             except OutOfRange:
                 continue
         raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
@@ -493,13 +531,16 @@ class Service:
             )
 
     def commit_offset(
-        self, client: Principal, topic: int, consumer: int, offset: int
+        self, client: Principal, topic: int, consumer: int | str, offset: int
     ) -> None:
-        """Keep the offset of a consumer durably."""
-        end = self.view(client, topic).end.offset
+        """Keep the offset of a consumer durably, or the record number of a group."""
+        is_group = isinstance(consumer, str)
+        at = self.view(client, topic).end
+        end = at.record if is_group else at.offset
         if offset > end:
+            what = "Record" if is_group else "Offset"
             raise errors.OffsetOutOfRange(
-                f"Offset {offset} is beyond the end {end} of topic {topic}",
+                f"{what} {offset} is beyond the end {end} of topic {topic}",
                 details={"log_end": end},
             )
         known = self.store.committed_offset(consumer, topic) is not None
@@ -509,6 +550,13 @@ class Service:
                 "the most (consumers_max)"
             )
         self.store.commit_offset(consumer, topic, offset)
+
+    def committed_offset(
+        self, client: Principal, topic: int, consumer: int | str
+    ) -> int | None:
+        """Tell what a consumer or group has committed; None if it has not."""
+        self.gate.admit(client, topic)
+        return self.store.committed_offset(consumer, topic)
 
     def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
         """List the consumers of a topic that are subscribed or have committed."""
@@ -553,7 +601,7 @@ class Service:
         """Join a group, or change what a member subscribes to."""
         self._admit_member(client, group, member)
         for name in topics:
-            self.gate.admit_name(client, name)
+            self.check_log_name(client, name)
         return self.groups.join(
             group, member, topics, strategy, session_timeout_s=session_timeout_s
         )
@@ -681,6 +729,9 @@ def to_broker_error(error: Exception) -> BrokerError:
         return error
     if isinstance(error, errors.UnknownTopic):
         return _unknown_topic(error)
+    if isinstance(error, errors.AppendConflict):
+        found = {"next_record": error.next_record}
+        return errors.AppendConflictError(str(error), details=found)
     for met, said in _REFUSALS:
         if isinstance(error, met):
             return said(str(error))

@@ -193,7 +193,7 @@ _UNKNOWN = _CODES[errors.UnknownError]
 def code_of(error: BrokerError | type[BrokerError]) -> int:
     """Return the number that LWP has for an error; 0x01 if it has none."""
     kind = error if isinstance(error, type) else type(error)
-    return _CODES.get(kind, _UNKNOWN)
+    return next((_CODES[k] for k in kind.__mro__ if k in _CODES), _UNKNOWN)
 
 
 # What the server in the field says, and the code that LWP has for it.
