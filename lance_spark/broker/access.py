@@ -24,7 +24,7 @@ from lance_spark.errors import (
     OptionError,
 )
 from lance_spark.net.tls import fingerprints
-from lance_spark.store import Store
+from lance_spark.store import Store, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -228,17 +228,13 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
     """Create the topics of a configuration, and set their rules and retention.
 
     Raises:
-        OptionError: for a rule that can't be read; nothing of it is set.
+        OptionError: for a rule that can't be read, and nothing of it is set; or for
+            another number of partitions than the topic has.
     """
     rules = {name: _read_rule(name, t.get("auth")) for name, t in topics.items()}
     for name, table in topics.items():
         try:
-            topic = (
-                store.find_topic(name)
-                # What is set for one partition is set for all.
-                or store.find_topic(f"{name}/0")
-                or store.create_topic(name)
-            )
+            topic = _find_or_make(store, name, table.get("partitions"))
         except DamagedFile as error:
             # Other topics are served; the rule holds once the topic can be opened.
             logger.error("topic %r of the configuration is left out: %s", name, error)
@@ -250,6 +246,26 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
                 store.set_retention(metadata.id, retention)
         if "auth" in table:
             set_rule(store, metadata.id, rules[name])
+
+
+def _find_or_make(store: Store, name: str, partitions: int | None) -> Topic:
+    """Give a log of a topic: what is set for one partition is set for all.
+
+    Raises:
+        OptionError: the topic has another number of partitions.
+    """
+    found = store.find_topic(name) or store.find_topic(f"{name}/0")
+    if found is None:
+        if (partitions or 1) == 1:
+            return store.create_topic(name)
+        return store.create_topics({name: partitions or 1})[0]
+    there = found.metadata.partitions or 1
+    if partitions not in (None, there):
+        raise OptionError(
+            f"topic {name!r}: partitions = {partitions}; the topic has {there}, and "
+            "that can't be changed"
+        )
+    return found
 
 
 def set_rule(store: Store, topic: int, rule: TopicRule | None) -> None:

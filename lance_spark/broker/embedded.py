@@ -19,23 +19,25 @@ from lance_spark.broker.access import (
     read_rules,
     read_tokens,
 )
-from lance_spark.broker.config import BrokerConfig, check_name
+from lance_spark.broker.config import LWP, BrokerConfig, check_name
 from lance_spark.broker.console import Console
+from lance_spark.broker.exchange import Exchange
 from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
-from lance_spark.broker.server import Endpoint, Server
+from lance_spark.broker.server import Endpoint, Server, SessionMaker
 from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
 from lance_spark.store.files import Files
-from lance_spark.wire.lwp import scan
+from lance_spark.wire.lwp import read_records, scan, write_records
 
 logger = logging.getLogger(__name__)
 
-# The sessions of each protocol, by the name that `address_of` takes.
-_PROTOCOLS = {"lance": session_maker}
+# The sessions of each protocol, by the name that `address_of` takes. That of all but
+# LWP is also the name of the setting that turns the protocol on.
+PROTOCOLS: dict[str, SessionMaker] = {LWP: session_maker}
 
 
 class EmbeddedBroker:
@@ -88,7 +90,7 @@ class EmbeddedBroker:
         Raises:
             LanceError: it was not started yet.
         """
-        return self.address_of("lance")
+        return self.address_of(LWP)
 
     def address_of(self, protocol: str) -> str:
         """Give `host:port` that clients of a protocol connect to.
@@ -188,6 +190,7 @@ class EmbeddedBroker:
             named=read_named_rules(config),
             metrics=self.metrics,
             topics_max=config.topics_max,
+            partitions_max=config.partitions_max,
             consumers_max=config.consumers_max,
         )
         if rules and not config.tls_enabled:
@@ -197,15 +200,18 @@ class EmbeddedBroker:
             )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
-            self._service,
+            Exchange(
+                self._service, read_records=read_records, write_records=write_records
+            ),
             config,
             endpoints=[
-                Endpoint(name, self._addresses.get(name, config.address), maker)
-                for name, maker in _PROTOCOLS.items()
+                Endpoint(name, self._addresses.get(name, address), maker)
+                for name, maker in PROTOCOLS.items()
+                if (address := config.address_of(name)) is not None
             ],
             tls=self._make_tls(authorities),
         )
-        self._addresses = {n: self._server.address_of(n) for n in _PROTOCOLS}
+        self._addresses = dict(self._server.addresses)
         if config.metrics is not None:
             self._exporter = Exporter(
                 self.metrics, self._service.gauges, parse_address(config.metrics)
@@ -225,7 +231,7 @@ class EmbeddedBroker:
             self._service,
             self.config,
             address=address,
-            broker_address=self._addresses["lance"],
+            broker_address=self._addresses[LWP],
             tls=None if settings is None else make_server_context(settings),
         )
         self._console.start()

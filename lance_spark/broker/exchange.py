@@ -59,7 +59,7 @@ class Exchange:
         read_records: Callable[[Buffer], Records],
         write_records: Callable[[Records], Buffer],
     ) -> None:
-        self._service = service
+        self.service = service
         self._read_records = read_records
         self._write_records = write_records
 
@@ -68,7 +68,7 @@ class Exchange:
     def topics(self, client: Principal) -> list[Family]:
         """List the topics that a client may see, by name."""
         families: dict[str, dict[int, Topic]] = {}
-        for log in self._service.topics(client):
+        for log in self.service.topics(client):
             partition = log.metadata.partition
             families.setdefault(partition.topic, {})[partition.number] = log
         return [_gather(name, logs) for name, logs in sorted(families.items())]
@@ -91,12 +91,12 @@ class Exchange:
         names = [] if partition else [topic]
         if partition is not None:
             names.append(f"{topic}/{partition}")
-        for log in self._service.resolve(client, names).values():
-            found = self._service.topic(client, log).metadata.partition
+        for log in self.service.resolve(client, names).values():
+            found = self.service.topic(client, log).metadata.partition
             if partition is None or found == Partition(topic, partition):
                 return log
         if partition is None:
-            self._service.check_log_name(client, topic)
+            self.service.check_log_name(client, topic)
         raise UnknownTopic(names[-1] if partition else topic)
 
     def create(
@@ -114,14 +114,14 @@ class Exchange:
             InvalidPartitionCount: it can't have so many partitions.
             LimitReached: there are too many topics.
         """
-        logs = self._service.create_topics(client, topic, partitions, retention)
+        logs = self.service.create_topics(client, topic, partitions, retention)
         return _gather(topic, {log.metadata.partition.number: log for log in logs})
 
     # Records.
 
     def bounds(self, client: Principal, log: int) -> Bounds:
         """Give the number of the first record that can be read, and of the next."""
-        return self._service.view(client, log).records
+        return self.service.view(client, log).records
 
     def store(
         self,
@@ -144,7 +144,7 @@ class Exchange:
             RowError: the stored format can't hold one of them.
         """
         data = self._write_records(records)
-        return self._service.append(client, log, 0, data, expected_record=expected)
+        return self.service.append(client, log, 0, data, expected_record=expected)
 
     def load(
         self, client: Principal, log: int, start: int, *, max_bytes: int
@@ -172,10 +172,10 @@ class Exchange:
                     details={"log_start": bounds.start, "log_end": bounds.end},
                 )
             found, records = self._read(view, log, start, max_bytes)
-            self._service.metrics.fetched(log, len(records), len(found))
+            self.service.metrics.fetched(log, len(records), len(found))
             return Loaded(records, bounds)
 
-        return self._service.look(client, log, look)
+        return self.service.look(client, log, look)
 
     def _read(
         self, view: View, log: int, start: int, max_bytes: int
@@ -198,11 +198,11 @@ class Exchange:
             OffsetOutOfRange: the log does not reach so far.
             LimitReached: the group's name is empty or too long.
         """
-        self._service.commit_offset(client, log, group, record)
+        self.service.commit_offset(client, log, group, record)
 
     def committed(self, client: Principal, log: int, group: str) -> int | None:
         """Tell which record a group reads next; None if it has committed nothing."""
-        return self._service.committed_offset(client, log, group)
+        return self.service.committed_offset(client, log, group)
 
 
 def _gather(name: str, logs: Mapping[int, Topic]) -> Family:

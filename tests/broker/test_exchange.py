@@ -27,6 +27,7 @@ from lance_spark.errors import (
     InvalidPayload,
     LimitReached,
     OffsetOutOfRange,
+    OptionError,
     PartitionedTopic,
     StorageError,
     Timeout,
@@ -219,6 +220,17 @@ def test_the_configuration_of_a_partitioned_topic(store: Store) -> None:
     assert {log.metadata.id for log in logs} == read_rules(store).keys()
     for log in store.topics():
         assert log.metadata.retention == Retention(0, 9)
+
+
+def test_the_configuration_makes_partitions(store: Store) -> None:
+    for _ in range(2):  # Also when the topics are there.
+        apply_topics(store, {"orders": {"partitions": 3}, "one": {"partitions": 1}})
+        assert (store.partitions("orders"), store.partitions("one")) == (3, 1)
+    apply_topics(store, {"orders": {"retention": {"max_bytes": 9}}})
+    assert {log.metadata.retention.max_bytes for log in store.topics()} == {0, 9}
+    for name, partitions in (("orders", 4), ("one", 2), ("orders", 1)):
+        with pytest.raises(OptionError, match="and that can't be changed"):
+            apply_topics(store, {name: {"partitions": partitions}})
 
 
 # Records.

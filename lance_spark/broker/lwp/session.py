@@ -55,9 +55,6 @@ from lance_spark.wire.lwp import (
     parse_checksum,
 )
 
-# The largest payload of a client that has yet to present its token: Authenticate has
-# to fit, and nothing else is looked into.
-STRANGER_BYTES_MAX = 64 * 1024
 # A request with a longer payload has a list that takes time to read.
 _SHORT_BYTES = 4 * 1024
 # A client halves its rate at each Backpressure frame; more of them would stop it.
@@ -69,6 +66,8 @@ Answer = Message | StandingRequest | None
 
 class FrameSession(Session[Frame]):
     """A client that sends frames of LWP."""
+
+    CARRIES_TOKEN = True
 
     _parser: FrameParser
     # What answers each kind of request: the method with the name of the message. It
@@ -90,11 +89,8 @@ class FrameSession(Session[Frame]):
         self._slowed_s = -math.inf
 
     def _make_parser(self) -> FrameParser:
-        config, size = self._config, self._config.payload_bytes_max
-        if self._service.policy.token_required:
-            size = min(size, STRANGER_BYTES_MAX)
-        checksum = parse_checksum(config.frame_checksum)
-        return FrameParser(checksum=checksum, payload_bytes_max=size)
+        checksum = parse_checksum(self._config.frame_checksum)
+        return FrameParser(checksum=checksum, payload_bytes_max=self._payload_bytes_max)
 
     @property
     def checksum(self) -> Checksum:
@@ -132,7 +128,7 @@ class FrameSession(Session[Frame]):
                 raise AuthenticationRequired("Authentication required")
         finally:
             if self.is_admitted:
-                self._parser.allow(self._config.payload_bytes_max)
+                self._parser.allow(self._payload_bytes_max)
             elif self._admission.expired:
                 # No frame keeps the place of a client that others could have.
                 self._ending = True
@@ -168,7 +164,7 @@ class FrameSession(Session[Frame]):
                 self._send(encode_message(answer, checksum=self.checksum))
         finally:
             if is_over:
-                self._metrics.observe_request(name, time.perf_counter() - self._began_s)
+                self._observe(name, self._began_s)
 
     def _stand_timed(self, standing: StandingRequest, name: str) -> bool:
         """Let a request stand, or answer it; tell whether it stands."""
@@ -180,7 +176,7 @@ class FrameSession(Session[Frame]):
                 is_done = attempt(final)
             finally:
                 if is_done:
-                    self._metrics.observe_request(name, time.perf_counter() - began_s)
+                    self._observe(name, began_s)
             return is_done
 
         standing.attempt = timed
@@ -202,7 +198,7 @@ class FrameSession(Session[Frame]):
         if self._keepalives.take() == 0:
             self._send([encode_keepalive(checksum=self.checksum)])
         else:
-            self._metrics.count("keepalives_dropped")
+            self._count("keepalives_dropped")
 
     # Batches.
 
@@ -222,7 +218,7 @@ class FrameSession(Session[Frame]):
         )
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
-        self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
+        self._observe("Ingest", owed.began_s)
         if failure is None:
             return [encode_ack(owed.request, checksum=self.checksum)]
         self._fail_batch(owed, failure)
@@ -302,7 +298,7 @@ class FrameSession(Session[Frame]):
         due = now - self._slowed_s >= _SLOW_DOWN_INTERVAL_S
         if self._config.backpressure and due:
             self._slowed_s = now
-            self._metrics.count("backpressure_frames")
+            self._count("backpressure_frames")
             self._send([encode_backpressure(checksum=self.checksum)])
 
 
