@@ -224,8 +224,13 @@ def _is_let_in(principal: Principal, policy: Policy, topic_id: int) -> bool:
 # From topics and settings to the policy.
 
 
-def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
+def apply_topics(
+    store: Store, topics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, TopicRule]:
     """Create the topics of a configuration, and set their rules and retention.
+
+    Returns:
+        The rules by the names of their topics.
 
     Raises:
         OptionError: for a rule that can't be read, and nothing of it is set; or for
@@ -246,6 +251,7 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
                 store.set_retention(metadata.id, retention)
         if "auth" in table:
             set_rule(store, metadata.id, rules[name])
+    return {name: rule for name, rule in rules.items() if rule is not None}
 
 
 def _find_or_make(store: Store, name: str, partitions: int | None) -> Topic:
@@ -285,17 +291,6 @@ def read_rules(store: Store) -> dict[int, TopicRule]:
     metadata = [topic.metadata for topic in store.topics(default=True)]
     rules = {m.id: _read_rule(m.name, m.auth) for m in metadata}
     return {topic: rule for topic, rule in rules.items() if rule is not None}
-
-
-def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
-    """Read the rules that the configuration has for topics by name.
-
-    Raises:
-        OptionError: a rule or a CA file can't be read.
-    """
-    topics = config.topics.items()
-    rules = {name: _read_rule(name, table.get("auth")) for name, table in topics}
-    return {name: rule for name, rule in rules.items() if rule is not None}
 
 
 def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,6 @@ from typing import Any
 from lance_spark.broker.access import (
     apply_topics,
     make_policy,
-    read_named_rules,
     read_rules,
     read_tokens,
 )
@@ -71,10 +71,9 @@ class EmbeddedBroker:
         self._files = files
         # Where each protocol was served last: the next start takes the same addresses.
         self._addresses: dict[str, Address] = {}
-        # Removes the temporary directory, at the latest when Python ends.
-        self._temporary: weakref.finalize[Any, Any] | None = None
         self._data_dir: Path | None = None
-        self._store: Store | None = None
+        # Ends what was started, the last one first.
+        self._started = ExitStack()
         self._service: Service | None = None
         self._server: Server | None = None
         self._exporter: Exporter | None = None
@@ -172,22 +171,24 @@ class EmbeddedBroker:
         return self
 
     def _start(self) -> None:
-        config = self.config
+        config, started = self.config, self._started
         self._data_dir = self._find_directory()
-        self._store = Store(
-            self._data_dir,
-            framing=scan,
-            config=config,
-            files=self._files,
-            observe_sync=self.metrics.observe_sync,
+        store = started.enter_context(
+            Store(
+                self._data_dir,
+                framing=scan,
+                config=config,
+                files=self._files,
+                observe_sync=self.metrics.observe_sync,
+            )
         )
-        apply_topics(self._store, config.topics)
-        rules = read_rules(self._store)
+        named = apply_topics(store, config.topics)
+        rules = read_rules(store)
         self._service = Service(
-            self._store,
+            store,
             policy=make_policy(config, rules),
             tokens=read_tokens(config),
-            named=read_named_rules(config),
+            named=named,
             metrics=self.metrics,
             topics_max=config.topics_max,
             partitions_max=config.partitions_max,
@@ -211,11 +212,13 @@ class EmbeddedBroker:
             ],
             tls=self._make_tls(authorities),
         )
+        started.callback(self._server.stop)
         self._addresses = dict(self._server.addresses)
         if config.metrics is not None:
             self._exporter = Exporter(
                 self.metrics, self._service.gauges, parse_address(config.metrics)
             )
+            started.callback(self._exporter.stop)
             self._exporter.start()
         if config.ui_address is not None:
             self._start_console(self._ui_address or config.ui_address)
@@ -234,6 +237,7 @@ class EmbeddedBroker:
             broker_address=self._addresses[LWP],
             tls=None if settings is None else make_server_context(settings),
         )
+        self._started.callback(self._console.stop)
         self._console.start()
         # Once more at the same address, as browsers know it.
         self._ui_address = replace(address, port=self._console.address.port)
@@ -247,26 +251,16 @@ class EmbeddedBroker:
         if self.config.data_dir is not None:
             return Path(self.config.data_dir)
         path = tempfile.mkdtemp(prefix="lance-broker-")
-        self._temporary = weakref.finalize(self, _remove, path, os.getpid())
+        # Removed at the latest when Python ends.
+        self._started.callback(weakref.finalize(self, _remove, path, os.getpid()))
         return Path(path)
 
     def stop(self) -> None:
         """End all connections, make everything durable, and let go of the directory."""
-        if self._console is not None:
-            self._console.stop()
-        if self._server is not None:
-            self._server.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
         try:
-            if self._store is not None:
-                self._store.close()
+            self._started.close()
         finally:
-            self._server = self._exporter = self._service = self._store = None
-            self._console = None
-            if self._temporary is not None:
-                self._temporary()
-                self._temporary = None
+            self._server = self._exporter = self._service = self._console = None
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

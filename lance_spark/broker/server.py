@@ -203,7 +203,7 @@ class Server:
             self._streams[thread] = stream
             if refused:
                 self._refusals.add(thread)
-            elif self._service.policy.token_required:
+            elif self._service.gate.policy.token_required:
                 self._strangers[thread] = None
                 self._drop_stranger(door.protocol)
             try:

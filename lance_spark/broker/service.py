@@ -35,13 +35,12 @@ from lance_spark.errors import (
     TopicExists,
     UnknownTopic,
 )
-from lance_spark.model import Buffer, Location, Retention
+from lance_spark.model import Buffer, CommitStatus, Location, Retention
 from lance_spark.store import (
     DEFAULT_TOPIC,
     FIRST_STAGE_ID,
     Appended,
     CommitResult,
-    CommitStatus,
     ConsumerKey,
     Finding,
     NamedStage,
@@ -118,37 +117,10 @@ class Service:
         self._partitions_max = partitions_max
         self._consumers_max = consumers_max
         self._lock = Lock()
-        self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._subscriptions: OrderedDict[ConsumerKey, int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
         self._version_base = time.time_ns() >> 20 << 20
-
-    # Clients.
-
-    @property
-    def policy(self) -> Policy:
-        """The rules of access as they are now."""
-        return self.gate.policy
-
-    def authenticate(self, client: Principal, token: str) -> Principal:
-        """Check a token; give the client with it.
-
-        Raises:
-            AuthenticationFailed: no setting has that token.
-        """
-        return self.gate.authenticate(client, token)
-
-    def check_client(self, client: Principal) -> None:
-        """Refuse a client that may not even ask.
-
-        Raises:
-            AuthenticationRequired: it has presented no token.
-        """
-        self.gate.admit(client, None)
-
-    def may_see(self, client: Principal, topic: int) -> bool:
-        """Tell whether a topic exists for a client."""
-        return self.gate.may_see(client, topic)
 
     @property
     def data_dir(self) -> Path:
@@ -171,13 +143,14 @@ class Service:
         """List the topics that a client may see."""
         self.gate.admit(client, None)
         topics = self.store.topics()
-        return [topic for topic in topics if self.may_see(client, topic.metadata.id)]
+        return [
+            topic for topic in topics if self.gate.may_see(client, topic.metadata.id)
+        ]
 
     def hidden_topics(self, client: Principal) -> int:
         """Count the topics that a client may not see."""
         self.gate.admit(client, None)
-        ids = (topic.metadata.id for topic in self.store.topics())
-        return sum(not self.may_see(client, topic) for topic in ids)
+        return len(self.store.topics()) - len(self.topics(client))
 
     def topic(self, client: Principal, topic: int) -> Topic:
         """Find a topic."""
@@ -259,7 +232,7 @@ class Service:
         self.store.delete_topic(topic)
         self.metrics.forget_topic(topic)
         with self._lock:
-            for key in [k for k in self._subscriptions if k[1] == topic]:
+            for key in [k for k in self._subscriptions if k.topic == topic]:
                 del self._subscriptions[key]
 
     def set_retention(
@@ -369,7 +342,7 @@ class Service:
         if result.status is not CommitStatus.COMMITTED:
             # The client named no stage that still exists, and learns of topics.
             for committed in result.ranges:
-                if not self.may_see(client, committed.topic):
+                if not self.gate.may_see(client, committed.topic):
                     raise self._deny_writer(client, writer)
         return result
 
@@ -511,9 +484,10 @@ class Service:
     ) -> int:
         """Note a consumer, and tell where it starts; 0 stands for its last commit."""
         view = self.view(client, topic)
+        key = ConsumerKey(consumer, topic)
         with self._lock:
-            self._subscriptions[consumer, topic] = max_batch_bytes
-            self._subscriptions.move_to_end((consumer, topic))
+            self._subscriptions[key] = max_batch_bytes
+            self._subscriptions.move_to_end(key)
             if len(self._subscriptions) > _SUBSCRIPTIONS_MAX:
                 self._subscriptions.popitem(last=False)
         if start == 0:
@@ -524,7 +498,7 @@ class Service:
         """Forget a consumer."""
         self.gate.admit(client, topic)
         with self._lock:
-            found = self._subscriptions.pop((consumer, topic), None)
+            found = self._subscriptions.pop(ConsumerKey(consumer, topic), None)
         if found is None:
             raise errors.ConsumerNotFound(
                 f"Consumer {consumer} is not subscribed to topic {topic}"
@@ -561,29 +535,25 @@ class Service:
     def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
         """List the consumers of a topic that are subscribed or have committed."""
         self.gate.admit(client, topic)
-        offsets = self.store.committed_offsets(topic)
-        committed = {ConsumerKey(c, topic): at for c, at in offsets.items()}
-        return self._describe_consumers(committed, lambda t: t == topic).get(topic, [])
+        return self._describe_consumers(lambda t: t == topic).get(topic, [])
 
     def all_consumers(self, client: Principal) -> dict[int, list[ConsumerState]]:
         """List the consumers of all topics that a client may see, by topic."""
         self.gate.admit(client, None)
-        committed = self.store.consumer_offsets()
-        return self._describe_consumers(committed, lambda t: self.may_see(client, t))
+        return self._describe_consumers(lambda t: self.gate.may_see(client, t))
 
     def _describe_consumers(
-        self, committed: Mapping[ConsumerKey, int], is_shown: Callable[[int], bool]
+        self, is_shown: Callable[[int], bool]
     ) -> dict[int, list[ConsumerState]]:
+        committed = self.store.consumer_offsets()
         with self._lock:
             subscribed = dict(self._subscriptions)
-        keys = sorted(committed.keys() | subscribed.keys())
+        keys = committed.keys() | subscribed.keys()
         shown = {topic for topic in {topic for _, topic in keys} if is_shown(topic)}
         found: dict[int, list[ConsumerState]] = {}
-        for consumer, topic in keys:
-            if topic in shown:
-                key = ConsumerKey(consumer, topic)
-                state = ConsumerState(consumer, committed.get(key), subscribed.get(key))
-                found.setdefault(topic, []).append(state)
+        for key in sorted(key for key in keys if key[1] in shown):
+            state = ConsumerState(key[0], committed.get(key), subscribed.get(key))
+            found.setdefault(key[1], []).append(state)
         return found
 
     # Groups. A member is as protected as what it subscribes to.

@@ -24,8 +24,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 from lance_spark.broker.access import Principal
 from lance_spark.broker.budget import Budget
@@ -46,6 +46,7 @@ from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
 from lance_spark.store import Appended, Slice
+from lance_spark.wire.assembler import Assembler
 
 logger = logging.getLogger(__name__)
 
@@ -75,28 +76,6 @@ _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 2.0
 
 FrameT = TypeVar("FrameT")
-FrameT_co = TypeVar("FrameT_co", covariant=True)
-
-
-class Assembler(Protocol[FrameT_co]):
-    """Puts the frames of a connection together from bytes, in whatever pieces."""
-
-    @property
-    def payload_missing(self) -> int:
-        """How many bytes of the present frame's payload are still to come."""
-
-    @property
-    def payload_bytes_next(self) -> int:
-        """How large the payload's buffer is once the next bytes are read."""
-
-    def buffer_for_read(self) -> memoryview:
-        """Give the place for the next bytes."""
-
-    def bytes_written(self, size: int) -> None:
-        """Take note of bytes at the start of that place."""
-
-    def next_frame(self) -> FrameT_co | None:
-        """Give the next frame; None until more bytes have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +107,7 @@ class Owed:
     began_s: float
 
 
+@dataclass(eq=False, slots=True)
 class StandingRequest:
     """A request that is answered later, while further ones are read and answered.
 
@@ -143,33 +123,19 @@ class StandingRequest:
             counted here, so that it should have none.
     """
 
-    __slots__ = (
-        "attempt",
-        "deadline",
-        "frame",
-        "is_due",
-        "positions",
-        "size",
-        "topics",
-    )
+    positions: Mapping[int, int]
+    attempt: Callable[[bool], bool]
+    wait_s: InitVar[float]
+    topics: bool = field(default=False, kw_only=True)
+    frame: Any = field(default=None, kw_only=True)
+    deadline: Deadline = field(init=False)
+    size: int = field(init=False)
+    # Set by any thread that has news; cleared by the session before it looks.
+    is_due: bool = field(default=True, init=False)
 
-    def __init__(
-        self,
-        positions: Mapping[int, int],
-        attempt: Callable[[bool], bool],
-        wait_s: float,
-        *,
-        topics: bool = False,
-        frame: Any = None,
-    ) -> None:
-        self.positions = positions
-        self.attempt = attempt
-        self.frame = frame
+    def __post_init__(self, wait_s: float) -> None:
         self.deadline = Deadline.after(wait_s)
-        self.topics = topics
-        self.size = max(1, len(positions)) * WAIT_POSITION_BYTES
-        # Set by any thread that has news; cleared by the session before it looks.
-        self.is_due = True
+        self.size = max(1, len(self.positions)) * WAIT_POSITION_BYTES
 
 
 class _ImpatientDeadline(Deadline):
@@ -253,7 +219,9 @@ class Session(ABC, Generic[FrameT]):
     @property
     def is_admitted(self) -> bool:
         """Whether the client has presented its token, or needs none."""
-        return self._client.authenticated or not self._service.policy.token_required
+        return (
+            self._client.authenticated or not self._service.gate.policy.token_required
+        )
 
     @property
     def _payload_bytes_max(self) -> int:
@@ -264,7 +232,7 @@ class Session(ABC, Generic[FrameT]):
     # What a protocol brings.
 
     @abstractmethod
-    def _make_parser(self) -> Assembler[FrameT]:
+    def _make_parser(self) -> Assembler[Any, FrameT]:
         """Make what turns bytes into frames; called once, by the constructor."""
 
     @abstractmethod

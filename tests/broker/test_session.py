@@ -1,7 +1,8 @@
 """The session without a protocol, by way of a tiny one: standing requests above all.
 
-A request is a line, `id command arguments`, and so is an answer, `id words`. Answers
-come in any order, and `follow` is answered again and again until it is cancelled.
+A request is a line, `id command arguments`, with its length in front. An answer is a
+line, `id words`. Answers come in any order, and `follow` is answered again and again
+until it is cancelled.
 """
 
 from __future__ import annotations
@@ -38,39 +39,29 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import SocketStream
 from lance_spark.net.tls_stream import PeerCertificate
+from lance_spark.wire.assembler import Assembler
 from tests.broker.kit import Client, Dial, StartBroker, eventually, patience, record
 
 Line = list[str]
 LONG_MS = 30_000
 
 
-class LineAssembler:
-    """Lines as frames; a line that is not complete is a payload under way."""
+class LineParser(Assembler[int, Line]):
+    """Lines as frames, each behind four digits that say how long it is."""
 
     def __init__(self) -> None:
-        self._room = memoryview(bytearray(4096))
-        self._data = b""
+        super().__init__(header_bytes=4, payload_bytes_max=4096)
 
-    @property
-    def payload_missing(self) -> int:
-        return int(bool(self._data) and b"\n" not in self._data)
+    def _read_header(self, view: memoryview) -> tuple[int, int]:
+        return 0, int(bytes(view[:4]))
 
-    @property
-    def payload_bytes_next(self) -> int:
-        return len(self._data)
+    def _finish_frame(self, header: int, payload: memoryview) -> Line:
+        return bytes(payload).decode().split()
 
-    def buffer_for_read(self) -> memoryview:
-        return self._room
 
-    def bytes_written(self, size: int) -> None:
-        self._data += self._room[:size]
-
-    def next_frame(self) -> Line | None:
-        line, end, rest = self._data.partition(b"\n")
-        if not end:
-            return None
-        self._data = rest
-        return line.decode().split()
+def encode(line: str) -> bytes:
+    """Write a request."""
+    return f"{len(line):04}{line}".encode()
 
 
 class LineSession(Session[Line]):
@@ -78,9 +69,9 @@ class LineSession(Session[Line]):
 
     _by_id: dict[str, StandingRequest]
 
-    def _make_parser(self) -> LineAssembler:
+    def _make_parser(self) -> LineParser:
         self._by_id = {}
-        return LineAssembler()
+        return LineParser()
 
     def _handle(self, frame: Line) -> None:
         getattr(self, f"_{frame[1]}")(frame[0], *frame[2:])
@@ -199,7 +190,7 @@ class LineClient:
         self._data = b""
 
     def send(self, *lines: str) -> None:
-        self.stream.send(["".join(f"{line}\n" for line in lines).encode()], patience())
+        self.stream.send([encode(line) for line in lines], patience())
 
     def next(self) -> str:
         room = memoryview(bytearray(4096))
@@ -333,7 +324,7 @@ def test_each_protocol_is_counted(
     client.alive()
     found = broker.metrics.snapshot()
     own = found.protocols["lines"]
-    assert (own.connections, own.received_bytes, own.sent_bytes) == (1, 18, 23)
+    assert (own.connections, own.received_bytes, own.sent_bytes) == (1, 24, 23)
     assert (own.requests_refused, found.requests_refused) == (1, 1)
     other = found.protocols["lance"]
     assert found.connections == 2 and other.connections == 1
@@ -558,10 +549,10 @@ def test_half_a_request_is_given_up_while_memory_is_short(
     monkeypatch.setattr(session, "_STALL_S", 0.02)
     lines.send(f"1 follow {topics[0]} 0")
     assert stand(broker, 1)
-    lines.stream.send([b"2 pi"], patience())
-    lines.send("ng")
+    for piece in (b"00062 pi", b"ng"):
+        lines.stream.send([piece], patience())
     assert lines.next() == "2 pong"
-    lines.stream.send([b"3 pi"], patience())
+    lines.stream.send([b"00063 pi"], patience())
     assert lines.is_silent()
     taker = Taker(shared(broker).memory)
     assert lines.ended()

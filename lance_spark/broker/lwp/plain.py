@@ -107,7 +107,7 @@ class PlainSession(FrameSession):
 
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
-            self._client = self._service.authenticate(self._client, message.token)
+            self._client = self._service.gate.authenticate(self._client, message.token)
         except errors.AuthenticationFailed as error:
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from lance_spark.model import Location
+from lance_spark.model import CommitStatus, Location, StageContent
 from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,
@@ -115,15 +115,6 @@ class StageOpened(LayoutMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class StageContent:
-    """A stage as its writer knows it; the broker refuses the commit if it differs."""
-
-    stage_id: int
-    batch_count: int
-    byte_count: int
-
-
-@dataclass(frozen=True, slots=True)
 class CommitStages(LayoutMessage):
     """Append the stages to their topics in this order, all or nothing.
 
@@ -144,16 +135,6 @@ class CommitStages(LayoutMessage):
     sequence: int
     overwrite: tuple[str, ...]
     stages: tuple[StageContent, ...]
-
-
-class CommitStatus(IntEnum):
-    """What became of a commit."""
-
-    COMMITTED = 0
-    # The same commit was made before; the offsets are those of that time.
-    REPEATED = 1
-    # The writer has committed a higher sequence; nothing was changed.
-    STALE = 2
 
 
 @dataclass(frozen=True, slots=True)

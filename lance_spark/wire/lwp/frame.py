@@ -306,15 +306,8 @@ class FrameParser(Assembler[Header, Frame]):
         assert self._checksum is not None
         if self._checksum.update(payload) != header.payload_crc:
             raise RemoteProtocolError(f"payload CRC mismatch ({self._checksum.value})")
-        return Frame(
-            header.flags,
-            header.batch_id,
-            header.timestamp_ns,
-            header.record_count,
-            header.topic_id,
-            payload,
-            header.payload_crc,
-        )
+        flags, batch_id, time_ns, count, _, crc, topic_id = header
+        return Frame(flags, batch_id, time_ns, count, topic_id, payload, crc)
 
 
 def encode_header(
@@ -347,13 +340,17 @@ def encode_frame(
     flags: int,
     payload: Sequence[Buffer] = (),
     *,
-    batch_id: int = 0,
-    timestamp_ns: int = 0,
-    record_count: int = 0,
-    topic_id: int = 0,
     checksum: Checksum = Checksum.CRC32C,
+    **fields: int,
 ) -> list[Buffer]:
     """Write a frame whose payload is the concatenation of some buffers.
+
+    Args:
+        flags: those of the header.
+        payload: the buffers.
+        checksum: the algorithm.
+        fields: of the header, as `encode_header` takes them: `batch_id`,
+            `timestamp_ns`, `record_count` and `topic_id`.
 
     Returns:
         The header and the payload's own buffers, uncopied: what `sendmsg` takes.
@@ -366,15 +363,9 @@ def encode_frame(
     crc = 0
     for part in parts:
         crc = checksum.update(part, crc)
+    length = sum(part.nbytes for part in parts)
     header = encode_header(
-        flags,
-        batch_id=batch_id,
-        timestamp_ns=timestamp_ns,
-        record_count=record_count,
-        payload_length=sum(part.nbytes for part in parts),
-        payload_crc=crc,
-        topic_id=topic_id,
-        checksum=checksum,
+        flags, payload_length=length, payload_crc=crc, checksum=checksum, **fields
     )
     return [header, *parts]
 

@@ -854,7 +854,7 @@ def test_nothing_is_looked_into_before_the_token(
         return look
 
     monkeypatch.setattr(commands, "read_batch", note("read_batch"))
-    monkeypatch.setattr(commands, "unpacked_bytes_max", note("unpacked_bytes_max"))
+    monkeypatch.setattr(wire, "decompressed_bytes_max", note("decompress"))
     for kind in set(wire.REQUESTS.values()) - {wire.Authenticate}:
         monkeypatch.setattr(kind, "decode_payload", note(kind.__name__))
     client = dial(start(**TOKEN, keepalive_burst=1000))
