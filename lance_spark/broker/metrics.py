@@ -122,9 +122,9 @@ class Metrics:
         self._errors: Counter[int] = Counter()
         # The fields of `Traffic`: of all topics, and by topic.
         self._traffic = [0, 0, 0, 0]
-        self._topics: dict[int, list[int]] = {}
+        self._topics: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         # The counts of `Latencies`, and behind them the sum.
-        self._requests: dict[str, list[float]] = {}
+        self._requests: dict[str, list[float]] = defaultdict(_new_histogram)
         self._syncs = _new_histogram()
 
     def count(self, protocol: str, name: str, by: int = 1) -> None:
@@ -141,8 +141,6 @@ class Metrics:
             seconds: how long it took.
         """
         with self._lock:
-            if command not in self._requests:
-                self._requests[command] = _new_histogram()
             _observe(self._requests[command], seconds)
 
     def observe_sync(self, seconds: float) -> None:
@@ -157,25 +155,20 @@ class Metrics:
 
     def appended(self, topic_id: int | None, records: int, bytes: int) -> None:
         """Count records that were stored, for a topic or for none that exists yet."""
-        with self._lock:
-            self._traffic[0] += records
-            self._traffic[1] += bytes
-            if topic_id is not None:
-                topic = self._of_topic(topic_id)
-                topic[0] += records
-                topic[1] += bytes
+        self._add(topic_id, 0, records, bytes)
 
     def fetched(self, topic_id: int, records: int, bytes: int) -> None:
         """Count records that were sent."""
-        with self._lock:
-            for counts in (self._traffic, self._of_topic(topic_id)):
-                counts[2] += records
-                counts[3] += bytes
+        self._add(topic_id, 2, records, bytes)
 
-    def _of_topic(self, topic_id: int) -> list[int]:
-        if topic_id not in self._topics:
-            self._topics[topic_id] = [0, 0, 0, 0]
-        return self._topics[topic_id]
+    def _add(self, topic_id: int | None, at: int, records: int, bytes: int) -> None:
+        with self._lock:
+            self._traffic[at] += records
+            self._traffic[at + 1] += bytes
+            if topic_id is not None:
+                topic = self._topics[topic_id]
+                topic[at] += records
+                topic[at + 1] += bytes
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop the counters of a topic that was deleted; the totals keep them."""
@@ -390,7 +383,7 @@ class Exporter:
                 "pip install 'lance-spark[metrics]'"
             ) from error
         registry = CollectorRegistry()
-        registry.register(cast("Collector", _Collector(self._metrics, self._topics)))
+        registry.register(cast("Collector", self))
         host, port = self._address.host, self._address.port
         try:
             server, thread = start_http_server(port, host, registry)
@@ -411,36 +404,11 @@ class Exporter:
         self._server.server_close()
         self._server = self._thread = None
 
-
-def _bound_scrapes(server: WSGIServer) -> None:
-    """Give connections a timeout, as those of the library have none."""
-
-    class Handler(server.RequestHandlerClass):  # type: ignore[name-defined,misc]
-        timeout = _SCRAPE_TIMEOUT_S
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except OSError as error:
-                # The server would print it with its traceback.
-                logger.debug("metrics: a scrape ended early: %s", error)
-
-    server.RequestHandlerClass = Handler
-
-
-class _Collector:
-    """What a registry asks at each scrape."""
-
-    def __init__(
-        self, metrics: Metrics, topics: Callable[[], Iterable[TopicGauge]]
-    ) -> None:
-        self._metrics = metrics
-        self._topics = topics
+    # What the registry asks for.
 
     def describe(self) -> Iterator[Metric]:
         """Give the metrics without values, so that a scrape can ask for some."""
-        for spec in METRICS:
-            yield _make_family(spec)
+        return map(_make_family, METRICS)
 
     def collect(self) -> Iterator[Metric]:
         """Give the metrics of now."""
@@ -459,6 +427,22 @@ class _Collector:
                 else:
                     family.add_metric(labels, value)
             yield family
+
+
+def _bound_scrapes(server: WSGIServer) -> None:
+    """Give connections a timeout, as those of the library have none."""
+
+    class Handler(server.RequestHandlerClass):  # type: ignore[name-defined,misc]
+        timeout = _SCRAPE_TIMEOUT_S
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except OSError as error:
+                # The server would print it with its traceback.
+                logger.debug("metrics: a scrape ended early: %s", error)
+
+    server.RequestHandlerClass = Handler
 
 
 def _make_family(spec: MetricSpec) -> Any:

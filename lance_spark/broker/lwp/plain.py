@@ -28,7 +28,7 @@ from lance_spark.broker.session import Shared
 from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.net.stream import Stream
-from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
+from lance_spark.store import DEFAULT_TOPIC, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
 
@@ -172,13 +172,10 @@ class PlainSession(FrameSession):
         max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
         found = view.read_bytes(start + shift, max_bytes)
         self._metrics.fetched(message.topic_id, found.records, len(found))
-        self._answer_fetch(found, shift)
-        return None
-
-    def _answer_fetch(self, found: Slice, shift: int) -> None:
         count = 1 if len(found) else 0
         head = wire.encode_fetch_head(found.end - shift, len(found), count)
         self._send_slice(head, found)
+        return None
 
     # Consumers.
 

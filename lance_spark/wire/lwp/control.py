@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.wire.lwp.message import (
-    REST_TEXT,
-    TEXT,
-    TRUTH,
     U16,
     U32,
     U64,
+    Bool,
     Command,
     Composite,
     DocumentReader,
+    LastText,
     LayoutMessage,
     Message,
     PayloadReader,
+    ShortText,
+    Uint32,
+    Uint64,
     decode_document,
     encode_document,
 )
@@ -38,9 +40,8 @@ class CreateTopic(LayoutMessage):
     """Create a topic (LWP §5.3)."""
 
     COMMAND = Command.CREATE_TOPIC
-    LAYOUT = (REST_TEXT,)
 
-    name: str
+    name: LastText
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,9 @@ class CreateTopicWithRetention(LayoutMessage):
 
     COMMAND = Command.CREATE_TOPIC_WITH_RETENTION
     NAME = "create topic"
-    LAYOUT = (TEXT, RETENTION)
 
-    name: str
-    retention: Retention
+    name: ShortText
+    retention: Annotated[Retention, RETENTION]
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> CreateTopicWithRetention:
@@ -71,9 +71,8 @@ class DeleteTopic(LayoutMessage):
     """Delete a topic and its data (LWP §5.6)."""
 
     COMMAND = Command.DELETE_TOPIC
-    LAYOUT = (U32,)
 
-    topic_id: int
+    topic_id: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class ListTopics(LayoutMessage):
     """Ask for all topics (LWP §5.4)."""
 
     COMMAND = Command.LIST_TOPICS
-    LAYOUT = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +87,8 @@ class GetTopic(LayoutMessage):
     """Ask for one topic (LWP §5.5)."""
 
     COMMAND = Command.GET_TOPIC
-    LAYOUT = (U32,)
 
-    topic_id: int
+    topic_id: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +96,9 @@ class SetRetention(LayoutMessage):
     """Change how long a topic keeps its data (LWP §5.10)."""
 
     COMMAND = Command.SET_RETENTION
-    LAYOUT = (U32, RETENTION)
 
-    topic_id: int
-    retention: Retention
+    topic_id: Uint32
+    retention: Annotated[Retention, RETENTION]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,6 @@ class GetClusterStatus(LayoutMessage):
     """
 
     COMMAND = Command.GET_CLUSTER_STATUS_FIELD
-    LAYOUT = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +116,8 @@ class Authenticate(LayoutMessage):
     """Present a token, which stays out of `repr` and so out of logs."""
 
     COMMAND = Command.AUTHENTICATE
-    LAYOUT = (REST_TEXT,)
 
-    token: str = field(repr=False)
+    token: LastText = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +125,9 @@ class AuthenticateResponse(LayoutMessage):
     """Say whether the token was taken, and why not."""
 
     COMMAND = Command.AUTHENTICATE_RESPONSE
-    LAYOUT = (TRUTH, REST_TEXT)
 
-    ok: bool
-    message: str = ""
+    ok: Bool
+    message: LastText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +135,11 @@ class Subscribe(LayoutMessage):
     """Announce a consumer and ask where it starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE
-    LAYOUT = (U32, U64, U32, U64)
 
-    topic_id: int
-    start: int
-    max_batch_bytes: int
-    consumer_id: int
+    topic_id: Uint32
+    start: Uint64
+    max_batch_bytes: Uint32
+    consumer_id: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +147,9 @@ class SubscribeAck(LayoutMessage):
     """Where the consumer starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE_ACK
-    LAYOUT = (U64, U64)
 
-    consumer_id: int
-    start: int
+    consumer_id: Uint64
+    start: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +157,9 @@ class Unsubscribe(LayoutMessage):
     """End a subscription (LWP §5.13); answered by an Ack with the consumer's id."""
 
     COMMAND = Command.UNSUBSCRIBE
-    LAYOUT = (U32, U64)
 
-    topic_id: int
-    consumer_id: int
+    topic_id: Uint32
+    consumer_id: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +167,10 @@ class CommitOffset(LayoutMessage):
     """Remember how far a consumer has come (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_OFFSET
-    LAYOUT = (U32, U64, U64)
 
-    topic_id: int
-    consumer_id: int
-    offset: int
+    topic_id: Uint32
+    consumer_id: Uint64
+    offset: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +178,9 @@ class CommitAck(LayoutMessage):
     """The offset that is remembered now (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_ACK
-    LAYOUT = (U64, U64)
 
-    consumer_id: int
-    offset: int
+    consumer_id: Uint64
+    offset: Uint64
 
 
 # TopicResponse (0x80): JSON answers to the topic commands of LWP §5.3 to §5.11.

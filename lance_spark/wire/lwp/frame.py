@@ -375,30 +375,28 @@ def encode_ingest(
     *,
     batch_id: int,
     record_count: int,
-    topic_id: int = 0,
-    timestamp_ns: int = 0,
     compressed: bool = False,
     checksum: Checksum = Checksum.CRC32C,
+    **fields: int,
 ) -> list[Buffer]:
-    """Write a batch of records (LWP §4.1); `payload` is compressed already if at all.
+    """Write a batch of records (LWP §4.1).
+
+    Args:
+        payload: the records, compressed already if at all.
+        batch_id: not 0.
+        record_count: how many they are.
+        compressed: whether they are compressed.
+        checksum: the algorithm.
+        fields: `topic_id` and `timestamp_ns`.
 
     Raises:
         LocalProtocolError: for a batch id of 0, no records or no bytes.
     """
     if batch_id < 1 or record_count < 1:
         raise LocalProtocolError("an ingest needs a batch id and records")
-    flags = FrameFlags.BATCH_MODE
-    if compressed:
-        flags |= FrameFlags.COMPRESSED
-    frame = encode_frame(
-        flags,
-        payload,
-        batch_id=batch_id,
-        timestamp_ns=timestamp_ns,
-        record_count=record_count,
-        topic_id=topic_id,
-        checksum=checksum,
-    )
+    fields.update(batch_id=batch_id, record_count=record_count)
+    flags = FrameFlags.BATCH_MODE | (FrameFlags.COMPRESSED if compressed else 0)
+    frame = encode_frame(flags, payload, checksum=checksum, **fields)
     if len(frame) == 1:
         raise LocalProtocolError("an ingest needs a payload")
     return frame

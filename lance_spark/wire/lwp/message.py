@@ -9,6 +9,7 @@ which command belongs to which of them is in `catalog`.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
@@ -18,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
@@ -328,6 +329,13 @@ TEXT = Text()
 TOPIC_NAME = Text(NAME_BYTES_MAX)
 REST_TEXT = RestText()
 
+# Types of the fields of messages, which say how each is written: see `LayoutMessage`.
+Uint32 = Annotated[int, U32]
+Uint64 = Annotated[int, U64]
+Bool = Annotated[bool, TRUTH]
+ShortText = Annotated[str, TEXT]
+LastText = Annotated[str, REST_TEXT]
+
 
 # JSON documents: parsed within limits, read field by field with the type checked.
 # Python's parser would take NaN, UTF-16, numbers of any length and half surrogates;
@@ -498,11 +506,19 @@ class Message(ABC):
 
 
 class LayoutMessage(Message):
-    """A message that is the fields of its dataclass, in the order of `LAYOUT`."""
+    """A message that is the fields of its dataclass, in their order.
+
+    The type of each is `Annotated` with the `Field` that writes and reads it.
+    """
 
     __slots__ = ()
 
     LAYOUT: ClassVar[tuple[Field, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        types = inspect.get_annotations(cls, eval_str=True).values()
+        cls.LAYOUT = tuple(kind.__metadata__[0] for kind in types)
 
     def encode_payload(self) -> list[Buffer]:
         # Every subclass is a dataclass, which the type checker can't be told here.
