@@ -66,14 +66,8 @@ _LOWEST: Mapping[str, float] = {
     "partitions_max": 1,
     "consumers_max": 1,
 }
-# Texts that may be given as paths.
-_PATHS = (
-    "data_dir",
-    "tls_cert_path",
-    "tls_key_path",
-    "tls_client_ca_path",
-    "token_file",
-)
+# Settings that may be given as paths are called so.
+_PATHS = ("_dir", "_file", "_path")
 # poll(2) can't wait much longer than this, and no setting needs to.
 _FRACTION_MAX = 30 * 24 * 3600
 _TLS = "tls_"
@@ -183,7 +177,7 @@ class BrokerConfig(StoreConfig):
             check_choice(_of_broker(name), getattr(self, name), choices)
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if setting.name in _PATHS and isinstance(value, os.PathLike):
+            if setting.name.endswith(_PATHS) and isinstance(value, os.PathLike):
                 value = os.fspath(value)
                 object.__setattr__(self, setting.name, value)
             _check_type(setting.name, str(setting.type), value)

@@ -26,15 +26,7 @@ from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.gate import Gate
 from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
 from lance_spark.broker.metrics import Metrics, TopicGauge
-from lance_spark.errors import (
-    BrokerError,
-    InvalidName,
-    LanceError,
-    OutOfRange,
-    StageUnknown,
-    TopicExists,
-    UnknownTopic,
-)
+from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Buffer, CommitStatus, Location, Retention
 from lance_spark.store import (
     DEFAULT_TOPIC,
@@ -204,7 +196,7 @@ class Service:
         """
         self.gate.admit_name(client, name)
         if not name:
-            raise InvalidName("Topic name required")
+            raise errors.InvalidName("Topic name required")
         most = self._partitions_max
         if not 1 <= partitions <= most:
             raise errors.InvalidPartitionCount(
@@ -219,7 +211,7 @@ class Service:
             return self.store.create_topics(
                 {name: partitions}, retention=retention, topics_max=most
             )
-        except TopicExists as error:
+        except errors.TopicExists as error:
             text = f"Topic '{name}' already exists"
             raise errors.TopicAlreadyExists(text) from error
 
@@ -286,7 +278,7 @@ class Service:
             stage = self.store.stage(target)
             if not self.gate.may_use(client, stage.metadata.topic):
                 # As if it were not there: a denial would tell what it is for.
-                raise StageUnknown(f"stage {target} is not open")
+                raise errors.StageUnknown(f"stage {target} is not open")
             appended = self.store.append_stage(
                 target, batch, data, starts, data_crc=data_crc, wait=False
             )
@@ -450,7 +442,7 @@ class Service:
         for _ in range(_LOOKS_MAX):
             try:
                 return look(self.view(client, topic))
-            except OutOfRange:
+            except errors.OutOfRange:
                 continue
         raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
 
@@ -461,7 +453,7 @@ class Service:
             self.gate.admit(client, topic)
             try:
                 ends[topic] = self.store.topic(topic).log.visible.offset
-            except UnknownTopic:
+            except errors.UnknownTopic:
                 continue
         return ends
 

@@ -121,6 +121,8 @@ class StandingRequest:
         topics: a change of the list of topics counts, too.
         frame: what `_refuse` is given when an attempt fails. Its payload is not
             counted here, so that it should have none.
+        command: by what name the request is counted when it is done; not at all if
+            there is none.
     """
 
     positions: Mapping[int, int]
@@ -128,12 +130,15 @@ class StandingRequest:
     wait_s: InitVar[float]
     topics: bool = field(default=False, kw_only=True)
     frame: Any = field(default=None, kw_only=True)
+    command: str = field(default="", kw_only=True)
+    began_s: float = field(init=False)
     deadline: Deadline = field(init=False)
     size: int = field(init=False)
     # Set by any thread that has news; cleared by the session before it looks.
     is_due: bool = field(default=True, init=False)
 
     def __post_init__(self, wait_s: float) -> None:
+        self.began_s = time.perf_counter()
         self.deadline = Deadline.after(wait_s)
         self.size = max(1, len(self.positions)) * WAIT_POSITION_BYTES
 
@@ -617,6 +622,8 @@ class Session(ABC, Generic[FrameT]):
             self._free_memory(lent, reserved)
         if (is_done or final) and standing in self._standing:
             self._end(standing)
+            if standing.command:
+                self._observe(standing.command, standing.began_s)
 
     def _wait_standing(self) -> None:
         """Wait until the client sends more; meanwhile answer what stands.

@@ -36,24 +36,8 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.stream import Stream
 from lance_spark.store import Slice, combine_crc32c
-from lance_spark.wire.lwp import (
-    REQUESTS,
-    Checksum,
-    Command,
-    ErrorResponse,
-    Frame,
-    FrameFlags,
-    FrameParser,
-    FrameType,
-    Message,
-    code_of,
-    encode_ack,
-    encode_backpressure,
-    encode_header,
-    encode_keepalive,
-    encode_message,
-    parse_checksum,
-)
+from lance_spark.wire import lwp as wire
+from lance_spark.wire.lwp import Checksum, Command, Frame, FrameType, Message
 
 # A request with a longer payload has a list that takes time to read.
 _SHORT_BYTES = 4 * 1024
@@ -69,7 +53,7 @@ class FrameSession(Session[Frame]):
 
     CARRIES_TOKEN = True
 
-    _parser: FrameParser
+    _parser: wire.FrameParser
     # What answers each kind of request: the method with the name of the message. It
     # gives the answer, or a request that stands, or None if it has sent the answer.
     _handlers: ClassVar[Mapping[type[Message], Callable[[Any, Any], Answer]]]
@@ -77,7 +61,7 @@ class FrameSession(Session[Frame]):
     def __init_subclass__(cls) -> None:
         methods = {
             kind: getattr(cls, "_" + kind.NAME.replace(" ", "_"), None)
-            for kind in REQUESTS.values()
+            for kind in wire.REQUESTS.values()
         }
         cls._handlers = {kind: m for kind, m in methods.items() if m is not None}
 
@@ -88,9 +72,11 @@ class FrameSession(Session[Frame]):
         # Long ago: the clock of a machine that has just started is near 0.
         self._slowed_s = -math.inf
 
-    def _make_parser(self) -> FrameParser:
-        checksum = parse_checksum(self._config.frame_checksum)
-        return FrameParser(checksum=checksum, payload_bytes_max=self._payload_bytes_max)
+    def _make_parser(self) -> wire.FrameParser:
+        checksum = wire.parse_checksum(self._config.frame_checksum)
+        return wire.FrameParser(
+            checksum=checksum, payload_bytes_max=self._payload_bytes_max
+        )
 
     @property
     def checksum(self) -> Checksum:
@@ -142,7 +128,7 @@ class FrameSession(Session[Frame]):
         """Read the request of a control frame."""
 
     @abstractmethod
-    def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
+    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
         """Write the payload of an error."""
 
     def _fail_batch(self, owed: Owed, failure: LanceError) -> None:
@@ -159,31 +145,15 @@ class FrameSession(Session[Frame]):
             name = type(message).__name__
             answer = self._handlers[type(message)](self, message)
             if isinstance(answer, StandingRequest):
-                is_over = not self._stand_timed(answer, name)
+                answer.command = name
+                is_over = not self._stand(answer)
+                if is_over:
+                    answer.attempt(True)
             elif answer is not None:
-                self._send(encode_message(answer, checksum=self.checksum))
+                self._send(wire.encode_message(answer, checksum=self.checksum))
         finally:
             if is_over:
                 self._observe(name, self._began_s)
-
-    def _stand_timed(self, standing: StandingRequest, name: str) -> bool:
-        """Let a request stand, or answer it; tell whether it stands."""
-        attempt, began_s = standing.attempt, self._began_s
-
-        def timed(final: bool) -> bool:
-            is_done = True
-            try:
-                is_done = attempt(final)
-            finally:
-                if is_done:
-                    self._observe(name, began_s)
-            return is_done
-
-        standing.attempt = timed
-        if self._stand(standing):
-            return True
-        attempt(True)
-        return False
 
     def _input_came(self) -> None:
         if self._standing:
@@ -196,7 +166,7 @@ class FrameSession(Session[Frame]):
         # Clients of the field answer answers: without a limit, the two sides would
         # send keepalives to each other for ever at full speed.
         if self._keepalives.take() == 0:
-            self._send([encode_keepalive(checksum=self.checksum)])
+            self._send([wire.encode_keepalive(checksum=self.checksum)])
         else:
             self._count("keepalives_dropped")
 
@@ -220,7 +190,7 @@ class FrameSession(Session[Frame]):
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
         self._observe("Ingest", owed.began_s)
         if failure is None:
-            return [encode_ack(owed.request, checksum=self.checksum)]
+            return [wire.encode_ack(owed.request, checksum=self.checksum)]
         self._fail_batch(owed, failure)
         error = to_broker_error(failure)
         return self._error_frame(_name_batch(error, owed.request, owed.target))
@@ -247,16 +217,16 @@ class FrameSession(Session[Frame]):
         self._linger()
 
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
-        self._metrics.count_error(code_of(error))
-        payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
+        self._metrics.count_error(wire.code_of(error))
+        payload = b"".join(self._encode_error(wire.ErrorResponse.from_exception(error)))
         crc = self.checksum.update(payload)
         return [self._header(Command.ERROR_RESPONSE, len(payload), crc), payload]
 
     # Sending.
 
     def _header(self, command: Command, length: int, crc: int) -> bytes:
-        return encode_header(
-            FrameFlags.CONTROL,
+        return wire.encode_header(
+            wire.FrameFlags.CONTROL,
             batch_id=command,
             payload_length=length,
             payload_crc=crc,
@@ -299,7 +269,7 @@ class FrameSession(Session[Frame]):
         if self._config.backpressure and due:
             self._slowed_s = now
             self._count("backpressure_frames")
-            self._send([encode_backpressure(checksum=self.checksum)])
+            self._send([wire.encode_backpressure(checksum=self.checksum)])
 
 
 def _name_batch(error: BrokerError, batch_id: int, target: int) -> BrokerError:
