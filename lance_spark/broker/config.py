@@ -238,6 +238,11 @@ class BrokerConfig(StoreConfig):
             return self.checksum
         return "crc32" if self.dialect == "plain" else "crc32c"
 
+    @property
+    def errors_as_text(self) -> bool:
+        """Whether errors of LWP are bare texts, as they are in the plain dialect."""
+        return self.error_format == "text" or self.dialect == "plain"
+
     def server_tls(self, topic_authorities: tuple[str, ...] = ()) -> ServerTls | None:
         """Give what a TLS server needs, None without TLS.
 

@@ -105,9 +105,7 @@ class Server:
         self._strangers: dict[threading.Thread, Session[Any] | None] = {}
         self._refusals: set[threading.Thread] = set()
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._maintain, name="lance-maintain", daemon=True)
-        ]
+        self._threads = [_make_thread("maintain", self._maintain)]
         self._doors: list[_Door] = []
         try:
             for endpoint in endpoints:
@@ -159,14 +157,7 @@ class Server:
         door = _Door(protocol, Listener(endpoint.address), make_session)
         self._doors.append(door)
         self._shared.addresses[protocol] = door.listener.address
-        self._threads.append(
-            threading.Thread(
-                target=self._accept,
-                args=(door,),
-                name=f"lance-accept-{protocol}",
-                daemon=True,
-            )
-        )
+        self._threads.append(_make_thread(f"accept-{protocol}", self._accept, door))
 
     def _stop_listening(self) -> None:
         for door in self._doors:
@@ -193,12 +184,8 @@ class Server:
                 if len(self._refusals) >= _REFUSALS_MAX:
                     stream.close()
                     return
-            thread = threading.Thread(
-                target=self._serve,
-                args=(stream, door, refused),
-                name=f"lance-session-{stream.peer}",
-                daemon=True,
-            )
+            name = f"session-{stream.peer}"
+            thread = _make_thread(name, self._serve, stream, door, refused)
             # Known before it runs: `stop` must not miss it.
             self._streams[thread] = stream
             if refused:
@@ -283,6 +270,14 @@ class Server:
                 logger.exception("maintenance failed")
 
 
+def _make_thread(
+    name: str, target: Callable[..., None], *arguments: object
+) -> threading.Thread:
+    return threading.Thread(
+        target=target, args=arguments, name=f"lance-{name}", daemon=True
+    )
+
+
 def _make_room(config: BrokerConfig) -> None:
     """Raise the limit of open files to what the settings may need, or warn."""
     segments = 2 * config.open_segments_max
@@ -290,13 +285,11 @@ def _make_room(config: BrokerConfig) -> None:
     limit = raise_file_limit(wanted)
     if limit < wanted:
         logger.warning(
-            "%d open files are allowed, up to %d may be needed: %d for each of "
-            "connections_max=%d, 2 for each of open_segments_max=%d, and %d more; "
-            "raise ulimit -n, or lower these settings",
+            "%d open files are allowed, up to %d may be needed: %s; raise ulimit -n, "
+            "or lower these settings",
             limit,
             wanted,
-            _CONNECTION_FILES,
-            config.connections_max,
-            config.open_segments_max,
-            _OTHER_FILES,
+            f"{_CONNECTION_FILES} for each of connections_max="
+            f"{config.connections_max}, 2 for each of open_segments_max="
+            f"{config.open_segments_max}, and {_OTHER_FILES} more",
         )

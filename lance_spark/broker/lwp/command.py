@@ -30,7 +30,6 @@ from lance_spark.errors import (
     RemoteProtocolError,
     Timeout,
 )
-from lance_spark.model import Buffer
 from lance_spark.net.stream import Stream
 from lance_spark.store import NamedStage, Topic
 from lance_spark.wire import lwp as wire
@@ -68,11 +67,6 @@ class LwpSession(FrameSession):
         self._token_attempts = 0
         rate = self._config.fetch_rate_limit
         self._fetches = TokenBucket(rate, max(1, int(rate))) if rate else None
-
-    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
-        if self._config.error_format == "text":
-            return error.encode_text()
-        return error.encode_payload()
 
     # Batches.
 

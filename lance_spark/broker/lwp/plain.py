@@ -26,7 +26,7 @@ from lance_spark.broker.lwp.ingest import Unpacked, find_starts
 from lance_spark.broker.lwp.session import FrameSession
 from lance_spark.broker.session import Shared
 from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
-from lance_spark.model import Buffer, Retention
+from lance_spark.model import Retention
 from lance_spark.net.stream import Stream
 from lance_spark.store import DEFAULT_TOPIC, Topic
 from lance_spark.wire import lwp as wire
@@ -58,9 +58,6 @@ class PlainSession(FrameSession):
     ) -> None:
         super().__init__(stream, shared, idle_timeout_s=_IDLE_TIMEOUT_S)
         self._committed = committed
-
-    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
-        return error.encode_text()
 
     def _reject(self, error: RemoteProtocolError) -> None:
         if not isinstance(error, PayloadOverLimit):

@@ -127,10 +127,6 @@ class FrameSession(Session[Frame]):
     def _decode(self, frame: Frame) -> Message:
         """Read the request of a control frame."""
 
-    @abstractmethod
-    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
-        """Write the payload of an error."""
-
     def _fail_batch(self, owed: Owed, failure: LanceError) -> None:
         """Take note of a batch that was written and may not be on the disk."""
 
@@ -218,7 +214,9 @@ class FrameSession(Session[Frame]):
 
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
         self._metrics.count_error(wire.code_of(error))
-        payload = b"".join(self._encode_error(wire.ErrorResponse.from_exception(error)))
+        told = wire.ErrorResponse.from_exception(error)
+        as_text = self._config.errors_as_text
+        payload = b"".join(told.encode_text() if as_text else told.encode_payload())
         crc = self.checksum.update(payload)
         return [self._header(Command.ERROR_RESPONSE, len(payload), crc), payload]
 
