@@ -360,6 +360,10 @@ class InvalidPayload(BrokerError):
     """A payload is malformed."""
 
 
+class InvalidPartitionCount(InvalidPayload):
+    """A topic can't have so many partitions."""
+
+
 class CrcMismatch(BrokerError):
     """A checksum did not match."""
 
@@ -442,6 +446,13 @@ class InvalidOffset(BrokerError):
 
 class OffsetOutOfRange(BrokerError):
     """The offset is beyond the log's end."""
+
+
+class AppendConflictError(BrokerError):
+    """The next record has another number than the append expects; nothing was stored.
+
+    `details["next_record"]` is the number. The records before it are durable.
+    """
 
 
 class ConsumerNotFound(BrokerError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
@@ -100,6 +101,25 @@ class Bounds:
 # some hundred records of common size, or several padded ones of a few KiB. A fetch of
 # so much takes hardly longer than one of a few bytes. Release 0.5 covered 64 bytes.
 MARK_BYTES_MAX = 16 * 1024
+
+
+class CommitStatus(IntEnum):
+    """What became of a commit."""
+
+    COMMITTED = 0
+    # The same commit was made before; the offsets are those of that time.
+    REPEATED = 1
+    # The writer has committed a higher sequence; nothing was changed.
+    STALE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StageContent:
+    """A stage as its writer knows it; the broker refuses the commit if it differs."""
+
+    stage_id: int
+    batch_count: int
+    byte_count: int
 
 
 @dataclass(frozen=True, slots=True)

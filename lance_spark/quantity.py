@@ -1,4 +1,4 @@
-"""Sizes, durations, times and record types as people type them.
+"""Sizes, durations, times and record types as people type them; checks of settings.
 
 The command line and the options of Spark read them by the same functions.
 """
@@ -6,9 +6,9 @@ The command line and the options of Spark read them by the same functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta, timezone
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from lance_spark.errors import OptionError
 
@@ -149,6 +149,45 @@ def within(
         return value
 
     return parse_within
+
+
+def check_number(
+    what: str, value: object, low: float, high: float | None = None
+) -> None:
+    """Check a setting that a program or a file has given as a number.
+
+    Args:
+        what: whose setting it is, and its name.
+        value: anything.
+        low: the least that it may be.
+        high: the most; without one the number has to be whole.
+
+    Raises:
+        OptionError: it is something else. A bool is no number, and NaN is none either.
+    """
+    if high is None:
+        is_good = type(value) is int and value >= low
+        wanted = f"a whole number of at least {low:g}"
+    else:
+        is_good = type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
+        wanted = f"a number from {low:g} to {high}"
+    if not is_good:
+        refuse_setting(what, value, wanted)
+
+
+def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+    """Check a setting that is one of some words.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if value not in choices:
+        refuse_setting(what, value, f"one of {', '.join(choices)}")
+
+
+def refuse_setting(what: str, value: object, wanted: str) -> NoReturn:
+    """Raise the error for a setting that has to be something else."""
+    raise OptionError(f"{what}={value!r}: must be {wanted}")
 
 
 def parse_record_type(text: str) -> int:

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": _VALUES,
     "columnar": {*_VALUES, "kernel"},
     "client": {*_BASE, "html", "__init__"},
-    "broker": {*_BASE, "html", "__init__"},
+    "broker": {*_BASE, "quantity", "html", "__init__"},
     "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
     "cli": {*_BASE, "quantity", "offset", "client", "broker", "demo", "__init__"},
     # A program like those of users, which the command line starts.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 
 from lance_spark.errors import OptionError
 from lance_spark.quantity import (
     RECORD_TYPES,
+    check_choice,
+    check_number,
     format_duration,
     format_size,
     parse_duration,
@@ -159,6 +164,26 @@ def test_not_within(text: str) -> None:
 def test_within_refuses_what_its_parser_does() -> None:
     with pytest.raises(OptionError, match="is not a size"):
         within(parse_size, "1", "2k")("much")
+
+
+def test_settings_that_are_numbers() -> None:
+    for value in (1, 7, 2**70):
+        check_number("size", value, 1)
+    for value in (0, 1.0, True, "1", None):
+        text = f"size={value!r}: must be a whole number of at least 1"
+        with pytest.raises(OptionError, match=re.escape(text)):
+            check_number("size", value, 1)
+    for value in (0, 0.5, 60):
+        check_number("wait_s", value, 0, 60)
+    for value in (-1, 60.1, True, "1", math.nan, math.inf):
+        with pytest.raises(OptionError, match="must be a number from 0 to 60"):
+            check_number("wait_s", value, 0, 60)
+
+
+def test_settings_that_are_words() -> None:
+    check_choice("kind", "a", ("a", "b"))
+    with pytest.raises(OptionError, match="kind='c': must be one of a, b"):
+        check_choice("kind", "c", ("a", "b"))
 
 
 def test_names_are_those_of_the_protocol() -> None:

@@ -24,7 +24,7 @@ from lance_spark.errors import (
     OptionError,
 )
 from lance_spark.net.tls import fingerprints
-from lance_spark.store import Store
+from lance_spark.store import Store, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -224,21 +224,22 @@ def _is_let_in(principal: Principal, policy: Policy, topic_id: int) -> bool:
 # From topics and settings to the policy.
 
 
-def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
+def apply_topics(
+    store: Store, topics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, TopicRule]:
     """Create the topics of a configuration, and set their rules and retention.
 
+    Returns:
+        The rules by the names of their topics.
+
     Raises:
-        OptionError: for a rule that can't be read; nothing of it is set.
+        OptionError: for a rule that can't be read, and nothing of it is set; or for
+            another number of partitions than the topic has.
     """
     rules = {name: _read_rule(name, t.get("auth")) for name, t in topics.items()}
     for name, table in topics.items():
         try:
-            topic = (
-                store.find_topic(name)
-                # What is set for one partition is set for all.
-                or store.find_topic(f"{name}/0")
-                or store.create_topic(name)
-            )
+            topic = _find_or_make(store, name, table.get("partitions"))
         except DamagedFile as error:
             # Other topics are served; the rule holds once the topic can be opened.
             logger.error("topic %r of the configuration is left out: %s", name, error)
@@ -250,6 +251,27 @@ def apply_topics(store: Store, topics: Mapping[str, Mapping[str, Any]]) -> None:
                 store.set_retention(metadata.id, retention)
         if "auth" in table:
             set_rule(store, metadata.id, rules[name])
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _find_or_make(store: Store, name: str, partitions: int | None) -> Topic:
+    """Give a log of a topic: what is set for one partition is set for all.
+
+    Raises:
+        OptionError: the topic has another number of partitions.
+    """
+    found = store.find_topic(name) or store.find_topic(f"{name}/0")
+    if found is None:
+        if (partitions or 1) == 1:
+            return store.create_topic(name)
+        return store.create_topics({name: partitions or 1})[0]
+    there = found.metadata.partitions or 1
+    if partitions not in (None, there):
+        raise OptionError(
+            f"topic {name!r}: partitions = {partitions}; the topic has {there}, and "
+            "that can't be changed"
+        )
+    return found
 
 
 def set_rule(store: Store, topic: int, rule: TopicRule | None) -> None:
@@ -269,17 +291,6 @@ def read_rules(store: Store) -> dict[int, TopicRule]:
     metadata = [topic.metadata for topic in store.topics(default=True)]
     rules = {m.id: _read_rule(m.name, m.auth) for m in metadata}
     return {topic: rule for topic, rule in rules.items() if rule is not None}
-
-
-def read_named_rules(config: BrokerConfig) -> dict[str, TopicRule]:
-    """Read the rules that the configuration has for topics by name.
-
-    Raises:
-        OptionError: a rule or a CA file can't be read.
-    """
-    topics = config.topics.items()
-    rules = {name: _read_rule(name, table.get("auth")) for name, table in topics}
-    return {name: rule for name, rule in rules.items() if rule is not None}
 
 
 def make_policy(config: BrokerConfig, rules: Mapping[int, TopicRule]) -> Policy:

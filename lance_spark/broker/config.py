@@ -29,6 +29,7 @@ from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import ServerTls
+from lance_spark.quantity import check_choice, check_number, refuse_setting
 from lance_spark.store import StoreConfig
 
 if sys.version_info >= (3, 11):
@@ -50,6 +51,7 @@ _LOWEST: Mapping[str, float] = {
     "payload_bytes_max": 1024,
     "connections_max": 1,
     "idle_timeout_s": 0.01,
+    "idle_timeout_other_s": 0.01,
     "handshake_timeout_s": 0.01,
     "fetch_bytes_max": 1024,
     "wait_s_max": 0,
@@ -61,19 +63,20 @@ _LOWEST: Mapping[str, float] = {
     "write_queue_bytes_max": 1,
     "maintenance_interval_s": 0.01,
     "topics_max": 1,
+    "partitions_max": 1,
     "consumers_max": 1,
 }
-# Texts that may be given as paths.
-_PATHS = (
-    "data_dir",
-    "tls_cert_path",
-    "tls_key_path",
-    "tls_client_ca_path",
-    "token_file",
-)
+# Settings that may be given as paths are called so.
+_PATHS = ("_dir", "_file", "_path")
 # poll(2) can't wait much longer than this, and no setting needs to.
 _FRACTION_MAX = 30 * 24 * 3600
 _TLS = "tls_"
+# The protocol that is always served.
+LWP = "lance"
+# Marks the settings that say where to listen. A protocol besides LWP is one of them,
+# `str | None`, and an entry in `embedded.PROTOCOLS`.
+_IS_ADDRESS = "is_address"
+ADDRESS: Mapping[str, Any] = {_IS_ADDRESS: True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,9 @@ class BrokerConfig(StoreConfig):
         error_format: `json` (LWP §12.1) or `text` (LWP §5.7).
         payload_bytes_max: the largest payload of a frame.
         connections_max: how many connections are served; further ones get error 0x32.
-        idle_timeout_s: a connection that is silent for so long is closed.
+        idle_timeout_s: a connection of LWP that is silent for so long is closed.
+        idle_timeout_other_s: the same for all other protocols. Their clients send no
+            keepalives.
         handshake_timeout_s: how long a TLS handshake may take, and a client to present
             its token where one is needed.
         fetch_bytes_max: the most that one Fetch returns, apart from a single record
@@ -121,12 +126,14 @@ class BrokerConfig(StoreConfig):
             port of the loopback interface.
         ui_admin: the console may also change things.
         topics_max: how many topics clients may make.
+        partitions_max: how many partitions a topic may have.
         consumers_max: how many offsets of consumers are kept, over all topics.
         topics: topics that are made or changed at the start, by name. Each is a table
-            with `auth` (LWP §7.2) and `retention` (`max_age_secs`, `max_bytes`).
+            with `auth` (LWP §7.2), `retention` (`max_age_secs`, `max_bytes`) and
+            `partitions`, the number of them.
     """
 
-    listen: str = "127.0.0.1:0"
+    listen: str = field(default="127.0.0.1:0", metadata=ADDRESS)
     data_dir: str | None = None
     dialect: str = "lwp"
     checksum: str = "default"
@@ -136,6 +143,7 @@ class BrokerConfig(StoreConfig):
     payload_bytes_max: int = 16 * MIB + 64 * 1024
     connections_max: int = 1024
     idle_timeout_s: float = 30.0
+    idle_timeout_other_s: float = 600.0
     handshake_timeout_s: float = 10.0
     fetch_bytes_max: int = 16 * MIB
     wait_s_max: float = 30.0
@@ -154,10 +162,11 @@ class BrokerConfig(StoreConfig):
     tls_require_client_cert: bool = False
     tokens: tuple[str, ...] = field(default=(), repr=False)
     token_file: str | None = None
-    metrics: str | None = None
+    metrics: str | None = field(default=None, metadata=ADDRESS)
     ui: str | bool | None = None
     ui_admin: bool = False
     topics_max: int = 10_000
+    partitions_max: int = 256
     consumers_max: int = 100_000
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -165,18 +174,16 @@ class BrokerConfig(StoreConfig):
         # Not `super()`: a dataclass with slots is another class than the one here.
         StoreConfig.__post_init__(self)
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                _refuse(name, getattr(self, name), f"one of {', '.join(choices)}")
+            check_choice(_of_broker(name), getattr(self, name), choices)
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if setting.name in _PATHS and isinstance(value, os.PathLike):
+            if setting.name.endswith(_PATHS) and isinstance(value, os.PathLike):
                 value = os.fspath(value)
                 object.__setattr__(self, setting.name, value)
             _check_type(setting.name, str(setting.type), value)
+            if value is not None and setting.metadata.get(_IS_ADDRESS):
+                parse_address(value)
         object.__setattr__(self, "tokens", _check_tokens(self.tokens))
-        parse_address(self.listen)
-        if self.metrics is not None:
-            parse_address(self.metrics)
         self._check_ui()
         if self.payload_bytes_max > self.batch_bytes_max:
             _refuse(
@@ -188,7 +195,7 @@ class BrokerConfig(StoreConfig):
         if not isinstance(self.topics, Mapping):
             _refuse("topics", self.topics, "a table, with one for each topic in it")
         for name, table in self.topics.items():
-            check_topic_table(name, table)
+            check_topic_table(name, table, self.partitions_max)
 
     def _check_ui(self) -> None:
         if not isinstance(self.ui, str | bool | None):
@@ -209,10 +216,13 @@ class BrokerConfig(StoreConfig):
                 "clients are verified against"
             )
 
-    @property
-    def address(self) -> Address:
-        """Where to listen."""
-        return parse_address(self.listen)
+    def address_of(self, protocol: str) -> Address | None:
+        """Tell where a protocol is to be served; None if it is not.
+
+        The setting of a protocol has its name; `listen` is that of LWP.
+        """
+        text = getattr(self, "listen" if protocol == LWP else protocol)
+        return None if text is None else parse_address(text)
 
     @property
     def ui_address(self) -> Address | None:
@@ -227,6 +237,11 @@ class BrokerConfig(StoreConfig):
         if self.checksum != "default":
             return self.checksum
         return "crc32" if self.dialect == "plain" else "crc32c"
+
+    @property
+    def errors_as_text(self) -> bool:
+        """Whether errors of LWP are bare texts, as they are in the plain dialect."""
+        return self.error_format == "text" or self.dialect == "plain"
 
     def server_tls(self, topic_authorities: tuple[str, ...] = ()) -> ServerTls | None:
         """Give what a TLS server needs, None without TLS.
@@ -262,7 +277,7 @@ def parse_retention(name: str, table: Mapping[str, Any]) -> Retention:
     return Retention(table.get(keys[0], 0), table.get(keys[1], 0))
 
 
-def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
+def check_topic_table(name: str, table: Mapping[str, Any], partitions_max: int) -> None:
     """Check the table of a topic in the configuration, except for its rule.
 
     Raises:
@@ -271,30 +286,29 @@ def check_topic_table(name: str, table: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not isinstance(table, Mapping):
         raise OptionError(f"topic {name!r}: {table!r} is not a table with a name")
     for key, value in table.items():
-        if key not in ("auth", "retention") or not isinstance(value, Mapping):
+        if key == "partitions":
+            check_number(f"topic {name!r}: partitions", value, 1)
+            if value > partitions_max:
+                most = f"at most partitions_max ({partitions_max})"
+                refuse_setting(f"topic {name!r}: partitions", value, most)
+        elif key not in ("auth", "retention") or not isinstance(value, Mapping):
             raise OptionError(
                 f"topic {name!r}: {key} = {value!r}; there are the tables auth and "
-                "retention"
+                "retention, and the number partitions"
             )
     parse_retention(name, table.get("retention", {}))
 
 
 def _check_type(name: str, annotation: str, value: Any) -> None:
     """Hold a value to its type and range, as a file may have anything there."""
-    low = _LOWEST.get(name)
     if annotation == "bool" and type(value) is not bool:
         _refuse(name, value, "true or false")
     elif annotation in ("str", "str | None"):
         if not isinstance(value, str) and (value is not None or annotation == "str"):
             _refuse(name, value, "a text")
-    elif low is None:
-        return
-    elif annotation == "int":
-        if type(value) is not int or value < low:
-            _refuse(name, value, f"a whole number of at least {low:g}")
-    # NaN does not pass either.
-    elif type(value) not in (int, float) or not low <= value <= _FRACTION_MAX:
-        _refuse(name, value, f"a number from {low:g} to {_FRACTION_MAX}")
+    elif name in _LOWEST:
+        most = None if annotation == "int" else _FRACTION_MAX
+        check_number(_of_broker(name), value, _LOWEST[name], most)
 
 
 def _check_tokens(tokens: Any) -> tuple[str, ...]:
@@ -306,7 +320,11 @@ def _check_tokens(tokens: Any) -> tuple[str, ...]:
 
 
 def _refuse(name: str, value: object, wanted: str) -> NoReturn:
-    raise OptionError(f"broker setting {name}={value!r}: must be {wanted}")
+    refuse_setting(_of_broker(name), value, wanted)
+
+
+def _of_broker(name: str) -> str:
+    return f"broker setting {name}"
 
 
 # The configuration file.

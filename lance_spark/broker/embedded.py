@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,27 +16,28 @@ from typing import Any
 from lance_spark.broker.access import (
     apply_topics,
     make_policy,
-    read_named_rules,
     read_rules,
     read_tokens,
 )
-from lance_spark.broker.config import BrokerConfig, check_name
+from lance_spark.broker.config import LWP, BrokerConfig, check_name
 from lance_spark.broker.console import Console
+from lance_spark.broker.exchange import Exchange
 from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
-from lance_spark.broker.server import Endpoint, Server
+from lance_spark.broker.server import Endpoint, Server, SessionMaker
 from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
 from lance_spark.store.files import Files
-from lance_spark.wire.lwp import scan
+from lance_spark.wire.lwp import read_records, scan, write_records
 
 logger = logging.getLogger(__name__)
 
-# The sessions of each protocol, by the name that `address_of` takes.
-_PROTOCOLS = {"lance": session_maker}
+# The sessions of each protocol, by the name that `address_of` takes. That of all but
+# LWP is also the name of the setting that turns the protocol on.
+PROTOCOLS: dict[str, SessionMaker] = {LWP: session_maker}
 
 
 class EmbeddedBroker:
@@ -69,10 +71,9 @@ class EmbeddedBroker:
         self._files = files
         # Where each protocol was served last: the next start takes the same addresses.
         self._addresses: dict[str, Address] = {}
-        # Removes the temporary directory, at the latest when Python ends.
-        self._temporary: weakref.finalize[Any, Any] | None = None
         self._data_dir: Path | None = None
-        self._store: Store | None = None
+        # Ends what was started, the last one first.
+        self._started = ExitStack()
         self._service: Service | None = None
         self._server: Server | None = None
         self._exporter: Exporter | None = None
@@ -88,7 +89,7 @@ class EmbeddedBroker:
         Raises:
             LanceError: it was not started yet.
         """
-        return self.address_of("lance")
+        return self.address_of(LWP)
 
     def address_of(self, protocol: str) -> str:
         """Give `host:port` that clients of a protocol connect to.
@@ -170,24 +171,27 @@ class EmbeddedBroker:
         return self
 
     def _start(self) -> None:
-        config = self.config
+        config, started = self.config, self._started
         self._data_dir = self._find_directory()
-        self._store = Store(
-            self._data_dir,
-            framing=scan,
-            config=config,
-            files=self._files,
-            observe_sync=self.metrics.observe_sync,
+        store = started.enter_context(
+            Store(
+                self._data_dir,
+                framing=scan,
+                config=config,
+                files=self._files,
+                observe_sync=self.metrics.observe_sync,
+            )
         )
-        apply_topics(self._store, config.topics)
-        rules = read_rules(self._store)
+        named = apply_topics(store, config.topics)
+        rules = read_rules(store)
         self._service = Service(
-            self._store,
+            store,
             policy=make_policy(config, rules),
             tokens=read_tokens(config),
-            named=read_named_rules(config),
+            named=named,
             metrics=self.metrics,
             topics_max=config.topics_max,
+            partitions_max=config.partitions_max,
             consumers_max=config.consumers_max,
         )
         if rules and not config.tls_enabled:
@@ -197,19 +201,24 @@ class EmbeddedBroker:
             )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
-            self._service,
+            Exchange(
+                self._service, read_records=read_records, write_records=write_records
+            ),
             config,
             endpoints=[
-                Endpoint(name, self._addresses.get(name, config.address), maker)
-                for name, maker in _PROTOCOLS.items()
+                Endpoint(name, self._addresses.get(name, address), maker)
+                for name, maker in PROTOCOLS.items()
+                if (address := config.address_of(name)) is not None
             ],
             tls=self._make_tls(authorities),
         )
-        self._addresses = {n: self._server.address_of(n) for n in _PROTOCOLS}
+        started.callback(self._server.stop)
+        self._addresses = dict(self._server.addresses)
         if config.metrics is not None:
             self._exporter = Exporter(
                 self.metrics, self._service.gauges, parse_address(config.metrics)
             )
+            started.callback(self._exporter.stop)
             self._exporter.start()
         if config.ui_address is not None:
             self._start_console(self._ui_address or config.ui_address)
@@ -225,9 +234,10 @@ class EmbeddedBroker:
             self._service,
             self.config,
             address=address,
-            broker_address=self._addresses["lance"],
+            broker_address=self._addresses[LWP],
             tls=None if settings is None else make_server_context(settings),
         )
+        self._started.callback(self._console.stop)
         self._console.start()
         # Once more at the same address, as browsers know it.
         self._ui_address = replace(address, port=self._console.address.port)
@@ -241,26 +251,16 @@ class EmbeddedBroker:
         if self.config.data_dir is not None:
             return Path(self.config.data_dir)
         path = tempfile.mkdtemp(prefix="lance-broker-")
-        self._temporary = weakref.finalize(self, _remove, path, os.getpid())
+        # Removed at the latest when Python ends.
+        self._started.callback(weakref.finalize(self, _remove, path, os.getpid()))
         return Path(path)
 
     def stop(self) -> None:
         """End all connections, make everything durable, and let go of the directory."""
-        if self._console is not None:
-            self._console.stop()
-        if self._server is not None:
-            self._server.stop()
-        if self._exporter is not None:
-            self._exporter.stop()
         try:
-            if self._store is not None:
-                self._store.close()
+            self._started.close()
         finally:
-            self._server = self._exporter = self._service = self._store = None
-            self._console = None
-            if self._temporary is not None:
-                self._temporary()
-                self._temporary = None
+            self._server = self._exporter = self._service = self._console = None
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lance_spark.broker.access import Principal
-from lance_spark.broker.service import READ_ATTEMPTS, Service
-from lance_spark.errors import LimitReached, OutOfRange, StorageError, UnknownTopic
-from lance_spark.model import Bounds, Buffer, Retention
+from lance_spark.broker.service import Service
+from lance_spark.errors import OffsetOutOfRange, StorageError, UnknownTopic
+from lance_spark.model import Bounds, Buffer, Partition, Retention
 from lance_spark.records import Records
 from lance_spark.store import Appended, Slice, Topic, View
-
-# How many partitions a client may give a topic: each is a directory and open files.
-PARTITIONS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Exchange:
         read_records: Callable[[Buffer], Records],
         write_records: Callable[[Records], Buffer],
     ) -> None:
-        self._service = service
+        self.service = service
         self._read_records = read_records
         self._write_records = write_records
 
@@ -71,25 +68,36 @@ class Exchange:
     def topics(self, client: Principal) -> list[Family]:
         """List the topics that a client may see, by name."""
         families: dict[str, dict[int, Topic]] = {}
-        for log in self._service.topics(client):
+        for log in self.service.topics(client):
             partition = log.metadata.partition
             families.setdefault(partition.topic, {})[partition.number] = log
         return [_gather(name, logs) for name, logs in sorted(families.items())]
 
-    def find(self, client: Principal, topic: str, partition: int = 0) -> int:
+    def find(self, client: Principal, topic: str, partition: int | None = 0) -> int:
         """Give the id of the log of a partition.
+
+        Args:
+            client: who asks.
+            topic: the topic's name. That of a partition, such as `orders/1`, is no
+                topic's.
+            partition: its number. None in a protocol without partitions: then `topic`
+                is the name of a log, as in LWP.
 
         Raises:
             UnknownTopic: there is no such topic or partition.
+            PartitionedTopic: the topic has several, and the client knows of none.
             AccessDenied: it is not for this client.
         """
-        name = f"{topic}/{partition}"
-        # The two never exist together.
-        names = [name] if partition else [topic, name]
-        found = self._service.resolve(client, names)
-        if not found:
-            raise UnknownTopic(name if partition else topic)
-        return next(iter(found.values()))
+        names = [] if partition else [topic]
+        if partition is not None:
+            names.append(f"{topic}/{partition}")
+        for log in self.service.resolve(client, names).values():
+            found = self.service.topic(client, log).metadata.partition
+            if partition is None or found == Partition(topic, partition):
+                return log
+        if partition is None:
+            self.service.check_log_name(client, topic)
+        raise UnknownTopic(names[-1] if partition else topic)
 
     def create(
         self,
@@ -103,21 +111,17 @@ class Exchange:
 
         Raises:
             TopicAlreadyExists, InvalidName, AccessDenied: it can't be created.
-            LimitReached: it asks for too many partitions, or there are too many topics.
+            InvalidPartitionCount: it can't have so many partitions.
+            LimitReached: there are too many topics.
         """
-        if partitions > PARTITIONS_MAX:
-            raise LimitReached(
-                f"topic {topic!r} can't have {partitions} partitions: at most "
-                f"{PARTITIONS_MAX} are allowed"
-            )
-        logs = self._service.create_topics(client, topic, partitions, retention)
+        logs = self.service.create_topics(client, topic, partitions, retention)
         return _gather(topic, {log.metadata.partition.number: log for log in logs})
 
     # Records.
 
     def bounds(self, client: Principal, log: int) -> Bounds:
         """Give the number of the first record that can be read, and of the next."""
-        return self._service.view(client, log).records
+        return self.service.view(client, log).records
 
     def store(
         self,
@@ -140,7 +144,7 @@ class Exchange:
             RowError: the stored format can't hold one of them.
         """
         data = self._write_records(records)
-        return self._service.append(client, log, 0, data, expected_record=expected)
+        return self.service.append(client, log, 0, data, expected_record=expected)
 
     def load(
         self, client: Principal, log: int, start: int, *, max_bytes: int
@@ -154,21 +158,24 @@ class Exchange:
             max_bytes: the most to read of what is stored, unless one record is larger.
 
         Raises:
-            OutOfRange: there is no record of that number, any more or yet.
+            OffsetOutOfRange: there is no record of that number, any more or yet; the
+                details have `log_start` and `log_end`, as numbers.
             StorageError: what is stored there is not records, or damaged.
         """
-        for _ in range(READ_ATTEMPTS):
-            view = self._service.view(client, log)
+
+        def look(view: View) -> Loaded:
             bounds = view.records
             if not bounds.start <= start <= bounds.end:
-                raise OutOfRange(start, bounds.start, bounds.end)
-            try:
-                found, records = self._read(view, log, start, max_bytes)
-            except OutOfRange:
-                continue  # Retention was quicker than this view.
-            self._service.metrics.fetched(log, len(records), len(found))
+                raise OffsetOutOfRange(
+                    f"Record {start} is not in the log of topic {log}, which has "
+                    f"[{bounds.start}, {bounds.end})",
+                    details={"log_start": bounds.start, "log_end": bounds.end},
+                )
+            found, records = self._read(view, log, start, max_bytes)
+            self.service.metrics.fetched(log, len(records), len(found))
             return Loaded(records, bounds)
-        raise StorageError(f"log {log} is being cut faster than it is read")
+
+        return self.service.look(client, log, look)
 
     def _read(
         self, view: View, log: int, start: int, max_bytes: int
@@ -181,6 +188,21 @@ class Exchange:
             if records.fault is None and len(records) == found.records:
                 return found, replace(records, base=start, positions=None, nexts=None)
         raise StorageError(f"log {log}: what is stored as record {start} is no record")
+
+    # Consumers.
+
+    def commit(self, client: Principal, log: int, group: str, record: int) -> None:
+        """Keep the number of the record that a group reads next, durably.
+
+        Raises:
+            OffsetOutOfRange: the log does not reach so far.
+            LimitReached: the group's name is empty or too long.
+        """
+        self.service.commit_offset(client, log, group, record)
+
+    def committed(self, client: Principal, log: int, group: str) -> int | None:
+        """Tell which record a group reads next; None if it has committed nothing."""
+        return self.service.committed_offset(client, log, group)
 
 
 def _gather(name: str, logs: Mapping[int, Topic]) -> Family:

@@ -20,7 +20,7 @@ from lance_spark.errors import (
     StorageError,
     UnknownTopic,
 )
-from lance_spark.store import Store
+from lance_spark.store import Store, Topic
 
 # Stands for a topic that does not exist yet; no topic ever gets this id.
 _NO_TOPIC = 2**32 - 1
@@ -74,7 +74,7 @@ class Gate:
         A rule of the configuration counts also while the topic does not exist.
         """
         try:
-            found = self._store.find_topic(name)
+            found = self._find(name)
         except DamagedFile:
             return True  # It may be a topic whose name and rules can't be read.
         if found is None:
@@ -109,7 +109,7 @@ class Gate:
         Raises:
             AuthenticationRequired, AccessDenied: the client may not.
         """
-        found = self._store.find_topic(name)
+        found = self._find(name)
         if found is not None:
             self.admit(client, found.metadata.id)
             return
@@ -119,6 +119,10 @@ class Gate:
                 f"Access denied: client '{client.name}' not authorized for topic "
                 f"'{name}'"
             )
+
+    def _find(self, name: str) -> Topic | None:
+        # All partitions of a topic have the same rule.
+        return self._store.find_topic(name) or self._store.find_topic(f"{name}/0")
 
     def _may_make(self, client: Principal, name: str) -> bool:
         if self.policy.tie(client.common_name) is not None:

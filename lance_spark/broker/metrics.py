@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
@@ -74,22 +74,18 @@ class Traffic:
     bytes_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
-    """All counters at one moment; `traffic` counts deleted topics, too."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionCounts:
+    """Counters of all connections, or of those of one protocol."""
 
     connections_opened: int = 0
     connections_closed: int = 0
     connections_refused: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
+    requests_refused: int = 0
     backpressure_frames: int = 0
     keepalives_dropped: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    topics: Mapping[int, Traffic] = field(default_factory=dict)
-    requests: Mapping[str, Latencies] = field(default_factory=dict)
-    syncs: Latencies = field(default_factory=Latencies)
-    errors: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def connections(self) -> int:
@@ -97,8 +93,20 @@ class MetricsSnapshot:
         return self.connections_opened - self.connections_closed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSnapshot(ConnectionCounts):
+    """All counters at one moment; `traffic` counts deleted topics, too."""
+
+    protocols: Mapping[str, ConnectionCounts] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    topics: Mapping[int, Traffic] = field(default_factory=dict)
+    requests: Mapping[str, Latencies] = field(default_factory=dict)
+    syncs: Latencies = field(default_factory=Latencies)
+    errors: Mapping[int, int] = field(default_factory=dict)
+
+
 _BUCKETS = len(LATENCY_BUCKETS_S) + 1
-_COUNTERS = tuple(f.name for f in fields(MetricsSnapshot) if f.type == "int")
+_COUNTERS = tuple(f.name for f in fields(ConnectionCounts))
 
 
 class Metrics:
@@ -107,19 +115,22 @@ class Metrics:
     def __init__(self) -> None:
         # One lock for all: it is held for a few additions only.
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(_COUNTERS, 0)
+        # The fields of `ConnectionCounts`, by protocol.
+        self._counts: dict[str, dict[str, int]] = defaultdict(
+            lambda: dict.fromkeys(_COUNTERS, 0)
+        )
         self._errors: Counter[int] = Counter()
         # The fields of `Traffic`: of all topics, and by topic.
         self._traffic = [0, 0, 0, 0]
-        self._topics: dict[int, list[int]] = {}
+        self._topics: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         # The counts of `Latencies`, and behind them the sum.
-        self._requests: dict[str, list[float]] = {}
+        self._requests: dict[str, list[float]] = defaultdict(_new_histogram)
         self._syncs = _new_histogram()
 
-    def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter, by the name of its field in `MetricsSnapshot`."""
+    def count(self, protocol: str, name: str, by: int = 1) -> None:
+        """Add to a counter, by the name of its field in `ConnectionCounts`."""
         with self._lock:
-            self._counts[name] += by
+            self._counts[protocol][name] += by
 
     def observe_request(self, command: str, seconds: float) -> None:
         """Count a request and the time that it took.
@@ -130,8 +141,6 @@ class Metrics:
             seconds: how long it took.
         """
         with self._lock:
-            if command not in self._requests:
-                self._requests[command] = _new_histogram()
             _observe(self._requests[command], seconds)
 
     def observe_sync(self, seconds: float) -> None:
@@ -146,25 +155,20 @@ class Metrics:
 
     def appended(self, topic_id: int | None, records: int, bytes: int) -> None:
         """Count records that were stored, for a topic or for none that exists yet."""
-        with self._lock:
-            self._traffic[0] += records
-            self._traffic[1] += bytes
-            if topic_id is not None:
-                topic = self._of_topic(topic_id)
-                topic[0] += records
-                topic[1] += bytes
+        self._add(topic_id, 0, records, bytes)
 
     def fetched(self, topic_id: int, records: int, bytes: int) -> None:
         """Count records that were sent."""
-        with self._lock:
-            for counts in (self._traffic, self._of_topic(topic_id)):
-                counts[2] += records
-                counts[3] += bytes
+        self._add(topic_id, 2, records, bytes)
 
-    def _of_topic(self, topic_id: int) -> list[int]:
-        if topic_id not in self._topics:
-            self._topics[topic_id] = [0, 0, 0, 0]
-        return self._topics[topic_id]
+    def _add(self, topic_id: int | None, at: int, records: int, bytes: int) -> None:
+        with self._lock:
+            self._traffic[at] += records
+            self._traffic[at + 1] += bytes
+            if topic_id is not None:
+                topic = self._topics[topic_id]
+                topic[at] += records
+                topic[at + 1] += bytes
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop the counters of a topic that was deleted; the totals keep them."""
@@ -184,8 +188,13 @@ class Metrics:
     def snapshot(self) -> MetricsSnapshot:
         """Copy all counters, as of one moment."""
         with self._lock:
+            counts = {name: ConnectionCounts(**c) for name, c in self._counts.items()}
+            totals = {
+                name: sum(c[name] for c in self._counts.values()) for name in _COUNTERS
+            }
             return MetricsSnapshot(
-                **self._counts,
+                **totals,
+                protocols=counts,
                 traffic=Traffic(*self._traffic),
                 topics={topic: Traffic(*c) for topic, c in self._topics.items()},
                 requests={name: _freeze(h) for name, h in self._requests.items()},
@@ -251,6 +260,11 @@ def _histogram(name: str, help: str, *labels: str) -> MetricSpec:
     return MetricSpec(f"{_PREFIX}{name}_seconds", "histogram", help, labels, source)
 
 
+def _of_protocol(spec: MetricSpec) -> MetricSpec:
+    name = spec.name.replace(_PREFIX, f"{_PREFIX}protocol_")
+    return replace(spec, name=name, labels=("protocol",))
+
+
 def _topic_counter(source: str, help: str) -> MetricSpec:
     return replace(_counter(f"topic_{source}", help, "topic"), source=source)
 
@@ -266,6 +280,10 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("connections_refused", "Connections that were turned away."),
     _counter("received_bytes", "Bytes that came over all connections."),
     _counter("sent_bytes", "Bytes that went over all connections."),
+    _of_protocol(_gauge("connections", "Connections of a protocol, open now.")),
+    _of_protocol(_counter("received_bytes", "Bytes that came over a protocol.")),
+    _of_protocol(_counter("sent_bytes", "Bytes that went over a protocol.")),
+    _of_protocol(_counter("requests_refused", "Requests answered with an error.")),
     _traffic("records_in", "Records stored, deleted topics included."),
     _traffic("bytes_in", "Bytes of records stored, deleted topics included."),
     _traffic("records_out", "Records fetched, deleted topics included."),
@@ -310,6 +328,8 @@ def _read(
         # One without traffic shows zeros, so that its series starts with the topic.
         none, traffic = Traffic(), counters.topics
         return [((topic.name,), read(traffic.get(topic.id, none))) for topic in topics]
+    if spec.labels == ("protocol",):
+        return [((name,), read(of)) for name, of in sorted(counters.protocols.items())]
     found = read(counters)
     if spec.labels == ("code",):
         return [((f"0x{code:02X}",), count) for code, count in sorted(found.items())]
@@ -363,7 +383,7 @@ class Exporter:
                 "pip install 'lance-spark[metrics]'"
             ) from error
         registry = CollectorRegistry()
-        registry.register(cast("Collector", _Collector(self._metrics, self._topics)))
+        registry.register(cast("Collector", self))
         host, port = self._address.host, self._address.port
         try:
             server, thread = start_http_server(port, host, registry)
@@ -384,36 +404,11 @@ class Exporter:
         self._server.server_close()
         self._server = self._thread = None
 
-
-def _bound_scrapes(server: WSGIServer) -> None:
-    """Give connections a timeout, as those of the library have none."""
-
-    class Handler(server.RequestHandlerClass):  # type: ignore[name-defined,misc]
-        timeout = _SCRAPE_TIMEOUT_S
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except OSError as error:
-                # The server would print it with its traceback.
-                logger.debug("metrics: a scrape ended early: %s", error)
-
-    server.RequestHandlerClass = Handler
-
-
-class _Collector:
-    """What a registry asks at each scrape."""
-
-    def __init__(
-        self, metrics: Metrics, topics: Callable[[], Iterable[TopicGauge]]
-    ) -> None:
-        self._metrics = metrics
-        self._topics = topics
+    # What the registry asks for.
 
     def describe(self) -> Iterator[Metric]:
         """Give the metrics without values, so that a scrape can ask for some."""
-        for spec in METRICS:
-            yield _make_family(spec)
+        return map(_make_family, METRICS)
 
     def collect(self) -> Iterator[Metric]:
         """Give the metrics of now."""
@@ -432,6 +427,22 @@ class _Collector:
                 else:
                     family.add_metric(labels, value)
             yield family
+
+
+def _bound_scrapes(server: WSGIServer) -> None:
+    """Give connections a timeout, as those of the library have none."""
+
+    class Handler(server.RequestHandlerClass):  # type: ignore[name-defined,misc]
+        timeout = _SCRAPE_TIMEOUT_S
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except OSError as error:
+                # The server would print it with its traceback.
+                logger.debug("metrics: a scrape ended early: %s", error)
+
+    server.RequestHandlerClass = Handler
 
 
 def _make_family(spec: MetricSpec) -> Any:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lance_spark.broker.budget import Budget
 from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.service import Service
+from lance_spark.broker.exchange import Exchange
 from lance_spark.broker.session import Session, Shared
 from lance_spark.broker.turn import Turns
 from lance_spark.errors import ConnectionLimit, LanceError
@@ -43,6 +43,9 @@ _OTHER_FILES = 64
 MakeSession = Callable[[Stream], Session[Any]]
 
 
+SessionMaker = Callable[[Shared], MakeSession]
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where one protocol is served, and by which sessions.
@@ -56,7 +59,16 @@ class Endpoint:
 
     protocol: str
     address: Address
-    session_maker: Callable[[Shared], MakeSession]
+    session_maker: SessionMaker
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """Where connections of a protocol come in, and what makes their sessions."""
+
+    protocol: str
+    listener: Listener
+    make_session: MakeSession
 
 
 class Server:
@@ -64,7 +76,7 @@ class Server:
 
     def __init__(
         self,
-        service: Service,
+        exchange: Exchange,
         config: BrokerConfig,
         *,
         endpoints: Sequence[Endpoint],
@@ -75,11 +87,11 @@ class Server:
         Raises:
             OptionError: an address can't be had.
         """
-        self._service = service
+        self._service = exchange.service
         self._config = config
         self._tls = tls
         self._shared = Shared(
-            service,
+            exchange,
             config,
             Budget(config.memory_bytes_max),
             Budget(config.write_queue_bytes_max),
@@ -93,10 +105,8 @@ class Server:
         self._strangers: dict[threading.Thread, Session[Any] | None] = {}
         self._refusals: set[threading.Thread] = set()
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._maintain, name="lance-maintain", daemon=True)
-        ]
-        self._listeners: dict[str, Listener] = {}
+        self._threads = [_make_thread("maintain", self._maintain)]
+        self._doors: list[_Door] = []
         try:
             for endpoint in endpoints:
                 self._listen(endpoint)
@@ -104,9 +114,10 @@ class Server:
             self._stop_listening()
             raise
 
-    def address_of(self, protocol: str) -> Address:
-        """Give the address where a protocol is served, with the real port."""
-        return self._listeners[protocol].address
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        """Where each protocol is served, with the real port."""
+        return self._shared.addresses
 
     def start(self) -> None:
         """Begin to serve."""
@@ -116,8 +127,8 @@ class Server:
     def stop(self) -> None:
         """Stop accepting, end all connections, and wait for their threads."""
         self._stopping.set()
-        for listener in self._listeners.values():
-            listener.stop()
+        for door in self._doors:
+            door.listener.stop()
         deadline = Deadline.after(_STOP_TIMEOUT_S)
         for thread in self._threads:
             if thread.ident is not None:
@@ -141,31 +152,27 @@ class Server:
     # Accepting.
 
     def _listen(self, endpoint: Endpoint) -> None:
-        make_session = endpoint.session_maker(self._shared)
-        listener = self._listeners[endpoint.protocol] = Listener(endpoint.address)
-        self._threads.append(
-            threading.Thread(
-                target=self._accept,
-                args=(listener, make_session),
-                name=f"lance-accept-{endpoint.protocol}",
-                daemon=True,
-            )
-        )
+        protocol = endpoint.protocol
+        make_session = endpoint.session_maker(replace(self._shared, protocol=protocol))
+        door = _Door(protocol, Listener(endpoint.address), make_session)
+        self._doors.append(door)
+        self._shared.addresses[protocol] = door.listener.address
+        self._threads.append(_make_thread(f"accept-{protocol}", self._accept, door))
 
     def _stop_listening(self) -> None:
-        for listener in self._listeners.values():
-            listener.close()
+        for door in self._doors:
+            door.listener.close()
 
-    def _accept(self, listener: Listener, make_session: MakeSession) -> None:
-        while (stream := listener.accept()) is not None:
+    def _accept(self, door: _Door) -> None:
+        while (stream := door.listener.accept()) is not None:
             try:
-                self._admit(stream, make_session)
+                self._admit(stream, door)
             except RuntimeError as error:
                 # No more threads: this client has to try again, the others go on.
                 logger.error("%s: no thread for it: %s", stream.peer, error)
                 stream.close()
 
-    def _admit(self, stream: SocketStream, make_session: MakeSession) -> None:
+    def _admit(self, stream: SocketStream, door: _Door) -> None:
         with self._lock:
             if self._stopping.is_set():
                 stream.close()
@@ -173,30 +180,26 @@ class Server:
             served = len(self._streams) - len(self._refusals)
             refused = served >= self._config.connections_max
             if refused:
-                self._service.metrics.count("connections_refused")
+                self._service.metrics.count(door.protocol, "connections_refused")
                 if len(self._refusals) >= _REFUSALS_MAX:
                     stream.close()
                     return
-            thread = threading.Thread(
-                target=self._serve,
-                args=(stream, make_session, refused),
-                name=f"lance-session-{stream.peer}",
-                daemon=True,
-            )
+            name = f"session-{stream.peer}"
+            thread = _make_thread(name, self._serve, stream, door, refused)
             # Known before it runs: `stop` must not miss it.
             self._streams[thread] = stream
             if refused:
                 self._refusals.add(thread)
-            elif self._service.policy.token_required:
+            elif self._service.gate.policy.token_required:
                 self._strangers[thread] = None
-                self._drop_stranger()
+                self._drop_stranger(door.protocol)
             try:
                 thread.start()
             except RuntimeError:
                 self._forget(thread)
                 raise
 
-    def _drop_stranger(self) -> None:
+    def _drop_stranger(self, protocol: str) -> None:
         """End the oldest connection without a token, if there are too many of them.
 
         An honest client presents its token with its first frame, so that the one that
@@ -209,16 +212,16 @@ class Server:
         if len(self._strangers) > max(1, self._config.connections_max // 2):
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            self._service.metrics.count("connections_refused")
+            self._service.metrics.count(protocol, "connections_refused")
             self._streams[oldest].abort()
 
-    def _serve(self, stream: Stream, make_session: MakeSession, refused: bool) -> None:
+    def _serve(self, stream: Stream, door: _Door, refused: bool) -> None:
         thread, metrics = threading.current_thread(), self._service.metrics
         if not refused:
-            metrics.count("connections_opened")
+            metrics.count(door.protocol, "connections_opened")
         try:
             stream = self._shake_hands(stream)
-            session = make_session(stream)
+            session = door.make_session(stream)
             if refused:
                 limit = self._config.connections_max
                 text = f"Connection limit reached: {limit} connections"
@@ -238,7 +241,7 @@ class Server:
             with self._lock:
                 self._forget(thread)
             if not refused:
-                metrics.count("connections_closed")
+                metrics.count(door.protocol, "connections_closed")
 
     def _shake_hands(self, stream: Stream) -> Stream:
         if self._tls is None:
@@ -267,6 +270,14 @@ class Server:
                 logger.exception("maintenance failed")
 
 
+def _make_thread(
+    name: str, target: Callable[..., None], *arguments: object
+) -> threading.Thread:
+    return threading.Thread(
+        target=target, args=arguments, name=f"lance-{name}", daemon=True
+    )
+
+
 def _make_room(config: BrokerConfig) -> None:
     """Raise the limit of open files to what the settings may need, or warn."""
     segments = 2 * config.open_segments_max
@@ -274,13 +285,11 @@ def _make_room(config: BrokerConfig) -> None:
     limit = raise_file_limit(wanted)
     if limit < wanted:
         logger.warning(
-            "%d open files are allowed, up to %d may be needed: %d for each of "
-            "connections_max=%d, 2 for each of open_segments_max=%d, and %d more; "
-            "raise ulimit -n, or lower these settings",
+            "%d open files are allowed, up to %d may be needed: %s; raise ulimit -n, "
+            "or lower these settings",
             limit,
             wanted,
-            _CONNECTION_FILES,
-            config.connections_max,
-            config.open_segments_max,
-            _OTHER_FILES,
+            f"{_CONNECTION_FILES} for each of connections_max="
+            f"{config.connections_max}, 2 for each of open_segments_max="
+            f"{config.open_segments_max}, and {_OTHER_FILES} more",
         )

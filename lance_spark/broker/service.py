@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +26,13 @@ from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.gate import Gate
 from lance_spark.broker.group import Assigned, GroupDescription, Groups, Joined
 from lance_spark.broker.metrics import Metrics, TopicGauge
-from lance_spark.errors import (
-    BrokerError,
-    InvalidName,
-    LanceError,
-    OutOfRange,
-    StageUnknown,
-    TopicExists,
-    UnknownTopic,
-)
-from lance_spark.model import Buffer, Location, Retention
+from lance_spark.errors import BrokerError, LanceError
+from lance_spark.model import Buffer, CommitStatus, Location, Retention
 from lance_spark.store import (
     DEFAULT_TOPIC,
     FIRST_STAGE_ID,
     Appended,
     CommitResult,
-    CommitStatus,
     ConsumerKey,
     Finding,
     NamedStage,
@@ -58,7 +50,9 @@ logger = logging.getLogger(__name__)
 # oldest are forgotten.
 _SUBSCRIPTIONS_MAX = 100_000
 # A read meets retention at most a few times in a row before it finds data.
-READ_ATTEMPTS = 10
+_LOOKS_MAX = 10
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,9 @@ class Service:
         metrics: what is counted.
         groups: the coordinator of groups.
         topics_max: how many topics clients may make.
-        consumers_max: how many offsets of consumers are kept, over all topics.
+        partitions_max: how many partitions a client may give a topic.
+        consumers_max: how many positions of consumers and groups are kept, over all
+            topics.
     """
 
     def __init__(
@@ -102,6 +98,7 @@ class Service:
         metrics: Metrics | None = None,
         groups: Groups | None = None,
         topics_max: int = 10_000,
+        partitions_max: int = 256,
         consumers_max: int = 100_000,
     ) -> None:
         self.store = store
@@ -109,39 +106,13 @@ class Service:
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()
         self._topics_max = topics_max
+        self._partitions_max = partitions_max
         self._consumers_max = consumers_max
         self._lock = Lock()
-        self._subscriptions: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._subscriptions: OrderedDict[ConsumerKey, int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
         self._version_base = time.time_ns() >> 20 << 20
-
-    # Clients.
-
-    @property
-    def policy(self) -> Policy:
-        """The rules of access as they are now."""
-        return self.gate.policy
-
-    def authenticate(self, client: Principal, token: str) -> Principal:
-        """Check a token; give the client with it.
-
-        Raises:
-            AuthenticationFailed: no setting has that token.
-        """
-        return self.gate.authenticate(client, token)
-
-    def check_client(self, client: Principal) -> None:
-        """Refuse a client that may not even ask.
-
-        Raises:
-            AuthenticationRequired: it has presented no token.
-        """
-        self.gate.admit(client, None)
-
-    def may_see(self, client: Principal, topic: int) -> bool:
-        """Tell whether a topic exists for a client."""
-        return self.gate.may_see(client, topic)
 
     @property
     def data_dir(self) -> Path:
@@ -164,13 +135,14 @@ class Service:
         """List the topics that a client may see."""
         self.gate.admit(client, None)
         topics = self.store.topics()
-        return [topic for topic in topics if self.may_see(client, topic.metadata.id)]
+        return [
+            topic for topic in topics if self.gate.may_see(client, topic.metadata.id)
+        ]
 
     def hidden_topics(self, client: Principal) -> int:
         """Count the topics that a client may not see."""
         self.gate.admit(client, None)
-        ids = (topic.metadata.id for topic in self.store.topics())
-        return sum(not self.may_see(client, topic) for topic in ids)
+        return len(self.store.topics()) - len(self.topics(client))
 
     def topic(self, client: Principal, topic: int) -> Topic:
         """Find a topic."""
@@ -192,6 +164,18 @@ class Service:
                 ids[name] = found.metadata.id
         return ids
 
+    def check_log_name(self, client: Principal, name: str) -> None:
+        """Refuse the name of a topic with several partitions, where one log is meant.
+
+        Raises:
+            PartitionedTopic: the text names the partitions.
+            AccessDenied: the topic is not for this client.
+        """
+        self.gate.admit_name(client, name)
+        partitions = self.store.partitions(name)
+        if partitions > 1:
+            raise errors.PartitionedTopic(name, partitions)
+
     def create_topic(
         self, client: Principal, name: str, retention: Retention | None = None
     ) -> Topic:
@@ -205,10 +189,20 @@ class Service:
         partitions: int,
         retention: Retention | None = None,
     ) -> list[Topic]:
-        """Create a topic with partitions, all of them or none; give their logs."""
+        """Create a topic with partitions, all of them or none; give their logs.
+
+        Raises:
+            InvalidPartitionCount: there can't be so many partitions.
+        """
         self.gate.admit_name(client, name)
         if not name:
-            raise InvalidName("Topic name required")
+            raise errors.InvalidName("Topic name required")
+        most = self._partitions_max
+        if not 1 <= partitions <= most:
+            raise errors.InvalidPartitionCount(
+                f"topic {name!r} can't have {partitions} partitions: a topic has 1 to "
+                f"{most} (partitions_max)"
+            )
         most = self._topics_max
         try:
             if partitions == 1:
@@ -217,7 +211,7 @@ class Service:
             return self.store.create_topics(
                 {name: partitions}, retention=retention, topics_max=most
             )
-        except TopicExists as error:
+        except errors.TopicExists as error:
             text = f"Topic '{name}' already exists"
             raise errors.TopicAlreadyExists(text) from error
 
@@ -230,7 +224,7 @@ class Service:
         self.store.delete_topic(topic)
         self.metrics.forget_topic(topic)
         with self._lock:
-            for key in [k for k in self._subscriptions if k[1] == topic]:
+            for key in [k for k in self._subscriptions if k.topic == topic]:
                 del self._subscriptions[key]
 
     def set_retention(
@@ -284,7 +278,7 @@ class Service:
             stage = self.store.stage(target)
             if not self.gate.may_use(client, stage.metadata.topic):
                 # As if it were not there: a denial would tell what it is for.
-                raise StageUnknown(f"stage {target} is not open")
+                raise errors.StageUnknown(f"stage {target} is not open")
             appended = self.store.append_stage(
                 target, batch, data, starts, data_crc=data_crc, wait=False
             )
@@ -312,7 +306,7 @@ class Service:
         self, client: Principal, topic: str, writer: str, sequence: int
     ) -> int:
         """Open a stage for a topic that need not exist."""
-        self.gate.admit_name(client, topic)
+        self.check_log_name(client, topic)
         self._check_room(topic)
         return self.store.open_stage(topic, writer, sequence)
 
@@ -340,7 +334,7 @@ class Service:
         if result.status is not CommitStatus.COMMITTED:
             # The client named no stage that still exists, and learns of topics.
             for committed in result.ranges:
-                if not self.may_see(client, committed.topic):
+                if not self.gate.may_see(client, committed.topic):
                     raise self._deny_writer(client, writer)
         return result
 
@@ -412,34 +406,43 @@ class Service:
         An offset before the log's start is served from there, one behind its end with
         nothing. `snap` moves a start inside a record to the next one.
         """
-        for _ in range(READ_ATTEMPTS):
-            view = self.view(client, topic)
+
+        def look(view: View) -> Reading:
             at = min(max(start, view.start.offset), view.end.offset)
-            try:
-                if snap:
-                    at = view.locate_offset(at).offset
-                if max_bytes == 0:
-                    return Reading(Slice(at, at, 0), view.end.offset)
-                found = view.read(at, max_bytes, whole_batches=True)
-            except OutOfRange:
-                continue  # Retention was quicker than this view.
+            if snap:
+                at = view.locate_offset(at).offset
+            if max_bytes == 0:
+                return Reading(Slice(at, at, 0), view.end.offset)
+            found = view.read(at, max_bytes, whole_batches=True)
             self.metrics.fetched(topic, found.records, len(found))
             return Reading(found, view.end.offset)
-        raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
+
+        return self.look(client, topic, look)
 
     def locate(self, client: Principal, topic: int, kind: str, value: int) -> Location:
         """Find a record boundary: by `offset`, `record`, `time`, `start` or `end`."""
-        for _ in range(READ_ATTEMPTS):
-            view = self.view(client, topic)
+
+        def look(view: View) -> Location:
+            if kind == "offset":
+                return view.locate_offset(value)
+            if kind == "record":
+                return view.locate_record(value)
+            if kind == "time":
+                return view.locate_time(value)
+            return view.locate_start() if kind == "start" else view.locate_end()
+
+        return self.look(client, topic, look)
+
+    def look(self, client: Principal, topic: int, look: Callable[[View], T]) -> T:
+        """Look at a topic, once more when retention was quicker than the view.
+
+        Raises:
+            StorageError: retention always was.
+        """
+        for _ in range(_LOOKS_MAX):
             try:
-                if kind == "offset":
-                    return view.locate_offset(value)
-                if kind == "record":
-                    return view.locate_record(value)
-                if kind == "time":
-                    return view.locate_time(value)
-                return view.locate_start() if kind == "start" else view.locate_end()
-            except OutOfRange:
+                return look(self.view(client, topic))
+            except errors.OutOfRange:
                 continue
         raise errors.StorageError(f"topic {topic} is being cut faster than it is read")
 
@@ -450,7 +453,7 @@ class Service:
             self.gate.admit(client, topic)
             try:
                 ends[topic] = self.store.topic(topic).log.visible.offset
-            except UnknownTopic:
+            except errors.UnknownTopic:
                 continue
         return ends
 
@@ -473,9 +476,10 @@ class Service:
     ) -> int:
         """Note a consumer, and tell where it starts; 0 stands for its last commit."""
         view = self.view(client, topic)
+        key = ConsumerKey(consumer, topic)
         with self._lock:
-            self._subscriptions[consumer, topic] = max_batch_bytes
-            self._subscriptions.move_to_end((consumer, topic))
+            self._subscriptions[key] = max_batch_bytes
+            self._subscriptions.move_to_end(key)
             if len(self._subscriptions) > _SUBSCRIPTIONS_MAX:
                 self._subscriptions.popitem(last=False)
         if start == 0:
@@ -486,20 +490,23 @@ class Service:
         """Forget a consumer."""
         self.gate.admit(client, topic)
         with self._lock:
-            found = self._subscriptions.pop((consumer, topic), None)
+            found = self._subscriptions.pop(ConsumerKey(consumer, topic), None)
         if found is None:
             raise errors.ConsumerNotFound(
                 f"Consumer {consumer} is not subscribed to topic {topic}"
             )
 
     def commit_offset(
-        self, client: Principal, topic: int, consumer: int, offset: int
+        self, client: Principal, topic: int, consumer: int | str, offset: int
     ) -> None:
-        """Keep the offset of a consumer durably."""
-        end = self.view(client, topic).end.offset
+        """Keep the offset of a consumer durably, or the record number of a group."""
+        is_group = isinstance(consumer, str)
+        at = self.view(client, topic).end
+        end = at.record if is_group else at.offset
         if offset > end:
+            what = "Record" if is_group else "Offset"
             raise errors.OffsetOutOfRange(
-                f"Offset {offset} is beyond the end {end} of topic {topic}",
+                f"{what} {offset} is beyond the end {end} of topic {topic}",
                 details={"log_end": end},
             )
         known = self.store.committed_offset(consumer, topic) is not None
@@ -510,32 +517,35 @@ class Service:
             )
         self.store.commit_offset(consumer, topic, offset)
 
+    def committed_offset(
+        self, client: Principal, topic: int, consumer: int | str
+    ) -> int | None:
+        """Tell what a consumer or group has committed; None if it has not."""
+        self.gate.admit(client, topic)
+        return self.store.committed_offset(consumer, topic)
+
     def consumers(self, client: Principal, topic: int) -> list[ConsumerState]:
         """List the consumers of a topic that are subscribed or have committed."""
         self.gate.admit(client, topic)
-        offsets = self.store.committed_offsets(topic)
-        committed = {ConsumerKey(c, topic): at for c, at in offsets.items()}
-        return self._describe_consumers(committed, lambda t: t == topic).get(topic, [])
+        return self._describe_consumers(lambda t: t == topic).get(topic, [])
 
     def all_consumers(self, client: Principal) -> dict[int, list[ConsumerState]]:
         """List the consumers of all topics that a client may see, by topic."""
         self.gate.admit(client, None)
-        committed = self.store.consumer_offsets()
-        return self._describe_consumers(committed, lambda t: self.may_see(client, t))
+        return self._describe_consumers(lambda t: self.gate.may_see(client, t))
 
     def _describe_consumers(
-        self, committed: Mapping[ConsumerKey, int], is_shown: Callable[[int], bool]
+        self, is_shown: Callable[[int], bool]
     ) -> dict[int, list[ConsumerState]]:
+        committed = self.store.consumer_offsets()
         with self._lock:
             subscribed = dict(self._subscriptions)
-        keys = sorted(committed.keys() | subscribed.keys())
+        keys = committed.keys() | subscribed.keys()
         shown = {topic for topic in {topic for _, topic in keys} if is_shown(topic)}
         found: dict[int, list[ConsumerState]] = {}
-        for consumer, topic in keys:
-            if topic in shown:
-                key = ConsumerKey(consumer, topic)
-                state = ConsumerState(consumer, committed.get(key), subscribed.get(key))
-                found.setdefault(topic, []).append(state)
+        for key in sorted(key for key in keys if key[1] in shown):
+            state = ConsumerState(key[0], committed.get(key), subscribed.get(key))
+            found.setdefault(key[1], []).append(state)
         return found
 
     # Groups. A member is as protected as what it subscribes to.
@@ -553,7 +563,7 @@ class Service:
         """Join a group, or change what a member subscribes to."""
         self._admit_member(client, group, member)
         for name in topics:
-            self.gate.admit_name(client, name)
+            self.check_log_name(client, name)
         return self.groups.join(
             group, member, topics, strategy, session_timeout_s=session_timeout_s
         )
@@ -681,6 +691,9 @@ def to_broker_error(error: Exception) -> BrokerError:
         return error
     if isinstance(error, errors.UnknownTopic):
         return _unknown_topic(error)
+    if isinstance(error, errors.AppendConflict):
+        found = {"next_record": error.next_record}
+        return errors.AppendConflictError(str(error), details=found)
     for met, said in _REFUSALS:
         if isinstance(error, met):
             return said(str(error))

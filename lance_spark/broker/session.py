@@ -24,13 +24,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 from lance_spark.broker.access import Principal
 from lance_spark.broker.budget import Budget
-from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.service import Service, to_broker_error
+from lance_spark.broker.config import LWP, BrokerConfig
+from lance_spark.broker.exchange import Exchange
+from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.turn import Turn, Turns
 from lance_spark.errors import (
     Backpressure,
@@ -41,15 +42,20 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.model import Buffer
+from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
 from lance_spark.store import Appended, Slice
+from lance_spark.wire.assembler import Assembler
 
 logger = logging.getLogger(__name__)
 
 # Answers that are owed at once, in number and in bytes of what they confirm.
 _OWED_MAX = 256
 _OWED_BYTES_MAX = 4 * 1024 * 1024
+# The largest payload of a client that has yet to present its token: the token has to
+# fit, and nothing else is looked into.
+STRANGER_BYTES_MAX = 64 * 1024
 # Requests of one connection that stand at once.
 STANDING_MAX = 256
 # What one position of a standing request costs: itself, its place in the list that is
@@ -59,8 +65,8 @@ WAIT_POSITION_BYTES = 512
 PIECE_BYTES = 256 * 1024
 # So much of a file is sent within one timeout: progress counts, not the whole.
 _SEND_BYTES = 1024 * 1024
-# While others wait for memory, a client that sends nothing of a payload it has begun
-# for so long is disconnected.
+# While others wait for memory, a client is disconnected that for so long sends nothing
+# of a payload it has begun, or does not take an answer that holds memory.
 _STALL_S = 2.0
 # Meanwhile all others have to send at least so much of it in that time.
 _PACE_BYTES = 64 * 1024
@@ -70,43 +76,24 @@ _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 2.0
 
 FrameT = TypeVar("FrameT")
-FrameT_co = TypeVar("FrameT_co", covariant=True)
-
-
-class Assembler(Protocol[FrameT_co]):
-    """Puts the frames of a connection together from bytes, in whatever pieces."""
-
-    @property
-    def payload_missing(self) -> int:
-        """How many bytes of the present frame's payload are still to come."""
-
-    @property
-    def payload_bytes_next(self) -> int:
-        """How large the payload's buffer is once the next bytes are read."""
-
-    def buffer_for_read(self) -> memoryview:
-        """Give the place for the next bytes."""
-
-    def bytes_written(self, size: int) -> None:
-        """Take note of bytes at the start of that place."""
-
-    def next_frame(self) -> FrameT_co | None:
-        """Give the next frame; None until more bytes have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all sessions of a server have in common."""
+    """What all sessions of a protocol, and but for its name of a server, share."""
 
-    service: Service
+    exchange: Exchange
     config: BrokerConfig
     # Payloads that are being received or looked at.
     memory: Budget
     # Batches that are written and not yet durable.
     queue: Budget
-    # StandingRequest requests and large answers; a part of the memory.
+    # Standing requests and large answers; a part of the memory.
     waiting: Budget
     turns: Turns
+    # Where each protocol is served.
+    addresses: dict[str, Address] = field(default_factory=dict)
+    protocol: str = LWP
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +107,7 @@ class Owed:
     began_s: float
 
 
+@dataclass(eq=False, slots=True)
 class StandingRequest:
     """A request that is answered later, while further ones are read and answered.
 
@@ -133,35 +121,49 @@ class StandingRequest:
         topics: a change of the list of topics counts, too.
         frame: what `_refuse` is given when an attempt fails. Its payload is not
             counted here, so that it should have none.
+        command: by what name the request is counted when it is done; not at all if
+            there is none.
     """
 
-    __slots__ = (
-        "attempt",
-        "deadline",
-        "frame",
-        "is_due",
-        "positions",
-        "size",
-        "topics",
-    )
+    positions: Mapping[int, int]
+    attempt: Callable[[bool], bool]
+    wait_s: InitVar[float]
+    topics: bool = field(default=False, kw_only=True)
+    frame: Any = field(default=None, kw_only=True)
+    command: str = field(default="", kw_only=True)
+    began_s: float = field(init=False)
+    deadline: Deadline = field(init=False)
+    size: int = field(init=False)
+    # Set by any thread that has news; cleared by the session before it looks.
+    is_due: bool = field(default=True, init=False)
 
-    def __init__(
-        self,
-        positions: Mapping[int, int],
-        attempt: Callable[[bool], bool],
-        wait_s: float,
-        *,
-        topics: bool = False,
-        frame: Any = None,
-    ) -> None:
-        self.positions = positions
-        self.attempt = attempt
-        self.frame = frame
+    def __post_init__(self, wait_s: float) -> None:
+        self.began_s = time.perf_counter()
         self.deadline = Deadline.after(wait_s)
-        self.topics = topics
-        self.size = max(1, len(positions)) * WAIT_POSITION_BYTES
-        # Set by any thread that has news; cleared by the session before it looks.
-        self.is_due = True
+        self.size = max(1, len(self.positions)) * WAIT_POSITION_BYTES
+
+
+class _ImpatientDeadline(Deadline):
+    """A deadline that passes after the stall time while a condition holds."""
+
+    __slots__ = ("_is_wanted", "_stalls_at_s")
+
+    def __init__(self, timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+        now = time.monotonic()
+        super().__init__(now + timeout_s, time.monotonic)
+        self._stalls_at_s = now + _STALL_S
+        self._is_wanted = is_wanted
+
+    def remaining(self) -> float:
+        """Return the seconds until the deadline may pass: it is to be asked then."""
+        stalls_s = self._stalls_at_s - self._clock()
+        # The condition may come to hold at any time, and no event tells of it.
+        return min(super().remaining(), stalls_s if stalls_s > 0 else _STALL_S / 10)
+
+    @property
+    def expired(self) -> bool:
+        is_stalling = self._clock() >= self._stalls_at_s
+        return (is_stalling and self._is_wanted()) or super().expired
 
 
 class Session(ABC, Generic[FrameT]):
@@ -170,21 +172,35 @@ class Session(ABC, Generic[FrameT]):
     Args:
         stream: the connection.
         shared: what the sessions of the server share.
-        idle_timeout_s: how long the client may send nothing while no request stands.
+        idle_timeout_s: how long the client may send nothing while no request stands;
+            `idle_timeout_other_s` if not given.
     """
 
-    def __init__(self, stream: Stream, shared: Shared, *, idle_timeout_s: float):
+    # Whether clients can present a token. Where they can't, a verified certificate
+    # stands for one.
+    CARRIES_TOKEN: ClassVar[bool] = False
+
+    def __init__(
+        self, stream: Stream, shared: Shared, *, idle_timeout_s: float | None = None
+    ):
         self._stream = stream
-        self._service = shared.service
+        self._exchange = shared.exchange
+        self._service = shared.exchange.service
         self._config = shared.config
-        self._metrics = shared.service.metrics
+        self._metrics = self._service.metrics
+        self._protocol = shared.protocol
         self._memory = shared.memory
         self._queue = shared.queue
         self._waiting = shared.waiting
         # Taken for everything but waiting: given back before each send, receive, and
         # wait for memory or the disk, and taken again where there is more to do.
         self._turn = Turn(shared.turns)
-        self._idle_timeout_s = idle_timeout_s
+        self._idle_timeout_s = idle_timeout_s or shared.config.idle_timeout_other_s
+        self._client = Principal()
+        if (known := stream.certificate) is not None:
+            self._client = Principal(
+                known.common_name, known.chain, not self.CARRIES_TOKEN
+            )
         self._parser = self._make_parser()
         self._owed: list[Owed] = []
         self._owed_bytes = 0
@@ -204,22 +220,24 @@ class Session(ABC, Generic[FrameT]):
         # When the present request was looked at first, for the metrics.
         self._began_s = 0.0
         self._ending = False
-        certificate = stream.certificate
-        self._client = (
-            Principal()
-            if certificate is None
-            else Principal(certificate.common_name, certificate.chain)
-        )
 
     @property
     def is_admitted(self) -> bool:
         """Whether the client has presented its token, or needs none."""
-        return self._client.authenticated or not self._service.policy.token_required
+        return (
+            self._client.authenticated or not self._service.gate.policy.token_required
+        )
+
+    @property
+    def _payload_bytes_max(self) -> int:
+        """The largest payload that the client may send now."""
+        most = self._config.payload_bytes_max
+        return most if self.is_admitted else min(most, STRANGER_BYTES_MAX)
 
     # What a protocol brings.
 
     @abstractmethod
-    def _make_parser(self) -> Assembler[FrameT]:
+    def _make_parser(self) -> Assembler[Any, FrameT]:
         """Make what turns bytes into frames; called once, by the constructor."""
 
     @abstractmethod
@@ -243,6 +261,16 @@ class Session(ABC, Generic[FrameT]):
 
     def _slow_down(self) -> None:
         """Ask the client to send more slowly, where the protocol can."""
+
+    # Metrics.
+
+    def _count(self, name: str, by: int = 1) -> None:
+        self._metrics.count(self._protocol, name, by)
+
+    def _observe(self, command: str, began_s: float) -> None:
+        """Count a request; `command` is nothing that a client can make up."""
+        name = command if self._protocol == LWP else f"{self._protocol}.{command}"
+        self._metrics.observe_request(name, time.perf_counter() - began_s)
 
     # Running.
 
@@ -297,7 +325,11 @@ class Session(ABC, Generic[FrameT]):
         except ConnectionLost:
             raise
         except Exception as error:
-            self._refuse(to_broker_error(error), frame)
+            self._refuse_counted(error, frame)
+
+    def _refuse_counted(self, error: Exception, frame: FrameT | None) -> None:
+        self._count("requests_refused")
+        self._refuse(to_broker_error(error), frame)
 
     # Receiving.
 
@@ -331,7 +363,7 @@ class Session(ABC, Generic[FrameT]):
         if size == 0:
             return False
         self._turn.take()
-        self._metrics.count("received_bytes", size)
+        self._count("received_bytes", size)
         self._parser.bytes_written(size)
         return True
 
@@ -386,7 +418,8 @@ class Session(ABC, Generic[FrameT]):
         if more <= 0 or self._hold(more):
             return True
         logger.info("%s: closed: no memory for it", self._stream.peer)
-        self._refuse(Backpressure("no memory for the batch: send it again"), None)
+        lack = Backpressure("no memory for the batch: send it again")
+        self._refuse_counted(lack, None)
         self._linger()
         return False
 
@@ -488,6 +521,7 @@ class Session(ABC, Generic[FrameT]):
                 )
                 failures.append(None)
             except LanceError as error:
+                self._count("requests_refused")
                 failures.append(error)
         if len(self._owed) > 1:
             # A sync wakes all sessions that wait for it at the same moment; what they
@@ -582,12 +616,14 @@ class Session(ABC, Generic[FrameT]):
             raise
         except Exception as error:
             is_done = True
-            self._refuse(to_broker_error(error), standing.frame)
+            self._refuse_counted(error, standing.frame)
         finally:
             # A payload that is being received keeps its own.
             self._free_memory(lent, reserved)
         if (is_done or final) and standing in self._standing:
             self._end(standing)
+            if standing.command:
+                self._observe(standing.command, standing.began_s)
 
     def _wait_standing(self) -> None:
         """Wait until the client sends more; meanwhile answer what stands.
@@ -649,14 +685,25 @@ class Session(ABC, Generic[FrameT]):
             self._piece = memoryview(bytearray(PIECE_BYTES))
         return found.pieces(self._piece)
 
+    def _sending_deadline(self) -> Deadline:
+        timeout_s = self._config.idle_timeout_s
+        if not self._reserved:
+            return Deadline.after(timeout_s)
+        return _ImpatientDeadline(timeout_s, self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        """Tell whether another session waits for what this one holds."""
+        lacking = self._lent > 0 and self._waiting.is_short
+        return lacking or self._memory.is_short
+
     def _transmit(
         self, size: int, send: Callable[..., None], *arguments: object
     ) -> None:
         try:
-            send(*arguments, Deadline.after(self._config.idle_timeout_s))
+            send(*arguments, self._sending_deadline())
         except ConnectionLost:
             raise
         except LanceError as error:
             # A frame that is cut off can't be followed by another one.
             raise ConnectionLost(f"{self._stream.peer}: gave up: {error}") from error
-        self._metrics.count("sent_bytes", size)
+        self._count("sent_bytes", size)

@@ -25,6 +25,9 @@ _PAUSE_S = 0.1
 _LOG_INTERVAL_S = 60.0
 # Waiting for a connection has no end; it is only divided into parts.
 _ACCEPT_WAIT_S = 3600.0
+# A client that answers nothing for two minutes is gone: a machine without power says no
+# goodbye, and many protocols have no keepalives of their own.
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 _ADVICE = {
     errno.EADDRINUSE: "it is already in use; choose another port, or 0 for a free one",
     errno.EACCES: "it is not allowed; ports below 1024 need privileges",
@@ -84,6 +87,11 @@ class Listener:
             if error.errno not in _CLIENT_GONE:
                 self._pause(error)
             return None
+        # Not every system has all of them.
+        with suppress(OSError, AttributeError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         return SocketStream(sock, str(Address(where[0], where[1])))
 
     def _pause(self, error: OSError) -> None:

@@ -57,7 +57,7 @@ class EntryLogHead(NamedTuple):
     """What the start of a file says.
 
     Args:
-        version: 1 or 2.
+        version: 1, 2, or a later one of this file.
         start: where the first entry is.
         mark: how far entries are durable; version 1 can't tell.
         faults: what is damaged; entries may be sound all the same.
@@ -71,9 +71,9 @@ class EntryLogHead(NamedTuple):
     torn: bool = False
 
 
-def encode_head(magic: bytes, mark: DurableMark) -> bytes:
+def encode_head(magic: bytes, mark: DurableMark, version: int = VERSION) -> bytes:
     """Encode the start of a new file, where both marks say the same."""
-    head = _HEAD.pack(magic, VERSION, crc32c(magic + VERSION.to_bytes(4, "little")))
+    head = _HEAD.pack(magic, version, crc32c(magic + version.to_bytes(4, "little")))
     return head + b"".join(encode_mark(mark._replace(turn=n)) for n in (0, 1))
 
 
@@ -89,14 +89,19 @@ def mark_position(mark: DurableMark) -> int:
 
 
 def write_beside(
-    files: Files, path: Path, magic: bytes, body: bytes, state: int = 0
+    files: Files,
+    path: Path,
+    magic: bytes,
+    body: bytes,
+    state: int = 0,
+    version: int = VERSION,
 ) -> tuple[File, DurableMark]:
     """Write a new file, durably, beside the one that it is to replace."""
     beside = path.with_name(path.name + ".tmp")
     remove_if_there(files, beside)
     mark = DurableMark(HEAD_BYTES + len(body), state=state)
     file = files.open(beside, create=True)
-    file.pwrite(encode_head(magic, mark) + body, 0)
+    file.pwrite(encode_head(magic, mark, version) + body, 0)
     file.sync()
     return file, mark
 
@@ -110,7 +115,9 @@ def move_mark(file: File, old: DurableMark, end: int, state: int = 0) -> Durable
     return mark
 
 
-def decode_head(data: bytes, magic: bytes, what: str) -> EntryLogHead | None:
+def decode_head(
+    data: bytes, magic: bytes, what: str, newest: int = VERSION
+) -> EntryLogHead | None:
     """Read the start of a file; None if there is not even room for one.
 
     Raises:
@@ -122,7 +129,7 @@ def decode_head(data: bytes, magic: bytes, what: str) -> EntryLogHead | None:
     marks = [m for m in map(_decode_mark, (data, data), (0, 1)) if m is not None]
     mark = max(marks, key=lambda m: m.turn, default=NO_MARK)
     sound = crc == crc32c(data[:12]) and found == magic
-    if sound and version != VERSION:
+    if sound and not VERSION <= version <= newest:
         raise StoreError(f"{what} version {version}, which is not supported")
     if (found, version, crc) == (magic, 1, 0):
         return EntryLogHead(1, _START_1, NO_MARK)
@@ -132,7 +139,8 @@ def decode_head(data: bytes, magic: bytes, what: str) -> EntryLogHead | None:
     if not marks:
         faults = (*faults, "both of its marks are damaged")
     start = min(HEAD_BYTES, len(data))
-    return EntryLogHead(VERSION, start, mark, faults, torn=len(marks) == 1)
+    version = version if sound else VERSION
+    return EntryLogHead(version, start, mark, faults, torn=len(marks) == 1)
 
 
 def _decode_mark(data: bytes, number: int) -> DurableMark | None:

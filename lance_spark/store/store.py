@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lance_spark.errors import (
     AppendConflict,
     DamagedFile,
+    LimitReached,
     StoreClosed,
     StoreError,
     StoreWriteFailed,
@@ -30,7 +31,13 @@ from lance_spark.model import Buffer, Framing, Location, Retention
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
-from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
+from lance_spark.store.consumers import (
+    GROUP_BYTES_MAX,
+    ConsumerKey,
+    Consumers,
+    Key,
+    parse_consumers,
+)
 from lance_spark.store.context import Context, Finding, Findings, Wake, Watchers
 from lance_spark.store.decisions import Decisions
 from lance_spark.store.document import (
@@ -200,10 +207,12 @@ class Store:
         if parsed.damaged or parsed.faults:
             self._if_room("keep a copy", lambda: keep_copy(self._files, path))
         has = self._catalog.has
+        found: list[tuple[Key, int]] = [*parsed.offsets.items()]
+        found += parsed.records.items()
         return Consumers(
             self._files,
             path,
-            {k: o for k, o in parsed.offsets.items() if has(k.topic)},
+            {key: at for key, at in found if has(key.topic)},
             sync=self.config.fsync is not Fsync.NONE,
             prepare=identity.prepare,
         )
@@ -603,26 +612,43 @@ class Store:
 
     # Consumers.
 
-    def commit_offset(self, consumer: int, topic: int, offset: int) -> None:
+    def commit_offset(self, consumer: int | str, topic: int, offset: int) -> None:
         """Remember how far a consumer has come in a topic, durably.
 
+        Args:
+            consumer: its number; or the name of a group, and then `offset` is a record
+                number.
+            topic: the topic's id.
+            offset: how far it has come.
+
         Raises:
-            StoreError: the consumer or the offset is not a u64.
+            StoreError: a number is not a u64.
+            LimitReached: a name is empty or too long.
         """
         self.topic(topic)
-        for what, number in (("consumer", consumer), ("offset", offset)):
+        numbers = {"offset": offset}
+        if isinstance(consumer, str):
+            size = len(consumer.encode("utf-8", "surrogatepass"))
+            if not 1 <= size <= GROUP_BYTES_MAX:
+                raise LimitReached(
+                    f"the name of a group has {size} bytes: must be from 1 to "
+                    f"{GROUP_BYTES_MAX}"
+                )
+        else:
+            numbers["consumer"] = consumer
+        for what, number in numbers.items():
             if not isinstance(number, int) or not 0 <= number < 2**64:
                 raise StoreError(f"{what} {number!r} is not a number of 64 bits")
         self._consumers.commit(consumer, topic, offset)
 
-    def committed_offset(self, consumer: int, topic: int) -> int | None:
-        """Tell how far a consumer has come in a topic."""
+    def committed_offset(self, consumer: int | str, topic: int) -> int | None:
+        """Tell how far a consumer has come in a topic; see `commit_offset`."""
         self._check_open()
         return self._consumers.committed(consumer, topic)
 
     @property
     def consumer_count(self) -> int:
-        """How many pairs of consumer and topic have an offset."""
+        """How many pairs of consumer or group and topic have committed."""
         return len(self._consumers)
 
     def committed_offsets(self, topic: int) -> dict[int, int]:

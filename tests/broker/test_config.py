@@ -31,7 +31,7 @@ TEXTS = [f.name for f in fields(BrokerConfig) if f.type in ("str", "str | None")
 
 def test_what_is_there_without_settings() -> None:
     config = BrokerConfig()
-    assert config.address == Address("127.0.0.1", 0)
+    assert config.address_of("lance") == Address("127.0.0.1", 0)
     assert DEFAULT_PORT == 1992
     assert config.fsync is Fsync.BATCH
     assert config.payload_bytes_max == PAYLOAD_BYTES_MAX == 16 * 1024 * 1024 + 65536
@@ -136,7 +136,7 @@ def test_texts(name: str) -> None:
 def test_addresses_are_read_at_once(name: str) -> None:
     with pytest.raises(OptionError, match="nowhere"):
         BrokerConfig(**{name: "nowhere"})
-    assert BrokerConfig(listen="[::1]:1992").address == Address("::1", 1992)
+    assert BrokerConfig(listen="[::1]:1992").address_of("lance") == Address("::1", 1992)
     assert BrokerConfig(metrics="localhost:0").metrics == "localhost:0"
 
 
@@ -210,6 +210,9 @@ def test_what_the_tls_server_gets() -> None:
         ({"a": {"retention": {"max_bytes": 1.5}}}, "max_bytes = 1.5; there are"),
         ({"a": {"retention": {"max_bytes": True}}}, "max_bytes = True; there are"),
         ({"a": {"retention": {"max_age_secs": -1}}}, "neither can be negative"),
+        ({"a": {"partitions": 0}}, "topic 'a': partitions=0: must be a whole number"),
+        ({"a": {"partitions": True}}, "topic 'a': partitions=True: must be a whole"),
+        ({"a": {"partitions": 257}}, r"partitions=257: must be at most .* \(256\)"),
     ],
 )
 def test_topics_that_make_no_sense(topics: Any, text: str) -> None:

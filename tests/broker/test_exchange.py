@@ -8,18 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lance_spark.broker import exchange as module
-from lance_spark.broker.access import Principal, TopicRule, apply_topics, read_rules
+from lance_spark.broker.access import (
+    Policy,
+    Principal,
+    TopicRule,
+    apply_topics,
+    read_rules,
+)
+from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.exchange import Exchange
-from lance_spark.broker.service import Service
+from lance_spark.broker.service import Service, to_broker_error
 from lance_spark.errors import (
     AccessDenied,
     AppendConflict,
+    AppendConflictError,
     InvalidName,
+    InvalidPartitionCount,
+    InvalidPayload,
     LimitReached,
-    OutOfRange,
+    OffsetOutOfRange,
+    OptionError,
+    PartitionedTopic,
     StorageError,
+    Timeout,
     TopicAlreadyExists,
+    TopicNotFound,
     UnknownTopic,
 )
 from lance_spark.model import Bounds, Retention
@@ -102,9 +115,44 @@ def test_a_topic_with_partitions_is_a_family_of_logs(
         exchange.find(ME, "orders", 3)
 
 
-def test_topics_that_can_not_be_created(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+def test_a_name_with_a_number_is_no_topic(exchange: Exchange) -> None:
+    """For clients without partitions, `orders/1` is a log; for others it is none."""
+    family = exchange.create(ME, "orders", 2)
+    exchange.create(ME, "events")
+    for partition in (0, 1):
+        with pytest.raises(UnknownTopic, match="orders/1"):
+            exchange.find(ME, "orders/1", partition)
+    assert exchange.find(ME, "orders/1", None) == family.logs[1].metadata.id
+    assert exchange.find(ME, "events", None) == exchange.find(ME, "events")
+    with pytest.raises(PartitionedTopic, match="'orders/0' to 'orders/1'") as error:
+        exchange.find(ME, "orders", None)
+    told = to_broker_error(error.value)
+    assert isinstance(told, TopicNotFound) and "has 2 partitions" in told.message
+    with pytest.raises(UnknownTopic):
+        exchange.find(ME, "other", None)
+
+
+def test_a_topic_with_partitions_is_no_log_for_lwp(
+    exchange: Exchange, service: Service
 ) -> None:
+    exchange.create(ME, "orders", 2)
+    for call in (
+        lambda: service.open_stage(ME, "orders", "w", 1),
+        lambda: service.commit_stages(ME, "w", 1, stages=[], overwrite=["orders"]),
+        lambda: service.join_group(
+            ME,
+            "g",
+            "",
+            topics=["orders"],
+            strategy=Strategy.RANGE,
+            session_timeout_s=10,
+        ),
+    ):
+        with pytest.raises(PartitionedTopic, match="has 2 partitions: name one"):
+            call()
+
+
+def test_topics_that_can_not_be_created(exchange: Exchange, store: Store) -> None:
     exchange.create(ME, "orders", 2)
     for partitions in (1, 2, 5):
         with pytest.raises(TopicAlreadyExists, match="orders"):
@@ -114,9 +162,10 @@ def test_topics_that_can_not_be_created(
             exchange.create(ME, name, 2)
     with pytest.raises(LimitReached, match="topics_max"):
         exchange.create(ME, "many", 9)
-    monkeypatch.setattr(module, "PARTITIONS_MAX", 4)
-    with pytest.raises(LimitReached, match="at most 4 are allowed"):
-        exchange.create(ME, "wide", 5)
+    exchange = make_exchange(Service(store, partitions_max=4))
+    for partitions in (-1, 0, 5):
+        with pytest.raises(InvalidPartitionCount, match="a topic has 1 to 4"):
+            exchange.create(ME, "wide", partitions)
     assert [family.name for family in exchange.topics(ME)] == ["orders"]
 
 
@@ -138,9 +187,28 @@ def test_a_rule_covers_all_partitions(store: Store) -> None:
             lambda log=log: exchange.bounds(ME, log.metadata.id),
             lambda log=log: exchange.store(ME, log.metadata.id, make(b"x")),
             lambda log=log: exchange.load(ME, log.metadata.id, 0, max_bytes=9),
+            lambda log=log: exchange.commit(ME, log.metadata.id, "g", 0),
+            lambda log=log: exchange.committed(ME, log.metadata.id, "g"),
         ):
             with pytest.raises(AccessDenied):
                 call()
+    for call in (
+        lambda: exchange.create(ME, "orders", 2),
+        lambda: exchange.find(ME, "orders", None),
+    ):
+        with pytest.raises(AccessDenied):
+            call()
+
+
+def test_the_rule_of_a_partition_hides_the_topic(store: Store) -> None:
+    """Also when no configuration names it: what exists must not be told."""
+    store.create_topics({"orders": 2}, auth={"mtls_enabled": True})
+    policy = Policy(rules=read_rules(store))
+    exchange = make_exchange(Service(store, policy=policy))
+    assert exchange.topics(ME) == []
+    for partition in (None, 0, 1):
+        with pytest.raises(AccessDenied):
+            exchange.find(ME, "orders", partition)
     with pytest.raises(AccessDenied):
         exchange.create(ME, "orders", 2)
 
@@ -152,6 +220,17 @@ def test_the_configuration_of_a_partitioned_topic(store: Store) -> None:
     assert {log.metadata.id for log in logs} == read_rules(store).keys()
     for log in store.topics():
         assert log.metadata.retention == Retention(0, 9)
+
+
+def test_the_configuration_makes_partitions(store: Store) -> None:
+    for _ in range(2):  # Also when the topics are there.
+        apply_topics(store, {"orders": {"partitions": 3}, "one": {"partitions": 1}})
+        assert (store.partitions("orders"), store.partitions("one")) == (3, 1)
+    apply_topics(store, {"orders": {"retention": {"max_bytes": 9}}})
+    assert {log.metadata.retention.max_bytes for log in store.topics()} == {0, 9}
+    for name, partitions in (("orders", 4), ("one", 2), ("orders", 1)):
+        with pytest.raises(OptionError, match="and that can't be changed"):
+            apply_topics(store, {name: {"partitions": partitions}})
 
 
 # Records.
@@ -171,8 +250,9 @@ def test_records_by_number(exchange: Exchange, service: Service) -> None:
         assert loaded.records.find_nexts().tolist() == list(range(start + 1, 5))
     assert len(exchange.load(ME, log, 4, max_bytes=1000).records) == 0
     for start in (-1, 5, 2**64 - 1):
-        with pytest.raises(OutOfRange):
+        with pytest.raises(OffsetOutOfRange) as error:
             exchange.load(ME, log, start, max_bytes=1000)
+        assert error.value.details == {"log_start": 0, "log_end": 4}
     traffic = service.metrics.snapshot().topics[log]
     assert (traffic.records_in, traffic.records_out) == (4, 4 + 3)
 
@@ -195,8 +275,13 @@ def test_an_append_that_expects_a_number(exchange: Exchange) -> None:
     log = exchange.create(ME, "orders").logs[0].metadata.id
     exchange.store(ME, log, make(b"a", b"b"), expected=0)
     for expected in (0, 1, 3):
-        with pytest.raises(AppendConflict, match="the next record is number 2"):
+        with pytest.raises(
+            AppendConflict, match="the next record is number 2"
+        ) as error:
             exchange.store(ME, log, make(b"c"), expected=expected)
+        told = to_broker_error(error.value)
+        assert isinstance(told, AppendConflictError)
+        assert told.details == {"next_record": 2}
     appended = exchange.store(ME, log, make(b"c"), expected=2)
     assert appended.records == 1
     assert exchange.bounds(ME, log) == Bounds(0, 3)
@@ -209,7 +294,7 @@ def test_records_that_retention_has_dropped(exchange: Exchange, store: Store) ->
     store.maintain()
     bounds = exchange.bounds(ME, log)
     assert 0 < bounds.start < bounds.end == 20
-    with pytest.raises(OutOfRange):
+    with pytest.raises(OffsetOutOfRange, match=r"has \[\d+, 20\)"):
         exchange.load(ME, log, 0, max_bytes=1000)
     loaded = exchange.load(ME, log, bounds.start, max_bytes=1000)
     assert values_of(loaded.records)[0] == b"%020d" % bounds.start
@@ -234,3 +319,53 @@ def test_bytes_that_are_no_records_are_a_storage_error(
     with pytest.raises(StorageError, match="stored as record 2 is no record"):
         exchange.load(ME, log, 2, max_bytes=1000)
     assert values_of(exchange.load(ME, log, 3, max_bytes=1000).records) == [b"c"]
+
+
+def test_a_conflict_is_answered_once_the_records_are_durable(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(wait_timeout_s=0.05)
+    with Store(directory / "slow", framing=scan, config=config) as store:
+        exchange = make_exchange(Service(store))
+        log = exchange.create(ME, "orders").logs[0].metadata.id
+        with monkeypatch.context() as patched:
+            # The syncer is not told of the append: nothing makes it durable.
+            patched.setattr(Store, "_request_sync", lambda store, log: None)
+            exchange.store(ME, log, make(b"a"), expected=0)
+            with pytest.raises(Timeout):
+                exchange.store(ME, log, make(b"b"), expected=0)
+        store.sync()
+        with pytest.raises(AppendConflict, match="record is number 1"):
+            exchange.store(ME, log, make(b"b"), expected=0)
+        assert exchange.bounds(ME, log) == Bounds(0, 1)
+
+
+# Consumers.
+
+
+def test_groups_commit_record_numbers(exchange: Exchange, service: Service) -> None:
+    log = exchange.create(ME, "orders", 2).logs[1].metadata.id
+    exchange.store(ME, log, make(b"a", b"b", b"c"))
+    assert exchange.committed(ME, log, "spark") is None
+    for number in (3, 2):  # A group may go back.
+        exchange.commit(ME, log, "spark", number)
+        assert exchange.committed(ME, log, "spark") == number
+    service.commit_offset(ME, log, 7, 6)  # LWP's consumer, in bytes.
+    assert [state.consumer for state in service.consumers(ME, log)] == [7]
+    assert list(service.lags().values()) == [12]
+    with pytest.raises(OffsetOutOfRange, match="Record 4 is beyond the end 3"):
+        exchange.commit(ME, log, "spark", 4)
+    for name in ("", "x" * 256):
+        with pytest.raises(LimitReached, match="from 1 to 255"):
+            exchange.commit(ME, log, name, 1)
+    with pytest.raises(UnknownTopic):
+        exchange.commit(ME, 99, "spark", 0)
+
+
+def test_so_many_groups_and_consumers_are_kept(store: Store) -> None:
+    exchange = make_exchange(Service(store, consumers_max=2))
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    for name in ("a", "b", "a"):
+        exchange.commit(ME, log, name, 0)
+    with pytest.raises(InvalidPayload, match="consumers_max"):
+        exchange.commit(ME, log, "c", 0)

@@ -59,10 +59,10 @@ def test_nothing_is_counted_at_first() -> None:
 def test_connections() -> None:
     metrics = Metrics()
     for _ in range(3):
-        metrics.count("connections_opened")
-    metrics.count("connections_closed")
-    metrics.count("connections_refused")
-    metrics.count("connections_refused")
+        metrics.count("lance", "connections_opened")
+    metrics.count("lance", "connections_closed")
+    metrics.count("lance", "connections_refused")
+    metrics.count("lance", "connections_refused")
     snapshot = metrics.snapshot()
     assert (snapshot.connections_opened, snapshot.connections_closed) == (3, 1)
     assert (snapshot.connections_refused, snapshot.connections) == (2, 2)
@@ -70,12 +70,12 @@ def test_connections() -> None:
 
 def test_frames() -> None:
     metrics = Metrics()
-    metrics.count("received_bytes", 44)
-    metrics.count("received_bytes", 6)
-    metrics.count("sent_bytes", 7)
-    metrics.count("backpressure_frames")
+    metrics.count("lance", "received_bytes", 44)
+    metrics.count("lance", "received_bytes", 6)
+    metrics.count("lance", "sent_bytes", 7)
+    metrics.count("lance", "backpressure_frames")
     for _ in range(2):
-        metrics.count("keepalives_dropped")
+        metrics.count("lance", "keepalives_dropped")
     snapshot = metrics.snapshot()
     assert (snapshot.received_bytes, snapshot.sent_bytes) == (50, 7)
     assert (snapshot.backpressure_frames, snapshot.keepalives_dropped) == (1, 2)
@@ -188,7 +188,7 @@ def test_the_table_follows_the_customs() -> None:
         assert spec.name.endswith("_total") == (spec.kind == "counter")
         assert spec.name.endswith("_seconds") == (spec.kind == "histogram")
         assert spec.help.endswith(".")
-        assert set(spec.labels) <= {"topic", "command", "code"}
+        assert set(spec.labels) <= {"topic", "command", "code", "protocol"}
         assert ("topic" in spec.labels) == ("_topic_" in spec.name)
 
 
@@ -196,11 +196,11 @@ def fill() -> Metrics:
     """Count something of everything."""
     metrics = Metrics()
     for _ in range(5):
-        metrics.count("connections_opened")
-    metrics.count("connections_closed")
-    metrics.count("connections_refused")
-    metrics.count("received_bytes", 500)
-    metrics.count("sent_bytes", 600)
+        metrics.count("lance", "connections_opened")
+    metrics.count("lance", "connections_closed")
+    metrics.count("lance", "connections_refused")
+    metrics.count("lance", "received_bytes", 500)
+    metrics.count("lance", "sent_bytes", 600)
     metrics.appended(3, 10, 1000)
     metrics.appended(9, 1, 1)
     metrics.fetched(3, 20, 2000)
@@ -208,8 +208,8 @@ def fill() -> Metrics:
     metrics.observe_request("Fetch", 0.3)
     metrics.observe_sync(0.004)
     metrics.count_error(0x42)
-    metrics.count("backpressure_frames")
-    metrics.count("keepalives_dropped")
+    metrics.count("lance", "backpressure_frames")
+    metrics.count("lance", "keepalives_dropped")
     return metrics
 
 
@@ -375,7 +375,7 @@ def test_an_exporter_has_a_registry_of_its_own(
     serve: Callable[..., Exporter],
 ) -> None:
     one, other = Metrics(), Metrics()
-    one.count("connections_opened")
+    one.count("lance", "connections_opened")
     first, second = serve(one), serve(other)
     assert first.address.port != second.address.port
     key = "lance_broker_connections", ""

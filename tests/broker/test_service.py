@@ -105,6 +105,9 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
         ),
         "unsubscribe": lambda: service.unsubscribe(client, 1, 7),
         "commit_offset": lambda: service.commit_offset(client, 1, 7, 0),
+        "committed_offset": lambda: service.committed_offset(client, 1, 7),
+        "check_log_name": lambda: service.check_log_name(client, "mine"),
+        "look": lambda: service.look(client, 1, lambda view: view.end),
         "consumers": lambda: service.consumers(client, 1),
         "open_stages": lambda: service.open_stages(client, 1),
         "resolve": lambda: service.resolve(client, ["mine"]),
@@ -128,12 +131,12 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
 
 OPEN = {
     # These touch no topic, or only those that the client may see.
-    *("authenticate", "check_client", "may_see", "topics", "topics_version"),
+    *("topics", "topics_version"),
     *("create_topic", "create_topics", "abort_stages", "wait_durable", "watching"),
     *("describe_groups", "subscription", "hidden_topics", "stages"),
     *("all_consumers", "findings"),
     # These are for the broker's operator, and for the console before it asks.
-    *("gauges", "lags", "maintain", "policy", "data_dir", "consumer_count"),
+    *("gauges", "lags", "maintain", "data_dir", "consumer_count"),
 }
 
 
@@ -174,7 +177,7 @@ def test_without_a_token_nothing_is_allowed(store: Store, name: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda s: s.check_client(ANYBODY),
+        lambda s: s.gate.admit(ANYBODY, None),
         lambda s: s.topics(ANYBODY),
         lambda s: s.create_topic(ANYBODY, "new"),
         lambda s: s.abort_stages(ANYBODY, "w", 1),
@@ -200,15 +203,15 @@ def test_tokens(store: Store) -> None:
     service = Service(store, policy=policy, tokens=["good", "bett\u00e9r"])
     for token in ("", "goo", "goodd", "GOOD"):
         with pytest.raises(errors.AuthenticationFailed, match="Authentication failed"):
-            service.authenticate(SPARK, token)
+            service.gate.authenticate(SPARK, token)
     for token in ("good", "bett\u00e9r"):
-        client = service.authenticate(SPARK, token)
+        client = service.gate.authenticate(SPARK, token)
         assert client == Principal("spark", SPARK.chain, True)
-        service.check_client(client)
+        service.gate.admit(client, None)
 
 
 def test_where_no_token_is_needed_every_one_is_good(service: Service) -> None:
-    assert service.authenticate(ANYBODY, "anything").authenticated
+    assert service.gate.authenticate(ANYBODY, "anything").authenticated
 
 
 def test_a_stage_is_of_its_topic(guarded: Service) -> None:
@@ -332,7 +335,7 @@ def test_who_sees_what(guarded: Service) -> None:
     seen = [topic.metadata.name for topic in guarded.topics(FLINK)]
     assert seen == ["open"]
     assert [t.metadata.id for t in guarded.topics(SPARK)] == [1, 2]
-    assert guarded.may_see(SPARK, 1) and not guarded.may_see(FLINK, 1)
+    assert guarded.gate.may_see(SPARK, 1) and not guarded.gate.may_see(FLINK, 1)
     assert guarded.gate.hides(FLINK, "mine")
     assert not guarded.gate.hides(SPARK, "mine")
     assert not guarded.gate.hides(FLINK, "open")

@@ -1,63 +1,67 @@
 """The session without a protocol, by way of a tiny one: standing requests above all.
 
-A request is a line, `id command arguments`, and so is an answer, `id words`. Answers
-come in any order, and `follow` is answered again and again until it is cancelled.
+A request is a line, `id command arguments`, with its length in front. An answer is a
+line, `id words`. Answers come in any order, and `follow` is answered again and again
+until it is cancelled.
 """
 
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lance_spark.broker import EmbeddedBroker, embedded, session
+from lance_spark.broker import BrokerConfig, EmbeddedBroker, embedded, session
+from lance_spark.broker.access import Principal
+from lance_spark.broker.budget import Budget
+from lance_spark.broker.config import ADDRESS
+from lance_spark.broker.lwp.command import LwpSession
+from lance_spark.broker.metrics import read_samples
 from lance_spark.broker.session import (
     WAIT_POSITION_BYTES,
     Owed,
     Session,
     StandingRequest,
 )
-from lance_spark.errors import BrokerError, LanceError, StoreClosed
+from lance_spark.errors import BrokerError, LanceError, OptionError, StoreClosed
 from lance_spark.model import Buffer
 from lance_spark.net.address import parse_address
 from lance_spark.net.connect import connect
 from lance_spark.net.deadline import Deadline
+from lance_spark.net.memory import make_pair
+from lance_spark.net.stream import SocketStream
+from lance_spark.net.tls_stream import PeerCertificate
+from lance_spark.wire.assembler import Assembler
 from tests.broker.kit import Client, Dial, StartBroker, eventually, patience, record
 
 Line = list[str]
 LONG_MS = 30_000
 
 
-class LineAssembler:
-    """Lines as frames; a line that is not complete is a payload under way."""
+class LineParser(Assembler[int, Line]):
+    """Lines as frames, each behind four digits that say how long it is."""
 
     def __init__(self) -> None:
-        self._room = memoryview(bytearray(4096))
-        self._data = b""
+        super().__init__(header_bytes=4, payload_bytes_max=4096)
 
-    @property
-    def payload_missing(self) -> int:
-        return int(bool(self._data) and b"\n" not in self._data)
+    def _read_header(self, view: memoryview) -> tuple[int, int]:
+        return 0, int(bytes(view[:4]))
 
-    @property
-    def payload_bytes_next(self) -> int:
-        return len(self._data)
+    def _finish_frame(self, header: int, payload: memoryview) -> Line:
+        return bytes(payload).decode().split()
 
-    def buffer_for_read(self) -> memoryview:
-        return self._room
 
-    def bytes_written(self, size: int) -> None:
-        self._data += self._room[:size]
-
-    def next_frame(self) -> Line | None:
-        line, end, rest = self._data.partition(b"\n")
-        if not end:
-            return None
-        self._data = rest
-        return line.decode().split()
+def encode(line: str) -> bytes:
+    """Write a request."""
+    return f"{len(line):04}{line}".encode()
 
 
 class LineSession(Session[Line]):
@@ -65,12 +69,13 @@ class LineSession(Session[Line]):
 
     _by_id: dict[str, StandingRequest]
 
-    def _make_parser(self) -> LineAssembler:
+    def _make_parser(self) -> LineParser:
         self._by_id = {}
-        return LineAssembler()
+        return LineParser()
 
     def _handle(self, frame: Line) -> None:
         getattr(self, f"_{frame[1]}")(frame[0], *frame[2:])
+        self._observe(frame[1], self._began_s)
 
     def _refuse(self, error: BrokerError, frame: Line | None) -> None:
         self._reply(frame[0] if frame else "-", type(error).__name__)
@@ -168,6 +173,10 @@ class LineSession(Session[Line]):
 
         self._let_stand(number, StandingRequest({int(topic): 0}, attempt, 1000))
 
+    def _dump(self, number: str, size: str) -> None:
+        self._hold_answer(int(size))
+        self._send([bytes(int(size))])
+
     def _cancel(self, number: str, which: str) -> None:
         self._end(self._by_id.pop(which))
         self._reply(number, "cancelled", which)
@@ -181,7 +190,7 @@ class LineClient:
         self._data = b""
 
     def send(self, *lines: str) -> None:
-        self.stream.send(["".join(f"{line}\n" for line in lines).encode()], patience())
+        self.stream.send([encode(line) for line in lines], patience())
 
     def next(self) -> str:
         room = memoryview(bytearray(4096))
@@ -204,16 +213,30 @@ class LineClient:
         return not self.stream.wait_readable(Deadline.after(0.02))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineConfig(BrokerConfig):
+    """The settings of a broker with one protocol more."""
+
+    lines: str | None = field(default=None, metadata=ADDRESS)
+
+
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, start: StartBroker) -> StartBroker:
+def served(
+    monkeypatch: pytest.MonkeyPatch, stack: ExitStack, directory: Path
+) -> StartBroker:
     """Start a broker that serves lines beside LWP."""
+    numbers = itertools.count()
 
     def make(shared: session.Shared) -> Callable[..., Session[Line]]:
-        return lambda stream: LineSession(
-            stream, shared, idle_timeout_s=shared.config.idle_timeout_s
-        )
+        return lambda stream: LineSession(stream, shared)
 
-    monkeypatch.setitem(embedded._PROTOCOLS, "lines", make)  # type: ignore[arg-type]
+    def start(**settings: Any) -> EmbeddedBroker:
+        path = str(directory / f"lines-{next(numbers)}")
+        defaults = {"fsync": "none", "data_dir": path, "lines": "127.0.0.1:0"}
+        config = LineConfig(**{**defaults, **settings})
+        return stack.enter_context(EmbeddedBroker(config))
+
+    monkeypatch.setitem(embedded.PROTOCOLS, "lines", make)
     return start
 
 
@@ -269,12 +292,67 @@ def test_each_protocol_has_its_own_address(
     assert [broker.address_of(name) for name in ("lance", "lines")] == addresses
 
 
+def test_a_protocol_is_off_unless_it_has_an_address(served: StartBroker) -> None:
+    broker = served(lines=None)
+    with pytest.raises(LanceError, match="does not serve 'lines', only lance"):
+        broker.address_of("lines")
+    with pytest.raises(OptionError, match="port"):
+        LineConfig(lines="nowhere")
+
+
 def test_an_address_that_is_taken_frees_the_others(
     served: StartBroker, broker: EmbeddedBroker
 ) -> None:
-    """Both endpoints of this one want the same port: the second can't have it."""
+    taken = broker.address
     with pytest.raises(LanceError, match="already in use"):
-        served(listen="127.0.0.1:" + broker.address.rpartition(":")[2])
+        served(lines=taken)
+    free = broker.address_of("lines")
+    broker.stop()
+    served(listen=free, lines=taken)
+
+
+def test_sessions_know_where_protocols_are_served(broker: EmbeddedBroker) -> None:
+    found = {name: str(at) for name, at in shared(broker).addresses.items()}
+    assert found == {name: broker.address_of(name) for name in ("lance", "lines")}
+
+
+def test_each_protocol_is_counted(
+    broker: EmbeddedBroker, lines: LineClient, client: Client
+) -> None:
+    assert lines.ask("1 ping") == "1 pong"
+    assert lines.ask("2 put 99 x") == "2 TopicNotFound"
+    client.alive()
+    found = broker.metrics.snapshot()
+    own = found.protocols["lines"]
+    assert (own.connections, own.received_bytes, own.sent_bytes) == (1, 24, 23)
+    assert (own.requests_refused, found.requests_refused) == (1, 1)
+    other = found.protocols["lance"]
+    assert found.connections == 2 and other.connections == 1
+    assert found.sent_bytes == own.sent_bytes + other.sent_bytes
+    assert "lines.ping" in found.requests
+    samples = read_samples(found, ())
+    connections = samples["lance_broker_protocol_connections"]
+    assert connections == [(("lance",), 1), (("lines",), 1)]
+
+
+def test_a_client_that_can_present_no_token_is_refused(served: StartBroker) -> None:
+    """In the protocol's own words; after the time for a token it is disconnected."""
+    broker = served(tokens=("secret",), handshake_timeout_s=0.3)
+    lines = LineClient(broker.address_of("lines"))
+    assert lines.ask("1 put 0 x") == "1 AuthenticationRequired"
+    assert lines.ended()
+    lines.stream.close()
+
+
+def test_a_certificate_stands_for_a_token_where_there_is_none(
+    broker: EmbeddedBroker,
+) -> None:
+    stream, _ = make_pair()
+    stream.certificate = PeerCertificate("spark", frozenset({b"digest"}))
+    made = LineSession(stream, shared(broker))
+    assert made._client == Principal("spark", frozenset({b"digest"}), True)
+    own = LwpSession(stream, shared(broker))
+    assert not own._client.authenticated and own._client.common_name == "spark"
 
 
 def test_answers_are_owed_until_the_disk_has_it(
@@ -454,7 +532,7 @@ def test_what_stands_ends_with_its_connection(
 def test_a_connection_with_a_standing_request_is_not_idle(
     served: StartBroker, dial: Dial
 ) -> None:
-    broker = served(idle_timeout_s=0.05)
+    broker = served(idle_timeout_other_s=0.05)
     lines = LineClient(broker.address_of("lines"))
     lines.send("1 poll 0 0 200")
     assert lines.next() == "1 end 0"
@@ -471,18 +549,81 @@ def test_half_a_request_is_given_up_while_memory_is_short(
     monkeypatch.setattr(session, "_STALL_S", 0.02)
     lines.send(f"1 follow {topics[0]} 0")
     assert stand(broker, 1)
-    lines.stream.send([b"2 pi"], patience())
-    lines.send("ng")
+    for piece in (b"00062 pi", b"ng"):
+        lines.stream.send([piece], patience())
     assert lines.next() == "2 pong"
-    lines.stream.send([b"3 pi"], patience())
+    lines.stream.send([b"00063 pi"], patience())
     assert lines.is_silent()
-    # Another session waits for what this one holds.
-    memory = shared(broker).memory
-    waiting = threading.Thread(
-        target=memory.take, args=(memory._limit + 1, patience()), daemon=True
-    )
-    waiting.start()
+    taker = Taker(shared(broker).memory)
     assert lines.ended()
-    waiting.join(20)
-    assert not waiting.is_alive()
-    memory.give_back(memory._limit + 1)
+    assert taker.has_it()
+
+
+class Taker:
+    """Another session, which waits for all the memory of a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget, self._size = budget, budget._limit + 1
+        self._thread = threading.Thread(
+            target=budget.take, args=(self._size, patience()), daemon=True
+        )
+        self._thread.start()
+
+    def has_it(self) -> bool:
+        self._thread.join(20)
+        self._budget.give_back(self._size)
+        return not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("which", ["memory", "waiting"])
+def test_an_answer_that_is_not_taken_while_memory_is_short(
+    broker: EmbeddedBroker,
+    lines: LineClient,
+    which: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_STALL_S", 0.05)
+    budget: Budget = getattr(shared(broker), which)
+    lines.send(f"1 dump {32 << 20}")
+    assert eventually(lambda: budget.taken > 0)
+    # As long as no other session wants the memory, the client has its time.
+    threading.Event().wait(0.2)
+    assert broker.metrics.snapshot().protocols["lines"].connections == 1
+    assert Taker(budget).has_it()
+    assert eventually(
+        lambda: not broker.metrics.snapshot().protocols["lines"].connections
+    )
+
+
+def test_an_answer_that_holds_no_memory_has_its_time(
+    broker: EmbeddedBroker, lines: LineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_STALL_S", 0.02)
+    monkeypatch.setattr(session, "PIECE_BYTES", 64 << 20)  # Then nothing is charged.
+    memory = shared(broker).memory
+    assert memory.try_take(1)
+    taker = Taker(memory)
+    lines.send(f"1 dump {32 << 20}")
+    threading.Event().wait(0.2)
+    room, left = memoryview(bytearray(1 << 20)), 32 << 20
+    while left:
+        left -= lines.stream.recv_into(room[: min(left, 1 << 20)], patience())
+    assert lines.ask("2 ping") == "2 pong"
+    memory.give_back(1)
+    assert taker.has_it()
+
+
+def test_a_connection_that_is_silent_is_watched_by_the_system(
+    broker: EmbeddedBroker, lines: LineClient
+) -> None:
+    assert lines.ask("1 ping") == "1 pong"
+    assert broker._server is not None
+    (stream,) = broker._server._streams.values()
+    assert isinstance(stream, SocketStream)
+    for level, option, least in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    ):
+        assert stream._sock.getsockopt(level, option) == least

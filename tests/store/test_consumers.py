@@ -14,6 +14,7 @@ from lance_spark.store.consumers import (
     ConsumerKey,
     Consumers,
     ConsumersContent,
+    GroupKey,
     encode_entry,
     parse_consumers,
 )
@@ -28,7 +29,7 @@ PATH = Path("/consumers.log")
 
 def opened(files: DiskFiles, *, sync: bool = True) -> Consumers:
     parsed = parse_consumers(read_file(files, PATH) or b"")
-    return Consumers(files, PATH, parsed.offsets, sync=sync)
+    return Consumers(files, PATH, {**parsed.offsets, **parsed.records}, sync=sync)
 
 
 def entry(consumer: int, topic: int, offset: int) -> bytes:
@@ -82,8 +83,8 @@ def test_another_file(data: bytes) -> None:
 
 
 def test_another_version_is_not_touched() -> None:
-    head = b"LSCONSU0" + (3).to_bytes(4, "little")
-    with pytest.raises(StoreError, match="version 3, which is not supported"):
+    head = b"LSCONSU0" + (4).to_bytes(4, "little")
+    with pytest.raises(StoreError, match="version 4, which is not supported"):
         parse_consumers(head + crc32c(head).to_bytes(4, "little"))
 
 
@@ -218,3 +219,65 @@ def test_a_refused_rewrite_loses_nothing(
     place.commit(7, 1, 200)
     again = opened(DiskFiles(files.disk.killed()))
     assert again.all() == {(7, 1): 200}
+
+
+# Version 3: groups by name, in record numbers.
+
+
+def version(files: DiskFiles) -> int:
+    return (read_file(files, PATH) or b"")[8]
+
+
+def test_a_group_has_a_place_of_its_own(files: DiskFiles) -> None:
+    """A file without one stays of the version that older releases read."""
+    place = opened(files)
+    place.commit(7, 1, 10)
+    assert version(files) == 2
+    names = ("spark", "7", "\N{GREEK SMALL LETTER PI}", "\ud800", "x" * 255, "y\0")
+    for number, name in enumerate(names):
+        place.commit(name, 1, number)
+        place.commit(name, 2, 2**64 - 1)
+    assert version(files) == 3
+    for again in (place, opened(files)):
+        assert [again.committed(name, 1) for name in names] == list(range(6))
+        assert again.committed("spark", 2) == 2**64 - 1
+        assert (again.committed("spark", 3), again.committed(7, 1)) == (None, 10)
+        assert (len(again), again.all()) == (13, {(7, 1): 10})
+    again.forget_topic(1)
+    again.commit("spark", 2, 5)
+    assert (len(again), again.committed("spark", 1)) == (len(names), None)
+    assert opened(files).committed("spark", 2) == 5
+
+
+def grouped(files: DiskFiles) -> bytes:
+    place = opened(files)
+    for consumer in (7, "spark", "another group", 8):
+        place.commit(consumer, 1, 10)
+    return read_file(files, PATH) or b""
+
+
+def test_no_flipped_bit_makes_other_groups(files: DiskFiles) -> None:
+    good = grouped(files)
+    expected = parse_consumers(good)
+    assert expected.records == {("spark", 1): 10, ("another group", 1): 10}
+    for bit in range(len(good) * 8):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        found = parse_consumers(bytes(flipped))
+        assert found.offsets.items() <= expected.offsets.items(), bit
+        assert found.records.items() <= expected.records.items(), bit
+        missing = 4 - len(found.offsets) - len(found.records)
+        assert missing == len(found.damaged) == (bit // 8 >= HEAD_BYTES), bit
+
+
+def test_a_group_that_was_not_written_to_its_end(files: DiskFiles) -> None:
+    good = grouped(files)
+    for size in range(len(good)):
+        found = parse_consumers(good[:size])
+        assert found.lost or found.damaged or found.faults, size
+    entry = encode_entry(GroupKey("a third group", 2), 3)
+    for cut in range(1, len(entry)):
+        for tail in (entry[:cut], entry[:cut] + bytes(len(entry) - cut)):
+            found = parse_consumers(good + tail)
+            if found.records.get(GroupKey("a third group", 2)) is None:
+                assert (found.damaged, found.torn) == ((), len(good)), cut

@@ -105,11 +105,11 @@ def test_a_file_of_another_version_is_not_touched(store: Store, name: str) -> No
     store.close()
     path = store.path / name
     data = path.read_bytes()
-    head = data[:8] + (3).to_bytes(4, "little")
+    head = data[:8] + (4).to_bytes(4, "little")
     path.write_bytes(head + crc32c(head).to_bytes(4, "little") + data[16:])
-    with pytest.raises(StoreError, match="version 3, which is not supported"):
+    with pytest.raises(StoreError, match="version 4, which is not supported"):
         open_store(store.path)
-    assert path.read_bytes()[8] == 3
+    assert path.read_bytes()[8] == 4
     path.write_bytes(data)
 
 
@@ -462,7 +462,7 @@ def test_starts_that_can_not_be_are_refused(store: Store, starts: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("consumer", "offset"), [(-1, 0), (2**64, 0), (1, -1), (1, 2**64), ("g", 0)]
+    ("consumer", "offset"), [(-1, 0), (2**64, 0), (1, -1), (1, 2**64), (1.5, 0)]
 )
 def test_offsets_that_are_no_numbers_of_64_bits(
     store: Store, consumer: int, offset: int

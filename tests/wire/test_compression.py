@@ -25,6 +25,7 @@ from lance_spark.wire.lwp import (
     compress,
     decode_records,
     decompress,
+    decompressed_bytes_max,
     encode_record,
 )
 from tests.wire.vectors import named
@@ -168,3 +169,8 @@ def test_limit_beyond_what_the_library_counts() -> None:
     data = compress(BOMB)
     assert len(data) * 255 < 2**31 < 2**40
     assert len(decompress(data, bytes_max=2**40)) == len(BOMB)
+
+
+def test_what_may_become_of_a_payload_is_bounded_before() -> None:
+    assert decompressed_bytes_max(b"x" * 10, 10_000) == 2614
+    assert decompressed_bytes_max(b"x" * 9999, 10_000) == 10_000

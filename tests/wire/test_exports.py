@@ -17,6 +17,7 @@ ALLOWED = {
     "dataclasses",
     "enum",
     "functools",
+    "inspect",
     "itertools",
     "json",
     "lance_spark",

@@ -167,7 +167,7 @@ class Requests:
         self._sampler = sampler
         self._overview = overview
         self._streams = streams
-        self._visitors = Visitors(service.authenticate)
+        self._visitors = Visitors(service.gate.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)
         self._large = threading.BoundedSemaphore(_LARGE_MAX)
 
@@ -201,7 +201,7 @@ class Requests:
         return answer
 
     def _describe_session(self, session: str | None) -> Response:
-        needs_token = self._service.policy.token_required
+        needs_token = self._service.gate.policy.token_required
         signed_in = needs_token and self._visitors.is_signed_in(session)
         return JsonAnswer(
             {
@@ -237,7 +237,7 @@ class Requests:
     def history(self, request: Request) -> Response:
         """Give rates over time, of a topic or of all together."""
         client = self._find_client(request)
-        self._service.check_client(client)
+        self._service.gate.admit(client, None)
         name = request.query_params.get("topic")
         topic = None
         if name is not None:
@@ -341,7 +341,7 @@ class Requests:
 
     def _find_admin(self, request: Request) -> Principal:
         client = self._find_client(request)
-        self._service.check_client(client)
+        self._service.gate.admit(client, None)
         if not self._config.ui_admin:
             raise AccessDenied(
                 "The console shows things and changes none: start it with ui_admin"

@@ -221,7 +221,7 @@ class Overview:
                 "dialect": self._config.dialect,
                 "fsync": self._config.fsync.value,
                 "tls": self._config.tls_enabled,
-                "tokens": self._service.policy.token_required,
+                "tokens": self._service.gate.policy.token_required,
                 "data_dir": str(self._service.data_dir),
                 "disk_bytes": sum(topic["disk_bytes"] for topic in described),
                 **disk,
@@ -240,7 +240,7 @@ class Overview:
     def topics(self, client: Principal) -> list[Topic]:
         """List the topics that a visitor may see, by name; an empty topic 0 is none."""
         topics = sorted(self._service.topics(client), key=lambda t: t.metadata.name)
-        if self._service.may_see(client, DEFAULT_TOPIC):
+        if self._service.gate.may_see(client, DEFAULT_TOPIC):
             default = self._service.topic(client, DEFAULT_TOPIC)
             start, end, _ = default.log.snapshot()
             if end.record > start.record:
@@ -270,7 +270,7 @@ class Overview:
             **self._describe_topic(topic, stages),
             "segments": len(topic.log.snapshot()[2]),
             "consumers": len(self._service.consumers(client, number)),
-            "rule": _describe_rule(self._service.policy.rules.get(number)),
+            "rule": _describe_rule(self._service.gate.policy.rules.get(number)),
         }
 
     def _describe_topic(self, topic: Topic, stages: int) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class Overview:
         *,
         disk: dict[str, int],
     ) -> Signs:
-        rules = self._service.policy.rules.values()
+        rules = self._service.gate.policy.rules.values()
         closed = 0 if self._config.tls_enabled else sum(r.mtls_enabled for r in rules)
         active = find_activity(stages)
         now_ns = self._wall_ns()

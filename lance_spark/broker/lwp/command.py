@@ -13,11 +13,11 @@ from lance_spark import __version__
 from lance_spark.broker.assignment import Strategy
 from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.lwp.ingest import (
+    COMPRESSED,
     Dedup,
     Unpacked,
     check_ingest,
     read_batch,
-    unpacked_bytes_max,
 )
 from lance_spark.broker.lwp.session import FrameSession
 from lance_spark.broker.service import Reading
@@ -30,7 +30,6 @@ from lance_spark.errors import (
     RemoteProtocolError,
     Timeout,
 )
-from lance_spark.model import Buffer
 from lance_spark.net.stream import Stream
 from lance_spark.store import NamedStage, Topic
 from lance_spark.wire import lwp as wire
@@ -56,12 +55,6 @@ _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 _GROUPS_SHOWN_BYTES = 64 * 1024
 _CONSUMERS_SHOWN = 1000
 
-_STATUS = {
-    "committed": wire.CommitStatus.COMMITTED,
-    "repeated": wire.CommitStatus.REPEATED,
-    "stale": wire.CommitStatus.STALE,
-}
-
 
 class LwpSession(FrameSession):
     """A client of the whole protocol, extensions included."""
@@ -74,11 +67,6 @@ class LwpSession(FrameSession):
         self._token_attempts = 0
         rate = self._config.fetch_rate_limit
         self._fetches = TokenBucket(rate, max(1, int(rate))) if rate else None
-
-    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
-        if self._config.error_format == "text":
-            return error.encode_text()
-        return error.encode_payload()
 
     # Batches.
 
@@ -118,9 +106,10 @@ class LwpSession(FrameSession):
 
     def _unpack(self, frame: wire.Frame) -> Unpacked:
         bytes_max = self._config.payload_bytes_max
-        room = unpacked_bytes_max(frame, bytes_max)
-        if room and not self._hold(room):
-            raise Timeout("there was no memory to decompress the batch")
+        if int(frame.flags) & COMPRESSED:
+            room = wire.decompressed_bytes_max(frame.payload, bytes_max)
+            if not self._hold(room):
+                raise Timeout("there was no memory to decompress the batch")
         return read_batch(
             frame,
             strict=self._config.payload_validation == "strict",
@@ -140,7 +129,7 @@ class LwpSession(FrameSession):
 
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
-            self._client = self._service.authenticate(self._client, message.token)
+            self._client = self._service.gate.authenticate(self._client, message.token)
         except AuthenticationFailed as error:
             self._metrics.count_error(wire.code_of(error))
             self._token_attempts += 1
@@ -289,7 +278,7 @@ class LwpSession(FrameSession):
             overwrite=message.overwrite,
         )
         spans = [wire.TopicSpan(r.topic, r.name, r.start, r.end) for r in result.ranges]
-        return wire.StagesCommitted(_STATUS[result.status.value], tuple(spans))
+        return wire.StagesCommitted(result.status, tuple(spans))
 
     def _abort_stages(self, message: wire.AbortStages) -> Message:
         dropped = self._service.abort_stages(

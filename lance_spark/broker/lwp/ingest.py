@@ -19,10 +19,7 @@ from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, decompress, scan, 
 
 # Plain integers: an operation on an enumeration takes ten times as long.
 _ENCRYPTED = int(FrameFlags.ENCRYPTED)
-_COMPRESSED = int(FrameFlags.COMPRESSED)
-# No LZ4 block grows by more than this.
-_EXPANSION_MAX = 255
-_EXPANSION_SLACK = 64
+COMPRESSED = int(FrameFlags.COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +45,6 @@ def check_ingest(frame: Frame) -> None:
         raise InvalidPayload("an ingest needs a payload")
 
 
-def unpacked_bytes_max(frame: Frame, bytes_max: int) -> int:
-    """Tell how much memory to decompress a batch may take; 0 if it is plain."""
-    if not int(frame.flags) & _COMPRESSED:
-        return 0
-    return min(bytes_max, len(frame.payload) * _EXPANSION_MAX + _EXPANSION_SLACK)
-
-
 def read_batch(
     frame: Frame, *, strict: bool, bytes_max: int, crc: Checksum
 ) -> Unpacked:
@@ -74,7 +64,7 @@ def read_batch(
     """
     data: Buffer = frame.payload
     crc32c = frame.payload_crc if crc is Checksum.CRC32C else None
-    if int(frame.flags) & _COMPRESSED:
+    if int(frame.flags) & COMPRESSED:
         accept = _is_records if strict else None
         data = decompress(frame.payload, bytes_max=bytes_max, accept=accept)
         crc32c = None

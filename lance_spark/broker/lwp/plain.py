@@ -26,9 +26,9 @@ from lance_spark.broker.lwp.ingest import Unpacked, find_starts
 from lance_spark.broker.lwp.session import FrameSession
 from lance_spark.broker.session import Shared
 from lance_spark.errors import BrokerError, PayloadOverLimit, RemoteProtocolError
-from lance_spark.model import Buffer, Retention
+from lance_spark.model import Retention
 from lance_spark.net.stream import Stream
-from lance_spark.store import DEFAULT_TOPIC, Slice, Topic
+from lance_spark.store import DEFAULT_TOPIC, Topic
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import OFFSET_MAX, Command, Message
 
@@ -58,9 +58,6 @@ class PlainSession(FrameSession):
     ) -> None:
         super().__init__(stream, shared, idle_timeout_s=_IDLE_TIMEOUT_S)
         self._committed = committed
-
-    def _encode_error(self, error: wire.ErrorResponse) -> list[Buffer]:
-        return error.encode_text()
 
     def _reject(self, error: RemoteProtocolError) -> None:
         if not isinstance(error, PayloadOverLimit):
@@ -107,7 +104,7 @@ class PlainSession(FrameSession):
 
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
-            self._client = self._service.authenticate(self._client, message.token)
+            self._client = self._service.gate.authenticate(self._client, message.token)
         except errors.AuthenticationFailed as error:
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
@@ -172,13 +169,10 @@ class PlainSession(FrameSession):
         max_bytes = min(message.max_bytes, self._config.fetch_bytes_max)
         found = view.read_bytes(start + shift, max_bytes)
         self._metrics.fetched(message.topic_id, found.records, len(found))
-        self._answer_fetch(found, shift)
-        return None
-
-    def _answer_fetch(self, found: Slice, shift: int) -> None:
         count = 1 if len(found) else 0
         head = wire.encode_fetch_head(found.end - shift, len(found), count)
         self._send_slice(head, found)
+        return None
 
     # Consumers.
 

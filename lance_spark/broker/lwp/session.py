@@ -36,28 +36,9 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.stream import Stream
 from lance_spark.store import Slice, combine_crc32c
-from lance_spark.wire.lwp import (
-    REQUESTS,
-    Checksum,
-    Command,
-    ErrorResponse,
-    Frame,
-    FrameFlags,
-    FrameParser,
-    FrameType,
-    Message,
-    code_of,
-    encode_ack,
-    encode_backpressure,
-    encode_header,
-    encode_keepalive,
-    encode_message,
-    parse_checksum,
-)
+from lance_spark.wire import lwp as wire
+from lance_spark.wire.lwp import Checksum, Command, Frame, FrameType, Message
 
-# The largest payload of a client that has yet to present its token: Authenticate has
-# to fit, and nothing else is looked into.
-STRANGER_BYTES_MAX = 64 * 1024
 # A request with a longer payload has a list that takes time to read.
 _SHORT_BYTES = 4 * 1024
 # A client halves its rate at each Backpressure frame; more of them would stop it.
@@ -70,7 +51,9 @@ Answer = Message | StandingRequest | None
 class FrameSession(Session[Frame]):
     """A client that sends frames of LWP."""
 
-    _parser: FrameParser
+    CARRIES_TOKEN = True
+
+    _parser: wire.FrameParser
     # What answers each kind of request: the method with the name of the message. It
     # gives the answer, or a request that stands, or None if it has sent the answer.
     _handlers: ClassVar[Mapping[type[Message], Callable[[Any, Any], Answer]]]
@@ -78,7 +61,7 @@ class FrameSession(Session[Frame]):
     def __init_subclass__(cls) -> None:
         methods = {
             kind: getattr(cls, "_" + kind.NAME.replace(" ", "_"), None)
-            for kind in REQUESTS.values()
+            for kind in wire.REQUESTS.values()
         }
         cls._handlers = {kind: m for kind, m in methods.items() if m is not None}
 
@@ -89,12 +72,11 @@ class FrameSession(Session[Frame]):
         # Long ago: the clock of a machine that has just started is near 0.
         self._slowed_s = -math.inf
 
-    def _make_parser(self) -> FrameParser:
-        config, size = self._config, self._config.payload_bytes_max
-        if self._service.policy.token_required:
-            size = min(size, STRANGER_BYTES_MAX)
-        checksum = parse_checksum(config.frame_checksum)
-        return FrameParser(checksum=checksum, payload_bytes_max=size)
+    def _make_parser(self) -> wire.FrameParser:
+        checksum = wire.parse_checksum(self._config.frame_checksum)
+        return wire.FrameParser(
+            checksum=checksum, payload_bytes_max=self._payload_bytes_max
+        )
 
     @property
     def checksum(self) -> Checksum:
@@ -132,7 +114,7 @@ class FrameSession(Session[Frame]):
                 raise AuthenticationRequired("Authentication required")
         finally:
             if self.is_admitted:
-                self._parser.allow(self._config.payload_bytes_max)
+                self._parser.allow(self._payload_bytes_max)
             elif self._admission.expired:
                 # No frame keeps the place of a client that others could have.
                 self._ending = True
@@ -144,10 +126,6 @@ class FrameSession(Session[Frame]):
     @abstractmethod
     def _decode(self, frame: Frame) -> Message:
         """Read the request of a control frame."""
-
-    @abstractmethod
-    def _encode_error(self, error: ErrorResponse) -> list[Buffer]:
-        """Write the payload of an error."""
 
     def _fail_batch(self, owed: Owed, failure: LanceError) -> None:
         """Take note of a batch that was written and may not be on the disk."""
@@ -163,31 +141,15 @@ class FrameSession(Session[Frame]):
             name = type(message).__name__
             answer = self._handlers[type(message)](self, message)
             if isinstance(answer, StandingRequest):
-                is_over = not self._stand_timed(answer, name)
+                answer.command = name
+                is_over = not self._stand(answer)
+                if is_over:
+                    answer.attempt(True)
             elif answer is not None:
-                self._send(encode_message(answer, checksum=self.checksum))
+                self._send(wire.encode_message(answer, checksum=self.checksum))
         finally:
             if is_over:
-                self._metrics.observe_request(name, time.perf_counter() - self._began_s)
-
-    def _stand_timed(self, standing: StandingRequest, name: str) -> bool:
-        """Let a request stand, or answer it; tell whether it stands."""
-        attempt, began_s = standing.attempt, self._began_s
-
-        def timed(final: bool) -> bool:
-            is_done = True
-            try:
-                is_done = attempt(final)
-            finally:
-                if is_done:
-                    self._metrics.observe_request(name, time.perf_counter() - began_s)
-            return is_done
-
-        standing.attempt = timed
-        if self._stand(standing):
-            return True
-        attempt(True)
-        return False
+                self._observe(name, self._began_s)
 
     def _input_came(self) -> None:
         if self._standing:
@@ -200,9 +162,9 @@ class FrameSession(Session[Frame]):
         # Clients of the field answer answers: without a limit, the two sides would
         # send keepalives to each other for ever at full speed.
         if self._keepalives.take() == 0:
-            self._send([encode_keepalive(checksum=self.checksum)])
+            self._send([wire.encode_keepalive(checksum=self.checksum)])
         else:
-            self._metrics.count("keepalives_dropped")
+            self._count("keepalives_dropped")
 
     # Batches.
 
@@ -222,9 +184,9 @@ class FrameSession(Session[Frame]):
         )
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
-        self._metrics.observe_request("Ingest", time.perf_counter() - owed.began_s)
+        self._observe("Ingest", owed.began_s)
         if failure is None:
-            return [encode_ack(owed.request, checksum=self.checksum)]
+            return [wire.encode_ack(owed.request, checksum=self.checksum)]
         self._fail_batch(owed, failure)
         error = to_broker_error(failure)
         return self._error_frame(_name_batch(error, owed.request, owed.target))
@@ -251,16 +213,18 @@ class FrameSession(Session[Frame]):
         self._linger()
 
     def _error_frame(self, error: BrokerError) -> list[Buffer]:
-        self._metrics.count_error(code_of(error))
-        payload = b"".join(self._encode_error(ErrorResponse.from_exception(error)))
+        self._metrics.count_error(wire.code_of(error))
+        told = wire.ErrorResponse.from_exception(error)
+        as_text = self._config.errors_as_text
+        payload = b"".join(told.encode_text() if as_text else told.encode_payload())
         crc = self.checksum.update(payload)
         return [self._header(Command.ERROR_RESPONSE, len(payload), crc), payload]
 
     # Sending.
 
     def _header(self, command: Command, length: int, crc: int) -> bytes:
-        return encode_header(
-            FrameFlags.CONTROL,
+        return wire.encode_header(
+            wire.FrameFlags.CONTROL,
             batch_id=command,
             payload_length=length,
             payload_crc=crc,
@@ -302,8 +266,8 @@ class FrameSession(Session[Frame]):
         due = now - self._slowed_s >= _SLOW_DOWN_INTERVAL_S
         if self._config.backpressure and due:
             self._slowed_s = now
-            self._metrics.count("backpressure_frames")
-            self._send([encode_backpressure(checksum=self.checksum)])
+            self._count("backpressure_frames")
+            self._send([wire.encode_backpressure(checksum=self.checksum)])
 
 
 def _name_batch(error: BrokerError, batch_id: int, target: int) -> BrokerError:

@@ -9,11 +9,14 @@ docs/codec.md is the guide. What is not listed here is private to the package.
 # fmt: off
 # ruff: noqa: I001
 
+from lance_spark.model import CommitStatus, StageContent
 from lance_spark.wire.assembler import PAYLOAD_BYTES_FIRST
 from lance_spark.wire.lwp.catalog import (
     REQUESTS, RESPONSES, decode_request, decode_response, encode_message,
 )
-from lance_spark.wire.lwp.compression import compress, decompress
+from lance_spark.wire.lwp.compression import (
+    compress, decompress, decompressed_bytes_max,
+)
 from lance_spark.wire.lwp.control import (
     Authenticate, AuthenticateResponse, ClusterStatus, CommitAck, CommitOffset,
     CreateTopic, CreateTopicWithRetention, DeleteTopic, GetClusterStatus, GetTopic,
@@ -23,9 +26,9 @@ from lance_spark.wire.lwp.control import (
 from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse, code_of
 from lance_spark.wire.lwp.extension import (
     LIST_LIMITS, STAGE_ID_MIN, WAIT_POSITIONS_MAX, AbortStages, AssignedTopic,
-    AssignmentStrategy, Capability, CommitStages, CommitStatus, GroupHeartbeat,
+    AssignmentStrategy, Capability, CommitStages, GroupHeartbeat,
     GroupHeartbeatResponse, GroupJoined, GroupLeft, JoinGroup, LeaveGroup, Locate,
-    LocateKind, LocateResponse, OpenStage, StageContent, StageOpened, StagesAborted,
+    LocateKind, LocateResponse, OpenStage, StageOpened, StagesAborted,
     StagesCommitted, TopicPosition, TopicSpan, Wait, WaitResponse,
 )
 from lance_spark.wire.lwp.fetch import (
@@ -66,9 +69,10 @@ __all__ = [
     "TopicSpan", "Unsubscribe", "Wait", "WaitResponse", "check_plain_type",
     "check_records", "classify", "code_of", "compress", "decode_fetch_response",
     "decode_header", "decode_record", "decode_records", "decode_request",
-    "decode_response", "decompress", "encode_ack", "encode_backpressure",
-    "encode_control", "encode_extended_head", "encode_fetch_head", "encode_frame",
-    "encode_header", "encode_ingest", "encode_keepalive", "encode_message",
-    "encode_record", "identify_checksum", "parse_checksum", "read_records", "scan",
-    "validate", "write_payloads", "write_records",
+    "decode_response", "decompress", "decompressed_bytes_max", "encode_ack",
+    "encode_backpressure", "encode_control", "encode_extended_head",
+    "encode_fetch_head", "encode_frame", "encode_header", "encode_ingest",
+    "encode_keepalive", "encode_message", "encode_record",
+    "identify_checksum", "parse_checksum", "read_records", "scan", "validate",
+    "write_payloads", "write_records",
 ]

@@ -35,6 +35,12 @@ _PIECE_BYTES = 256 * 1024
 _BLOCK_BYTES_MAX = 0x7FFF_FFFF
 
 
+def decompressed_bytes_max(data: Buffer, bytes_max: int) -> int:
+    """Tell how large what is compressed may become, if it is held to a limit."""
+    size = memoryview(data).nbytes * _EXPANSION_MAX + _EXPANSION_SLACK
+    return min(bytes_max, size, _BLOCK_BYTES_MAX)
+
+
 def compress(data: Buffer) -> bytes:
     """Compress to a raw LZ4 block."""
     block: bytes = lz4.block.compress(data, store_size=False)
@@ -59,8 +65,7 @@ def decompress(
         RemoteProtocolError: if no form fits, or the result is larger or not accepted.
     """
     view = memoryview(data).cast("B")
-    expansion = len(view) * _EXPANSION_MAX + _EXPANSION_SLACK
-    bound = min(bytes_max, expansion, _BLOCK_BYTES_MAX)
+    bound = decompressed_bytes_max(view, bytes_max)
     if bytes(view[:4]) == _FRAME_MAGIC:
         candidates = _decompress_frame(view, bound, bytes_max)
     else:

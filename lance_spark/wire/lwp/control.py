@@ -8,24 +8,26 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer, Retention
 from lance_spark.wire.lwp.message import (
-    REST_TEXT,
-    TEXT,
-    TRUTH,
     U16,
     U32,
     U64,
+    Bool,
     Command,
     Composite,
     DocumentReader,
+    LastText,
     LayoutMessage,
     Message,
     PayloadReader,
+    ShortText,
+    Uint32,
+    Uint64,
     decode_document,
     encode_document,
 )
@@ -38,9 +40,8 @@ class CreateTopic(LayoutMessage):
     """Create a topic (LWP §5.3)."""
 
     COMMAND = Command.CREATE_TOPIC
-    LAYOUT = (REST_TEXT,)
 
-    name: str
+    name: LastText
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,9 @@ class CreateTopicWithRetention(LayoutMessage):
 
     COMMAND = Command.CREATE_TOPIC_WITH_RETENTION
     NAME = "create topic"
-    LAYOUT = (TEXT, RETENTION)
 
-    name: str
-    retention: Retention
+    name: ShortText
+    retention: Annotated[Retention, RETENTION]
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> CreateTopicWithRetention:
@@ -71,9 +71,8 @@ class DeleteTopic(LayoutMessage):
     """Delete a topic and its data (LWP §5.6)."""
 
     COMMAND = Command.DELETE_TOPIC
-    LAYOUT = (U32,)
 
-    topic_id: int
+    topic_id: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class ListTopics(LayoutMessage):
     """Ask for all topics (LWP §5.4)."""
 
     COMMAND = Command.LIST_TOPICS
-    LAYOUT = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +87,8 @@ class GetTopic(LayoutMessage):
     """Ask for one topic (LWP §5.5)."""
 
     COMMAND = Command.GET_TOPIC
-    LAYOUT = (U32,)
 
-    topic_id: int
+    topic_id: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +96,9 @@ class SetRetention(LayoutMessage):
     """Change how long a topic keeps its data (LWP §5.10)."""
 
     COMMAND = Command.SET_RETENTION
-    LAYOUT = (U32, RETENTION)
 
-    topic_id: int
-    retention: Retention
+    topic_id: Uint32
+    retention: Annotated[Retention, RETENTION]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,6 @@ class GetClusterStatus(LayoutMessage):
     """
 
     COMMAND = Command.GET_CLUSTER_STATUS_FIELD
-    LAYOUT = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +116,8 @@ class Authenticate(LayoutMessage):
     """Present a token, which stays out of `repr` and so out of logs."""
 
     COMMAND = Command.AUTHENTICATE
-    LAYOUT = (REST_TEXT,)
 
-    token: str = field(repr=False)
+    token: LastText = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +125,9 @@ class AuthenticateResponse(LayoutMessage):
     """Say whether the token was taken, and why not."""
 
     COMMAND = Command.AUTHENTICATE_RESPONSE
-    LAYOUT = (TRUTH, REST_TEXT)
 
-    ok: bool
-    message: str = ""
+    ok: Bool
+    message: LastText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +135,11 @@ class Subscribe(LayoutMessage):
     """Announce a consumer and ask where it starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE
-    LAYOUT = (U32, U64, U32, U64)
 
-    topic_id: int
-    start: int
-    max_batch_bytes: int
-    consumer_id: int
+    topic_id: Uint32
+    start: Uint64
+    max_batch_bytes: Uint32
+    consumer_id: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +147,9 @@ class SubscribeAck(LayoutMessage):
     """Where the consumer starts (LWP §5.12)."""
 
     COMMAND = Command.SUBSCRIBE_ACK
-    LAYOUT = (U64, U64)
 
-    consumer_id: int
-    start: int
+    consumer_id: Uint64
+    start: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +157,9 @@ class Unsubscribe(LayoutMessage):
     """End a subscription (LWP §5.13); answered by an Ack with the consumer's id."""
 
     COMMAND = Command.UNSUBSCRIBE
-    LAYOUT = (U32, U64)
 
-    topic_id: int
-    consumer_id: int
+    topic_id: Uint32
+    consumer_id: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +167,10 @@ class CommitOffset(LayoutMessage):
     """Remember how far a consumer has come (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_OFFSET
-    LAYOUT = (U32, U64, U64)
 
-    topic_id: int
-    consumer_id: int
-    offset: int
+    topic_id: Uint32
+    consumer_id: Uint64
+    offset: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +178,9 @@ class CommitAck(LayoutMessage):
     """The offset that is remembered now (LWP §5.14)."""
 
     COMMAND = Command.COMMIT_ACK
-    LAYOUT = (U64, U64)
 
-    consumer_id: int
-    offset: int
+    consumer_id: Uint64
+    offset: Uint64
 
 
 # TopicResponse (0x80): JSON answers to the topic commands of LWP §5.3 to §5.11.
@@ -247,10 +235,7 @@ class TopicInfo(TopicResponse):
             "topic_epoch": self.epoch,
         }
         if self.retention is not None:
-            limits = {
-                "max_age_secs": self.retention.max_age_s,
-                "max_bytes": self.retention.max_bytes,
-            }
+            limits = _write_limits(self.retention)
             # LWP §5.11 has them beside the name; clients in the field look below
             # "retention", as in the metadata of §6.2.
             body.update(limits, retention=limits)
@@ -274,17 +259,19 @@ class TopicInfo(TopicResponse):
 def _take_retention(reader: DocumentReader) -> Retention | None:
     nested = reader.take("retention", dict, {})
     flat = "max_age_secs" in reader or "max_bytes" in reader
-    own = Retention(
-        reader.take_uint("max_age_secs", 64, 0), reader.take_uint("max_bytes", 64, 0)
-    )
+    own = _take_limits(reader)
     if flat:
         return own
-    if not nested:
-        return None
-    inner = DocumentReader(nested, "retention")
-    return Retention(
-        inner.take_uint("max_age_secs", 64, 0), inner.take_uint("max_bytes", 64, 0)
-    )
+    return _take_limits(DocumentReader(nested, "retention")) if nested else None
+
+
+def _take_limits(reader: DocumentReader) -> Retention:
+    max_age_s = reader.take_uint("max_age_secs", 64, 0)
+    return Retention(max_age_s, reader.take_uint("max_bytes", 64, 0))
+
+
+def _write_limits(retention: Retention) -> dict[str, int]:
+    return {"max_age_secs": retention.max_age_s, "max_bytes": retention.max_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,18 +315,12 @@ class TopicRetention(TopicResponse):
     retention: Retention
 
     def encode_payload(self) -> list[Buffer]:
-        body = {
-            "topic_id": self.topic_id,
-            "max_age_secs": self.retention.max_age_s,
-            "max_bytes": self.retention.max_bytes,
-        }
-        return [encode_document(body)]
+        limits = _write_limits(self.retention)
+        return [encode_document({"topic_id": self.topic_id, **limits})]
 
     @classmethod
     def _read(cls, reader: DocumentReader) -> TopicRetention:
-        topic_id = reader.take_uint("topic_id", 32)
-        max_age_s = reader.take_uint("max_age_secs", 64, 0)
-        return cls(topic_id, Retention(max_age_s, reader.take_uint("max_bytes", 64, 0)))
+        return cls(reader.take_uint("topic_id", 32), _take_limits(reader))
 
 
 # ClusterStatus (0x81). LWP names the question (§16.5) and not the answer; the fields
@@ -369,45 +350,32 @@ class ClusterStatus(Message):
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def encode_payload(self) -> list[Buffer]:
-        body = {
-            **self.details,
-            "node_id": self.node_id,
-            "is_leader": self.is_leader,
-            "leader_id": self.leader_id,
-            "current_term": self.current_term,
-            "node_count": self.node_count,
-            "healthy_nodes": self.healthy_nodes,
-            "quorum_available": self.quorum_available,
-            "peer_states": dict(self.peer_states),
-            "mode": self.mode,
-            "capabilities": list(self.capabilities),
-        }
-        return [encode_document(body)]
+        known = {name: getattr(self, name) for name in _status_defaults()}
+        return [encode_document({**self.details, **known})]
 
     @classmethod
     def decode_payload(cls, payload: Buffer) -> ClusterStatus:
         """Read a payload; what is missing is as on a single node."""
         reader = DocumentReader(decode_document(payload, cls.NAME), cls.NAME)
-        capabilities = reader.take("capabilities", list, [])
-        if not all(isinstance(name, str) for name in capabilities):
+        has_leader = reader.rest.get("leader_id", 0) is not None
+        values: dict[str, Any] = {
+            name: reader.take_uint(name, 64, default)
+            # In Python a bool is an int, too.
+            if type(default) is int
+            else reader.take(name, type(default), default)
+            for name, default in _status_defaults().items()
+        }
+        if not has_leader:
+            values["leader_id"] = None
+        values["capabilities"] = tuple(values["capabilities"])
+        if not all(isinstance(name, str) for name in values["capabilities"]):
             raise RemoteProtocolError(f"{cls.NAME}: a capability is not a text")
-        return cls(
-            node_id=reader.take_uint("node_id", 64, 0),
-            is_leader=reader.take("is_leader", bool, True),
-            leader_id=_take_leader(reader),
-            current_term=reader.take_uint("current_term", 64, 0),
-            node_count=reader.take_uint("node_count", 64, 1),
-            healthy_nodes=reader.take_uint("healthy_nodes", 64, 1),
-            quorum_available=reader.take("quorum_available", bool, True),
-            peer_states=reader.take("peer_states", dict, {}),
-            mode=reader.take("mode", str, "standalone"),
-            capabilities=tuple(capabilities),
-            details=reader.rest,
-        )
+        return cls(**values, details=reader.rest)
 
 
-def _take_leader(reader: DocumentReader) -> int | None:
-    if reader.rest.get("leader_id", 0) is None:
-        del reader.rest["leader_id"]
-        return None
-    return reader.take_uint("leader_id", 64, 0)
+def _status_defaults() -> dict[str, Any]:
+    """Give what a status has where a server says nothing, as JSON has it."""
+    plain = ClusterStatus()
+    names = [field.name for field in fields(plain) if field.name != "details"]
+    values = {name: getattr(plain, name) for name in names}
+    return {**values, "capabilities": list(plain.capabilities)}

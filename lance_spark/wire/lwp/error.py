@@ -68,18 +68,9 @@ _ROWS: Mapping[int, tuple[type[BrokerError], str]] = {
         errors.CrcMismatch,
         "Set checksum to crc32c or crc32, whichever the server computes.",
     ),
-    0x06: (
-        errors.VersionMismatch,
-        "Use a server that speaks LWP version 1.",
-    ),
-    0x10: (
-        errors.TopicNotFound,
-        "Check the topic's name, or create the topic first.",
-    ),
-    0x11: (
-        errors.TopicAlreadyExists,
-        "Use the existing topic or another name.",
-    ),
+    0x06: (errors.VersionMismatch, "Use a server that speaks LWP version 1."),
+    0x10: (errors.TopicNotFound, "Check the topic's name, or create the topic first."),
+    0x11: (errors.TopicAlreadyExists, "Use the existing topic or another name."),
     0x12: (
         errors.InvalidTopicName,
         "Use 1 to 255 bytes of letters, digits and hyphens.",
@@ -88,70 +79,37 @@ _ROWS: Mapping[int, tuple[type[BrokerError], str]] = {
         errors.TopicDeleted,
         "Look the topic up again by name; it may have been created anew.",
     ),
-    0x20: (
-        errors.NotLeader,
-        "Connect to the leader named in details.leader_addr.",
-    ),
+    0x20: (errors.NotLeader, "Connect to the leader named in details.leader_addr."),
     0x21: (
         errors.QuorumNotReached,
         "Try again; check that most nodes of the cluster are up.",
     ),
-    0x22: (
-        errors.LeaderUnknown,
-        "Try again after the cluster has elected a leader.",
-    ),
-    0x23: (
-        errors.ClusterNotReady,
-        "Try again when the cluster has started.",
-    ),
+    0x22: (errors.LeaderUnknown, "Try again after the cluster has elected a leader."),
+    0x23: (errors.ClusterNotReady, "Try again when the cluster has started."),
     0x30: (
         errors.RateLimited,
         "Wait for details.retry_after_ms, then go on more slowly.",
     ),
-    0x31: (
-        errors.Backpressure,
-        "Send more slowly until acknowledgements come again.",
-    ),
+    0x31: (errors.Backpressure, "Send more slowly until acknowledgements come again."),
     0x32: (
         errors.ConnectionLimit,
         "Use fewer connections or raise the server's limit.",
     ),
-    0x40: (
-        errors.AuthenticationRequired,
-        "Set a token or a client certificate.",
-    ),
-    0x41: (
-        errors.AuthenticationFailed,
-        "Check the token or the client certificate.",
-    ),
+    0x40: (errors.AuthenticationRequired, "Set a token or a client certificate."),
+    0x41: (errors.AuthenticationFailed, "Check the token or the client certificate."),
     0x42: (
         errors.AccessDenied,
         "Have the client's name added to the topic's allow-list.",
     ),
-    0x50: (
-        errors.InvalidOffset,
-        "Read from an offset that an earlier read returned.",
-    ),
-    0x51: (
-        errors.OffsetOutOfRange,
-        "Use an offset that is not behind the log's end.",
-    ),
-    0x52: (
-        errors.ConsumerNotFound,
-        "Subscribe or join the group again.",
-    ),
-    0x60: (
-        errors.InternalError,
-        "Look into the server's log for the reason.",
-    ),
+    0x50: (errors.InvalidOffset, "Read from an offset that an earlier read returned."),
+    0x51: (errors.OffsetOutOfRange, "Use an offset that is not behind the log's end."),
+    0x52: (errors.ConsumerNotFound, "Subscribe or join the group again."),
+    0x60: (errors.InternalError, "Look into the server's log for the reason."),
     0x61: (
         errors.StorageError,
         "Check the server's disk: free space, permissions, and its log.",
     ),
-    0x62: (
-        errors.OperationTimeout,
-        "Try again, or allow the request more time.",
-    ),
+    0x62: (errors.OperationTimeout, "Try again, or allow the request more time."),
     0x70: (
         errors.StageNotFound,
         "Run the job again: its stage was committed, aborted or never opened.",
@@ -193,7 +151,7 @@ _UNKNOWN = _CODES[errors.UnknownError]
 def code_of(error: BrokerError | type[BrokerError]) -> int:
     """Return the number that LWP has for an error; 0x01 if it has none."""
     kind = error if isinstance(error, type) else type(error)
-    return _CODES.get(kind, _UNKNOWN)
+    return next((_CODES[k] for k in kind.__mro__ if k in _CODES), _UNKNOWN)
 
 
 # What the server in the field says, and the code that LWP has for it.

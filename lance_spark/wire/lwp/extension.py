@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Annotated
 
-from lance_spark.model import Location
+from lance_spark.model import CommitStatus, Location, StageContent
 from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,
@@ -20,8 +21,12 @@ from lance_spark.wire.lwp.message import (
     Choice,
     Command,
     Composite,
+    Field,
     Items,
     LayoutMessage,
+    ShortText,
+    Uint32,
+    Uint64,
 )
 
 # Stage ids share the frame's topic id field with topics; the top bit tells them apart.
@@ -41,6 +46,10 @@ LIST_LIMITS: Mapping[str, int] = {
 }
 # The name of that number in the `limits` of the cluster status.
 WAIT_POSITIONS_MAX = "wait_positions_max"
+
+
+def _list(item: Field, name: str) -> Items:
+    return Items(item, LIST_LIMITS[name])
 
 
 class Capability(str, Enum):
@@ -68,11 +77,10 @@ class Locate(LayoutMessage):
     """Ask for a record boundary."""
 
     COMMAND = Command.LOCATE
-    LAYOUT = (U32, Choice(LocateKind), U64)
 
-    topic_id: int
-    kind: LocateKind
-    value: int = 0
+    topic_id: Uint32
+    kind: Annotated[LocateKind, Choice(LocateKind)]
+    value: Uint64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +88,10 @@ class LocateResponse(LayoutMessage):
     """The boundary that was asked for; the append time is 0 at the log's end."""
 
     COMMAND = Command.LOCATE_RESPONSE
-    LAYOUT = (U64, U64, U64)
 
-    offset: int
-    record: int
-    append_time_ns: int
+    offset: Uint64
+    record: Uint64
+    append_time_ns: Uint64
 
     @property
     def location(self) -> Location:
@@ -97,11 +104,10 @@ class OpenStage(LayoutMessage):
     """Open a stage for a topic that need not exist yet."""
 
     COMMAND = Command.OPEN_STAGE
-    LAYOUT = (TEXT, TEXT, U64)
 
-    topic: str
-    writer_id: str
-    sequence: int
+    topic: ShortText
+    writer_id: ShortText
+    sequence: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +115,11 @@ class StageOpened(LayoutMessage):
     """The stage's id, to be used as the topic id of ordinary ingests."""
 
     COMMAND = Command.STAGE_OPENED
-    LAYOUT = (U32,)
 
-    stage_id: int
+    stage_id: Uint32
 
 
-@dataclass(frozen=True, slots=True)
-class StageContent:
-    """A stage as its writer knows it; the broker refuses the commit if it differs."""
-
-    stage_id: int
-    batch_count: int
-    byte_count: int
+_STAGE = Composite(StageContent, U32, U64, U64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +130,11 @@ class CommitStages(LayoutMessage):
     """
 
     COMMAND = Command.COMMIT_STAGES
-    LAYOUT = (
-        TEXT,
-        U64,
-        Items(TOPIC_NAME, LIST_LIMITS["CommitStages.overwrite"]),
-        Items(
-            Composite(StageContent, U32, U64, U64), LIST_LIMITS["CommitStages.stages"]
-        ),
-    )
 
-    writer_id: str
-    sequence: int
-    overwrite: tuple[str, ...]
-    stages: tuple[StageContent, ...]
-
-
-class CommitStatus(IntEnum):
-    """What became of a commit."""
-
-    COMMITTED = 0
-    # The same commit was made before; the offsets are those of that time.
-    REPEATED = 1
-    # The writer has committed a higher sequence; nothing was changed.
-    STALE = 2
+    writer_id: ShortText
+    sequence: Uint64
+    overwrite: Annotated[tuple[str, ...], _list(TOPIC_NAME, "CommitStages.overwrite")]
+    stages: Annotated[tuple[StageContent, ...], _list(_STAGE, "CommitStages.stages")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +147,19 @@ class TopicSpan:
     end: int
 
 
+_Spans = Annotated[
+    tuple[TopicSpan, ...], Items(Composite(TopicSpan, U32, TEXT, U64, U64))
+]
+
+
 @dataclass(frozen=True, slots=True)
 class StagesCommitted(LayoutMessage):
     """What became of a commit, and where its data is."""
 
     COMMAND = Command.STAGES_COMMITTED
-    LAYOUT = (Choice(CommitStatus), Items(Composite(TopicSpan, U32, TEXT, U64, U64)))
 
-    status: CommitStatus
-    topics: tuple[TopicSpan, ...] = ()
+    status: Annotated[CommitStatus, Choice(CommitStatus)]
+    topics: _Spans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +167,9 @@ class AbortStages(LayoutMessage):
     """Drop every stage of a job that was not committed."""
 
     COMMAND = Command.ABORT_STAGES
-    LAYOUT = (TEXT, U64)
 
-    writer_id: str
-    sequence: int
+    writer_id: ShortText
+    sequence: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +177,8 @@ class StagesAborted(LayoutMessage):
     """How many stages were dropped."""
 
     COMMAND = Command.STAGES_ABORTED
-    LAYOUT = (U32,)
 
-    dropped: int
+    dropped: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +189,10 @@ class TopicPosition:
     offset: int
 
 
-_POSITIONS = Items(Composite(TopicPosition, U32, U64), LIST_LIMITS["Wait.positions"])
+_Positions = Annotated[
+    tuple[TopicPosition, ...],
+    _list(Composite(TopicPosition, U32, U64), "Wait.positions"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +200,10 @@ class Wait(LayoutMessage):
     """Wait until a topic has grown past its offset or the list of topics changed."""
 
     COMMAND = Command.WAIT
-    LAYOUT = (U64, _POSITIONS, U32)
 
-    version: int
-    positions: tuple[TopicPosition, ...]
-    max_wait_ms: int
+    version: Uint64
+    positions: _Positions
+    max_wait_ms: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +211,9 @@ class WaitResponse(LayoutMessage):
     """The version of the list of topics, and where the topics asked for end now."""
 
     COMMAND = Command.WAIT_RESPONSE
-    LAYOUT = (U64, _POSITIONS)
 
-    version: int
-    ends: tuple[TopicPosition, ...]
+    version: Uint64
+    ends: _Positions
 
 
 class AssignmentStrategy(IntEnum):
@@ -245,19 +229,12 @@ class JoinGroup(LayoutMessage):
     """Join a consumer group; an empty member id asks the broker for one."""
 
     COMMAND = Command.JOIN_GROUP
-    LAYOUT = (
-        TEXT,
-        TEXT,
-        Items(TOPIC_NAME, LIST_LIMITS["JoinGroup.topics"]),
-        Choice(AssignmentStrategy),
-        U32,
-    )
 
-    group: str
-    member: str
-    topics: tuple[str, ...]
-    strategy: AssignmentStrategy
-    session_timeout_ms: int
+    group: ShortText
+    member: ShortText
+    topics: Annotated[tuple[str, ...], _list(TOPIC_NAME, "JoinGroup.topics")]
+    strategy: Annotated[AssignmentStrategy, Choice(AssignmentStrategy)]
+    session_timeout_ms: Uint32
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +245,9 @@ class AssignedTopic:
     name: str
 
 
-_ASSIGNMENT = Items(Composite(AssignedTopic, U32, TEXT))
+_Assignment = Annotated[
+    tuple[AssignedTopic, ...], Items(Composite(AssignedTopic, U32, TEXT))
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +255,10 @@ class GroupJoined(LayoutMessage):
     """Who the member is and what it reads in this generation."""
 
     COMMAND = Command.GROUP_JOINED
-    LAYOUT = (U64, TEXT, _ASSIGNMENT)
 
-    generation: int
-    member: str
-    assignment: tuple[AssignedTopic, ...] = ()
+    generation: Uint64
+    member: ShortText
+    assignment: _Assignment = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +266,10 @@ class GroupHeartbeat(LayoutMessage):
     """Say that a member is alive, and which generation it knows."""
 
     COMMAND = Command.GROUP_HEARTBEAT
-    LAYOUT = (TEXT, TEXT, U64)
 
-    group: str
-    member: str
-    generation: int
+    group: ShortText
+    member: ShortText
+    generation: Uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +277,9 @@ class GroupHeartbeatResponse(LayoutMessage):
     """The generation of now, and what the member reads in it."""
 
     COMMAND = Command.GROUP_HEARTBEAT_RESPONSE
-    LAYOUT = (U64, _ASSIGNMENT)
 
-    generation: int
-    assignment: tuple[AssignedTopic, ...] = ()
+    generation: Uint64
+    assignment: _Assignment = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +287,9 @@ class LeaveGroup(LayoutMessage):
     """Leave a group, so that its other members get the topics at once."""
 
     COMMAND = Command.LEAVE_GROUP
-    LAYOUT = (TEXT, TEXT)
 
-    group: str
-    member: str
+    group: ShortText
+    member: ShortText
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,4 +297,3 @@ class GroupLeft(LayoutMessage):
     """The member is gone."""
 
     COMMAND = Command.GROUP_LEFT
-    LAYOUT = ()

@@ -18,11 +18,11 @@ from enum import IntFlag
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.lwp.message import (
-    U64,
     Command,
     LayoutMessage,
     Message,
     PayloadReader,
+    Uint64,
     pack,
 )
 
@@ -183,6 +183,5 @@ class CatchingUp(LayoutMessage):
     """A server in the field was asked for an offset behind its log's end."""
 
     COMMAND = Command.CATCHING_UP
-    LAYOUT = (U64,)
 
-    end: int
+    end: Uint64

@@ -9,6 +9,7 @@ which command belongs to which of them is in `catalog`.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
@@ -18,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
@@ -94,16 +95,19 @@ def pack(layout: struct.Struct, *values: Any) -> bytes:
         raise LocalProtocolError(f"field out of range: {error}") from None
 
 
-def encode_utf8(text: str) -> bytes:
+def encode_utf8(text: str, bytes_max: int | None = None) -> bytes:
     """Encode a text.
 
     Raises:
-        LocalProtocolError: if it holds half a surrogate pair.
+        LocalProtocolError: if it holds half a surrogate pair, or is too long.
     """
     try:
-        return text.encode()
+        data = text.encode()
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"not a Unicode text: {error}") from None
+    if bytes_max is not None and len(data) > bytes_max:
+        raise LocalProtocolError(f"text of {len(data)} bytes is too long")
+    return data
 
 
 class PayloadReader:
@@ -142,8 +146,10 @@ class PayloadReader:
         """Read the fields of `layout`."""
         return layout.unpack(self.take(layout.size))
 
-    def text(self, size: int) -> str:
-        """Read `size` bytes of UTF-8."""
+    def text(self, size: int, bytes_max: int | None = None) -> str:
+        """Read `size` bytes of UTF-8, if they are not more than a limit."""
+        if bytes_max is not None and size > bytes_max:
+            raise self.error(f"text of {size} bytes is too long")
         data = self.take(size)
         try:
             return str(data, "utf-8")
@@ -236,31 +242,21 @@ class Text(Field):
         self.bytes_max = bytes_max
 
     def encode(self, value: Any) -> bytes:
-        data = encode_utf8(value)
-        if len(data) > self.bytes_max:
-            raise LocalProtocolError(f"text of {len(data)} bytes is too long")
+        data = encode_utf8(value, self.bytes_max)
         return U16.encode(len(data)) + data
 
     def read(self, reader: PayloadReader) -> str:
-        size = U16.read(reader)
-        if size > self.bytes_max:
-            raise reader.error(f"text of {size} bytes is too long")
-        return reader.text(size)
+        return reader.text(U16.read(reader), self.bytes_max)
 
 
 class RestText(Field):
     """A text that is all the rest of the payload."""
 
     def encode(self, value: Any) -> bytes:
-        data = encode_utf8(value)
-        if len(data) > TEXT_BYTES_MAX:
-            raise LocalProtocolError(f"text of {len(data)} bytes is too long")
-        return data
+        return encode_utf8(value, TEXT_BYTES_MAX)
 
     def read(self, reader: PayloadReader) -> str:
-        if reader.remaining > TEXT_BYTES_MAX:
-            raise reader.error(f"text of {reader.remaining} bytes is too long")
-        return reader.text(reader.remaining)
+        return reader.text(reader.remaining, TEXT_BYTES_MAX)
 
 
 class Composite(Field):
@@ -327,6 +323,13 @@ TRUTH = Truth()
 TEXT = Text()
 TOPIC_NAME = Text(NAME_BYTES_MAX)
 REST_TEXT = RestText()
+
+# Types of the fields of messages, which say how each is written: see `LayoutMessage`.
+Uint32 = Annotated[int, U32]
+Uint64 = Annotated[int, U64]
+Bool = Annotated[bool, TRUTH]
+ShortText = Annotated[str, TEXT]
+LastText = Annotated[str, REST_TEXT]
 
 
 # JSON documents: parsed within limits, read field by field with the type checked.
@@ -498,11 +501,19 @@ class Message(ABC):
 
 
 class LayoutMessage(Message):
-    """A message that is the fields of its dataclass, in the order of `LAYOUT`."""
+    """A message that is the fields of its dataclass, in their order.
+
+    The type of each is `Annotated` with the `Field` that writes and reads it.
+    """
 
     __slots__ = ()
 
     LAYOUT: ClassVar[tuple[Field, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        types = inspect.get_annotations(cls, eval_str=True).values()
+        cls.LAYOUT = tuple(kind.__metadata__[0] for kind in types)
 
     def encode_payload(self) -> list[Buffer]:
         # Every subclass is a dataclass, which the type checker can't be told here.

@@ -275,7 +275,7 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _WritePlan:
     """What records become.
 
     Args:
@@ -361,7 +361,7 @@ def write_payloads(
 
 
 def _cut(
-    plan: _Plan, bytes_max: int, allocate: Callable[[int], Any]
+    plan: _WritePlan, bytes_max: int, allocate: Callable[[int], Any]
 ) -> Iterator[Payload]:
     rows, start, done = len(plan.ends), 0, 0
     # Few rows are prepared at once, as each time costs as much as copying 100 KiB. Of
@@ -408,7 +408,7 @@ def _plan(
     records: Records,
     record_type: int,
     find_null_fault: Callable[[], str | None] | None,
-) -> _Plan:
+) -> _WritePlan:
     """Decide what each record becomes, as in the table at the top of this file."""
     check_plain_type(record_type)
     faults: list[_Fault] = []
@@ -428,7 +428,7 @@ def _plan(
     if records.fault is not None:
         raise records.fault
     ends = np.cumsum(lengths + RECORD_HEADER_BYTES)
-    return _Plan(records, types, lengths, ends)
+    return _WritePlan(records, types, lengths, ends)
 
 
 def _index(rows: _Positions, records: Records) -> _Positions | slice:

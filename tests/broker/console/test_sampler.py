@@ -60,7 +60,7 @@ def test_rates_are_per_second() -> None:
     scene.metrics.appended(1, 10, 1000)
     scene.metrics.appended(2, 30, 500)
     scene.metrics.fetched(1, 4, 400)
-    scene.metrics.count("connections_opened")
+    scene.metrics.count("lance", "connections_opened")
     scene.metrics.observe_request("Fetch", 0.1)
     scene.metrics.count_error(0x10)
     scene.tick(2.0)

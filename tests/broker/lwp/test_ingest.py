@@ -17,7 +17,6 @@ from lance_spark.broker.lwp.ingest import (
     check_ingest,
     find_starts,
     read_batch,
-    unpacked_bytes_max,
 )
 from lance_spark.errors import (
     InvalidPayload,
@@ -160,12 +159,6 @@ def test_compressed_noise_is_no_batch() -> None:
     noise = lz4.block.compress(b"Hello, LANCE!" * 9, store_size=False)
     with pytest.raises(RemoteProtocolError, match="no records"):
         read(noise, flags=COMPRESSED)
-
-
-def test_how_much_memory_decompressing_takes() -> None:
-    assert unpacked_bytes_max(frame(b"x" * 100), LIMIT) == 0
-    assert unpacked_bytes_max(frame(b"x" * 10, flags=COMPRESSED), LIMIT) == 2614
-    assert unpacked_bytes_max(frame(b"x" * 9999, flags=COMPRESSED), LIMIT) == LIMIT
 
 
 def test_without_validation_anything_is_one_record() -> None:

@@ -18,7 +18,7 @@ from lance_spark.broker.budget import Budget
 from lance_spark.broker.lwp import command as commands
 from lance_spark.broker.lwp import session as lwp_session
 from lance_spark.broker.lwp.session import FrameSession
-from lance_spark.broker.session import Shared
+from lance_spark.broker.session import STRANGER_BYTES_MAX, Shared
 from lance_spark.errors import (
     ConnectionLost,
     Corrupt,
@@ -854,7 +854,7 @@ def test_nothing_is_looked_into_before_the_token(
         return look
 
     monkeypatch.setattr(commands, "read_batch", note("read_batch"))
-    monkeypatch.setattr(commands, "unpacked_bytes_max", note("unpacked_bytes_max"))
+    monkeypatch.setattr(wire, "decompressed_bytes_max", note("decompress"))
     for kind in set(wire.REQUESTS.values()) - {wire.Authenticate}:
         monkeypatch.setattr(kind, "decode_payload", note(kind.__name__))
     client = dial(start(**TOKEN, keepalive_burst=1000))
@@ -887,7 +887,7 @@ def test_large_frames_are_refused_before_the_token(
     checksum = wire.Checksum.CRC32 if dialect == "plain" else wire.Checksum.CRC32C
     broker = start(**TOKEN, dialect=dialect)
     for size, flags in (
-        (lwp_session.STRANGER_BYTES_MAX + 1, FrameFlags.BATCH_MODE),
+        (STRANGER_BYTES_MAX + 1, FrameFlags.BATCH_MODE),
         (16 * MIB, FrameFlags.CONTROL),
     ):
         client = dial(broker, checksum=checksum)
@@ -901,7 +901,7 @@ def test_large_frames_are_refused_before_the_token(
         assert client.ended()
     # A token that is as large as a frame may be is read, and refused as a token.
     client = dial(broker, checksum=checksum)
-    long = "x" * (lwp_session.STRANGER_BYTES_MAX - 1)
+    long = "x" * (STRANGER_BYTES_MAX - 1)
     assert not client.ask(wire.Authenticate(long)).ok
     assert client.ask(wire.Authenticate("good")).ok
     client.write(0, records("a", 5000), count=5000)
