@@ -10,7 +10,9 @@ driver for the finder of that name:
 
     located   the server tells where the next record starts
     probed    the bytes are searched for records
-    counted   positions are record numbers (protocols that count records; none yet)
+    counted   positions are record numbers, so arithmetic finds them
+
+A protocol is one row of `_DRIVERS`, which names a `DriverModule`.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from lance_spark.client import Chunk as Chunk
-from lance_spark.client import ClientConfig as ClientConfig
 from lance_spark.client.config import DURATION_S_MAX as DURATION_S_MAX
+from lance_spark.client.config import ConnectionConfig as ConnectionConfig
 from lance_spark.errors import OptionError, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition, Retention
+from lance_spark.net.address import parse_addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from lance_spark.records import Records
 
 FinderName = Literal["located", "probed", "counted"]
 
@@ -40,21 +44,26 @@ class Traits:
         protocol: its name, which is the name of Spark's format.
         unit: what positions count.
         finder: how records are found, unless the user asks for another way.
+        columns: the columns of a read, in their order. They say what the protocol
+            carries beside `value`, of `partition`, `type`, `key` and `timestamp`.
         first_position: the position of the first record of a new partition.
         waits: the server answers `Driver.wait` when something has changed.
         compressions: what batches may be compressed with.
         batch_units_max: how much a micro-batch reads if the user sets no limit.
         record_units_min: what the smallest record takes.
+        split_units: how much one task reads if the user sets no limit.
     """
 
     protocol: str
     unit: Literal["bytes", "records"]
     finder: FinderName
+    columns: tuple[str, ...]
     first_position: int = 0
     waits: bool = False
     compressions: tuple[str, ...] = ("none",)
     batch_units_max: int | None = None
     record_units_min: int = 1
+    split_units: int = 500_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -296,8 +305,19 @@ class ChunkReader(Protocol):
     def is_finished(self) -> bool:
         """Whether every record that starts before the end was handed out."""
 
-    def next_chunk(self, wait_s: float | None = None) -> Chunk | None:
-        """Return the next records; None if there are no more for now."""
+    @property
+    def skipped(self) -> tuple[int, int]:
+        """How many malformed records were left out, and how many bytes they had."""
+
+    def next_records(self) -> Records | None:
+        """Return the next records with their positions; None at the log's end.
+
+        A `fault` of theirs says why those behind them could not be read.
+
+        Raises:
+            DataLoss: the record at `position` is not in the log any more.
+            RecordError: there is no record; nothing tells where the next one starts.
+        """
 
     def seek(self, position: int) -> None:
         """Go on at another record."""
@@ -332,7 +352,7 @@ class WriterSettings:
     allow_null_records: bool
 
 
-class StageContent(Protocol):
+class Staged(Protocol):
     """What one task has staged, as the commit names it; it travels to the driver."""
 
     @property
@@ -341,7 +361,7 @@ class StageContent(Protocol):
 
 
 class RecordWriter(Protocol):
-    """Writes rows to one topic or stage."""
+    """Writes rows to one partition or stage."""
 
     @property
     def pending_bytes(self) -> int:
@@ -353,7 +373,7 @@ class RecordWriter(Protocol):
     def flush(self) -> None:
         """Wait until all that was taken is acknowledged."""
 
-    def finish(self) -> StageContent | None:
+    def finish(self) -> Staged | None:
         """Flush and close; return what was staged, if this writes a stage."""
 
     def close(self, *, abandon: bool = False) -> None:
@@ -396,7 +416,7 @@ class StageCalls(Protocol):
         self,
         writer_id: str,
         sequence: int,
-        stages: Sequence[StageContent],
+        stages: Sequence[Staged],
         *,
         overwrite: Sequence[str] = (),
     ) -> Committed:
@@ -418,7 +438,7 @@ class Driver(Protocol):
         """What the protocol and the server can do."""
 
     @property
-    def config(self) -> ClientConfig:
+    def config(self) -> ConnectionConfig:
         """How the servers are reached."""
 
     @property
@@ -534,18 +554,30 @@ class Driver(Protocol):
         end: int | None,
         fetch_bytes: int,
         first_fetch_bytes: int | None = None,
+        last_end: int | None = None,
+        on_bad: Literal["fail", "skip"] = "fail",
     ) -> ChunkReader:
-        """Read the records that start in [start, end)."""
+        """Read the records that start in [start, end).
+
+        Args:
+            log: which log.
+            start: the position of a record.
+            end: where to stop; None never does.
+            fetch_bytes: how much to ask for at once.
+            first_fetch_bytes: how much to ask for at first.
+            last_end: leave out a last record that ends behind it.
+            on_bad: stop before a malformed record with a `fault`, or leave it out.
+        """
 
     def open_writer(
         self,
-        to: str,
+        to: Partition,
         *,
         options: WriterSettings,
         create_topic: bool,
         check: CheckServer,
     ) -> RecordWriter:
-        """Write rows to a topic, each at least once."""
+        """Write rows to a partition, each at least once."""
 
     def stages(self) -> StageCalls | None:
         """Return the calls for staged writes; None if the server has no stages."""
@@ -554,21 +586,100 @@ class Driver(Protocol):
         """Tell the server how far a group has read."""
 
 
-# Each protocol's driver: the module and the function that opens it.
+# Protocols whose positions are record numbers need nothing else to find records.
+
+
+class CountedFinder:
+    """Finds records by their numbers; a split starts and ends with a record."""
+
+    is_told = True
+
+    def find_extent(self, split: Split) -> Extent:
+        """Return the split itself."""
+        return self.find_rest(split, split.start)
+
+    def find_rest(self, split: Split, start: int) -> Extent:
+        """Return what is left of the split."""
+        return Extent(start, split.end, split.is_last)
+
+    def find_next(self, split: Split, extent: Extent) -> int | None:
+        """Return the end of the split, unless no split follows."""
+        return None if split.is_last else extent.end
+
+    def skip(self, split: Split, position: int, end: int) -> int:
+        """Return the next number."""
+        return min(position + 1, end)
+
+    def has_records(self, split: Split, position: int) -> bool:
+        """Return true: each number up to the range's end is a record."""
+        return position < split.range.end
+
+
+class CountedRuler:
+    """Measures records by their numbers."""
+
+    def fit(
+        self, start: int, end: int, *, max_bytes: int | None, max_records: int | None
+    ) -> int:
+        """Add the smaller limit; limits of positions are limits of records here."""
+        limits = [most for most in (max_bytes, max_records) if most is not None]
+        return min([end, *(start + most for most in limits)])
+
+    def step(self, start: int, end: int) -> int | None:
+        """Return the next number."""
+        return start + 1 if start < end else None
+
+    def count(self, start: int, end: int) -> int:
+        """Subtract."""
+        return end - start
+
+
+# The protocols there are.
+
+
+class DriverModule(Protocol):
+    """What the module of a protocol's driver has to have."""
+
+    # What the protocol can do at best; a driver may know more of its server.
+    TRAITS: Traits
+    # How its servers are reached; its `protocol` is the traits'.
+    Config: type[ConnectionConfig]
+
+    def open_driver(self, config: Any) -> Driver:
+        """Connect to a server."""
+
+
 _DRIVERS = {"lance": "lance_spark.client.lwp.driver"}
 
 
-def open_driver(config: ClientConfig, protocol: str = "lance") -> Driver:
-    """Open the driver of a protocol.
+def check_servers(text: str) -> str:
+    """Check addresses; a port that is missing is chosen by the protocol.
+
+    Raises:
+        OptionError: one of them can't be read.
+    """
+    parse_addresses(text.strip(), default_port=1)
+    return text.strip()
+
+
+def find_driver(protocol: str) -> DriverModule:
+    """Find the driver of a protocol.
 
     Raises:
         OptionError: the protocol is unknown.
-        LanceError: no server can be reached.
     """
     module = _DRIVERS.get(protocol)
     if module is None:
         raise OptionError(
             f"protocol {protocol!r} is unknown: give {', '.join(sorted(_DRIVERS))}"
         )
-    driver: Driver = import_module(module).open_driver(config)
-    return driver
+    return cast("DriverModule", import_module(module))
+
+
+def open_driver(config: ConnectionConfig) -> Driver:
+    """Connect to a server of the protocol that a configuration is for.
+
+    Raises:
+        LanceError: no server can be reached.
+    """
+    return find_driver(config.protocol).open_driver(config)

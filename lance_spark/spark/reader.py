@@ -94,7 +94,7 @@ class LanceReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._projection = project(schema)
+        self._projection = project(schema, options.client.protocol)
         self._filters: tuple[Filter, ...] = ()
         self._is_offered = False
         # Spark 4.3 keeps one plan per `load()` and reads every query on it by the plan
@@ -138,13 +138,14 @@ class LanceReader(DataSourceReader):
         with lease(self._options.client) as driver:
             topics = choose_topics(self._options, driver.topics())
             ranges = resolve_ranges(driver, self._options, topics)
-            smallest = driver.traits.record_units_min
+            traits = driver.traits
         ranges = [narrow_range(piece, self._filters) for piece in ranges]
-        splits = cut_ranges(ranges, self._options, record_size_min=smallest)
+        splits = cut_ranges(ranges, self._options, traits)
         logger.info(
-            "%d partitions of %d bytes planned, pushed filters: %s",
+            "%d partitions of %d %s planned, pushed filters: %s",
             len(splits),
             sum(piece.size for piece in ranges),
+            traits.unit,
             push_filters(self._filters, narrow=True)[0],
         )
         return [InputPartition(split) for split in splits]

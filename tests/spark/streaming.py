@@ -23,11 +23,19 @@ from lance_spark.client.connection import Connection
 from lance_spark.offset import StreamOffset
 from lance_spark.spark.options import StreamOptions, parse_stream_options
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
 from lance_spark.spark.stream import StreamPlanner
 from lance_spark.spark.stream_reader import LanceStreamReader
 from lance_spark.wire.lwp import Message, Record, WaitResponse
-from tests.spark.reading import QUICK, connect, fill, make_options, pick, read_planned
+from tests.spark.reading import (
+    QUICK,
+    ROW_COLUMNS,
+    ROW_SCHEMA,
+    connect,
+    fill,
+    make_options,
+    pick,
+    read_planned,
+)
 
 # No test has more batches than this; one that does goes round in circles.
 _BATCHES_MAX = 500

@@ -11,7 +11,8 @@ import pytest
 
 from lance_spark.client import ClientConfig
 from lance_spark.errors import OptionError
-from lance_spark.spark.bound import AtOffsets, AtTime, Earliest, Latest
+from lance_spark.model import Partition
+from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime
 from lance_spark.spark.options import (
     ReadOptions,
     StreamOptions,
@@ -20,11 +21,16 @@ from lance_spark.spark.options import (
     lists_topics,
     parse_read_options,
     parse_stream_options,
-    parse_stream_write_options,
     parse_write_options,
 )
 from lance_spark.spark.setting import OPTIONS, Option, Scope
-from tests.spark.given import GOOD, PARSERS, Parse, refused
+from tests.spark.given import (
+    GOOD,
+    PARSERS,
+    Parse,
+    parse_stream_write_options,
+    refused,
+)
 
 READ_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.WRITE]
 WRITE_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.READ]
@@ -69,11 +75,11 @@ def test_read_defaults() -> None:
         client=ClientConfig(),
         topics=("a",),
         topic_pattern=None,
-        start=Earliest(),
-        end=Latest(),
+        start=EARLIEST,
+        end=LATEST,
         fail_on_data_loss=True,
         min_partitions=None,
-        max_partition_bytes=None,
+        max_partition_size=None,
         splitting="auto",
         fetch_bytes=4 * 1024**2,
         push_filters=False,
@@ -103,13 +109,13 @@ def test_write_defaults() -> None:
     [
         ("failOnDataLoss", "fail_on_data_loss", False),
         ("minPartitions", "min_partitions", 3),
-        ("maxPartitionBytes", "max_partition_bytes", 1024),
+        ("maxPartitionBytes", "max_partition_size", 1024),
         ("splitting", "splitting", "probe"),
         ("fetchBytes", "fetch_bytes", 65536),
         ("pushFilters", "push_filters", True),
         ("onBadRecord", "on_bad_record", "skip"),
-        ("startingOffsets", "start", AtOffsets((("a", 1),))),
-        ("endingOffsets", "end", AtOffsets((("a", 9),))),
+        ("startingOffsets", "start", AtOffsets(((Partition("a"), 1),))),
+        ("endingOffsets", "end", AtOffsets(((Partition("a"), 9),))),
         ("startingTimestamp", "start", AtTime(1_714_521_600_000_000_000)),
         ("endingTimestamp", "end", AtTime(1_714_521_600_000_000_000)),
         ("metadata", "metadata", True),
@@ -140,7 +146,7 @@ def test_write_value(name: str, field: str, value: Any) -> None:
 
 def test_stream_defaults() -> None:
     assert parse_stream_options({"topic": "a"}) == StreamOptions(
-        read=replace(parse_read_options({"topic": "a"}), start=Latest()),
+        read=replace(parse_read_options({"topic": "a"}), start=LATEST),
         max_bytes=None,
         max_records=None,
         consumer_group=None,

@@ -39,12 +39,13 @@ from lance_spark.offset import MARK_BYTES_MAX
 from lance_spark.spark import planning
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.reader import narrow_range
-from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
 from lance_spark.wire.lwp import Record, RecordType
 from tests.spark.reading import (
     DIALECTS,
     EVERY_COLUMN,
     EVERY_TYPE,
+    ROW_COLUMNS,
+    ROW_SCHEMA,
     Fetches,
     connect,
     fill,

@@ -18,6 +18,7 @@ from lance_spark.client.driver import Driver, open_driver
 from lance_spark.client.lwp.driver import LwpDriver
 from lance_spark.client.lwp.writer import Writer
 from lance_spark.errors import LanceError, RowError, TopicNotFound
+from lance_spark.model import Partition
 from lance_spark.spark import task_writer as module
 from lance_spark.spark.job import WriteJob
 from lance_spark.spark.sink import TaskResult, commit_job, write_task
@@ -52,9 +53,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     topics: list[str] = []
     whole = TaskWriter._open_writer
 
-    def note(outlet: TaskWriter, topic: str) -> None:
-        topics.append(topic)
-        whole(outlet, topic)
+    def note(outlet: TaskWriter, to: Partition) -> None:
+        topics.append(to.topic)
+        whole(outlet, to)
         assert len(outlet._open) <= outlet._open_max
 
     monkeypatch.setattr(TaskWriter, "_open_writer", note)
@@ -162,7 +163,7 @@ def test_what_waits_keeps_nothing_else_in_memory(broker: EmbeddedBroker) -> None
     batch = rows(value=[bytes(10_000), bytes(10_000), b"3"], topic=list("aab"))
     with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         _feed(outlet, batch)
-        (waiting,) = outlet._queues["b"].pieces
+        (waiting,) = outlet._queues[Partition("b")].pieces
         assert waiting.rows.get_total_buffer_size() < 1000
 
 
@@ -175,12 +176,12 @@ def test_many_topics_of_few_rows_need_no_turns(
         TaskWriter(job, driver, waiting_bytes_max=2000) as outlet,
     ):
         for number in range(100):
-            outlet.write(Routed(f"t{number}", rows(value=[b"1"])))
+            outlet.write(Routed(Partition(f"t{number}"), rows(value=[b"1"])))
         assert outlet._waiting_bytes < 2000
         assert not opened
         # A second piece of a topic has a price beside its row, until there is no other.
-        outlet.write(Routed("t0", rows(value=[b"2"])))
-        assert len(outlet._queues["t0"].pieces) == 1
+        outlet.write(Routed(Partition("t0"), rows(value=[b"2"])))
+        assert len(outlet._queues[Partition("t0")].pieces) == 1
         assert not opened
 
 
@@ -198,7 +199,9 @@ def test_small_pieces_are_put_together_before_anything_is_opened(
         for number in range(500):
             topic, value = f"t{number % 10}", b"%d" % number
             expected.setdefault(topic, []).append(value)
-            outlet.write(Routed(topic, rows(value=[value]), first_row=number))
+            outlet.write(
+                Routed(Partition(topic), rows(value=[value]), first_row=number)
+            )
             held.append(sum(len(queue.pieces) for queue in outlet._queues.values()))
         # What is in excess of one for each topic counts.
         assert 50 < max(held) <= 10 + 50
@@ -223,7 +226,7 @@ def test_a_row_is_found_in_pieces_that_were_put_together(
         for number in range(20):
             key = b"k" if number == 13 else None
             batch = rows(value=[None], key=[key])
-            outlet.write(Routed("a", batch, first_row=number))
+            outlet.write(Routed(Partition("a"), batch, first_row=number))
         with pytest.raises(RowError, match="row 13: a key but no value"):
             outlet.finish()
 
@@ -245,7 +248,7 @@ def test_few_rows_wait_for_more(
     with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         small, large = rows(value=[bytes(300)]), rows(value=[bytes(1000)] * 3)
         for batch in (small, small, small, small, large, small):
-            outlet.write(Routed("a", batch))
+            outlet.write(Routed(Partition("a"), batch))
         assert taken == [4, 3]
         outlet.finish()
     assert taken == [4, 3, 1]
@@ -271,7 +274,7 @@ def test_all_writers_together_hold_little(
     with _driver(job) as driver, TaskWriter(job, driver) as outlet:
         for number in range(30):
             batch = rows(value=[bytes(3000 + number)])
-            outlet.write(Routed(f"t{number}", batch))
+            outlet.write(Routed(Partition(f"t{number}"), batch))
             held.append(sum(w.pending_bytes for w in outlet._open.values()))
         assert max(held) <= 2 * outlet._buffer_bytes == 40_000
         # Each time the one that has most.
