@@ -188,14 +188,6 @@ def _repeat(text: str, rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, buffers)
 
 
-def _build_offset(records: Records, kind: pa.DataType) -> pa.Array:
-    return pa.array(records.find_positions(), kind)
-
-
-def _build_next_offset(records: Records, kind: pa.DataType) -> pa.Array:
-    return pa.array(records.find_nexts(), kind)
-
-
 def _build_type(records: Records, kind: pa.DataType) -> pa.Array:
     if records.types is None:
         return pa.nulls(len(records), kind)
@@ -256,8 +248,8 @@ def _build_key(records: Records, kind: pa.DataType) -> pa.Array:
 
 
 _BUILDERS: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
-    "offset": _build_offset,
-    "next_offset": _build_next_offset,
+    "offset": lambda records, kind: pa.array(records.find_positions(), kind),
+    "next_offset": lambda records, kind: pa.array(records.find_nexts(), kind),
     "type": _build_type,
     "key": _build_key,
     "value": _build_value,

@@ -211,12 +211,13 @@ def parse_stream_options(
 def _make_read(values: Values) -> ReadOptions:
     _check_topic_is_named(values)
     unit = find_driver(values.protocol).TRAITS.unit
+    start, end = _pick_bounds(values)
     return _make(
         ReadOptions,
         values,
         topics=values["topic"] or (),
-        start=pick_start(values),
-        end=pick_end(values),
+        start=start,
+        end=end,
         max_partition_size=values.get(SIZE_OPTION[unit]),
         metadata=values["metadata"] is not None,
     )
@@ -389,25 +390,21 @@ def check_conflicts(values: Values) -> None:
         OptionError: they do not; names two of them and says what to change.
     """
     _check_tls(values)
-    _check_topics(values)
+    for one, other in (("topic", "topicPattern"), *_BOUNDS):
+        if one in values and other in values:
+            raise OptionError(
+                f"options {one} and {other} are both given: leave out one of them"
+            )
     _check_metadata(values)
-    _check_bounds(values)
+    for offsets, _ in _BOUNDS:
+        _check_named(values, offsets)
+    _check_order(values)
     _check_transaction(values)
 
 
-def pick_start(values: Values) -> Bound:
-    """Say where a read starts."""
-    return _pick(values, *_BOUNDS[0])
-
-
-def pick_end(values: Values) -> Bound:
-    """Say where a read ends."""
-    return _pick(values, *_BOUNDS[1])
-
-
-def _pick(values: Values, offsets: str, timestamp: str) -> Bound:
-    bound: Bound = values[timestamp] or values[offsets]
-    return bound
+def _pick_bounds(values: Values) -> list[Bound]:
+    """Say where a read starts and ends."""
+    return [values[timestamp] or values[offsets] for offsets, timestamp in _BOUNDS]
 
 
 def _check_tls(values: Values) -> None:
@@ -423,13 +420,6 @@ def _check_tls(values: Values) -> None:
         )
 
 
-def _check_topics(values: Values) -> None:
-    if "topic" in values and "topicPattern" in values:
-        raise OptionError(
-            "options topic and topicPattern are both given: leave out one of them"
-        )
-
-
 def _check_metadata(values: Values) -> None:
     names = (*(name for pair in _BOUNDS for name in pair), "pushFilters")
     given = [name for name in names if name in values]
@@ -438,18 +428,6 @@ def _check_metadata(values: Values) -> None:
             f"option {given[0]} is given with metadata, which reads no records: leave "
             "out one of them"
         )
-
-
-def _check_bounds(values: Values) -> None:
-    for offsets, timestamp in _BOUNDS:
-        given = [name for name in (offsets, timestamp) if name in values]
-        if len(given) > 1:
-            raise OptionError(
-                f"options {offsets} and {timestamp} are both given: leave out one of "
-                "them"
-            )
-        _check_named(values, offsets)
-    _check_order(values)
 
 
 def _check_named(values: Values, name: str) -> None:
@@ -484,7 +462,7 @@ def _check_named(values: Values, name: str) -> None:
 
 
 def _check_order(values: Values) -> None:
-    start, end = pick_start(values), pick_end(values)
+    start, end = _pick_bounds(values)
     if isinstance(start, AtTime) and isinstance(end, AtTime):
         if start.time_ns > end.time_ns:
             raise OptionError(

@@ -306,15 +306,16 @@ def resolve_ranges(
 def _resolve_range(
     driver: Driver, options: ReadOptions, log: LogRef, bounds: Bounds
 ) -> PlannedRange:
-    start = resolve_bound(
-        driver, options.start, log, bounds, option="startingTimestamp"
-    )
-    end = resolve_bound(driver, options.end, log, bounds, option="endingTimestamp")
-    # A record that came since may be the first one of that time.
-    if isinstance(options.start, AtTime):
-        start = min(start, bounds.end)
-    if isinstance(options.end, AtTime):
-        end = min(end, bounds.end)
+    asked: list[int] = []
+    for bound, option in (
+        (options.start, "startingTimestamp"),
+        (options.end, "endingTimestamp"),
+    ):
+        position = resolve_bound(driver, bound, log, bounds, option=option)
+        # A record that came since may be the first one of that time.
+        is_time = isinstance(bound, AtTime)
+        asked.append(min(position, bounds.end) if is_time else position)
+    start, end = asked
     planned = plan_range(log.topic, start, end, bounds)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)

@@ -51,24 +51,15 @@ _READABLE: Mapping[str, tuple[DataType, ...]] = {
 _CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
 
 # What a read with `metadata=topics` gives.
-TOPICS_SCHEMA = StructType(
-    [
-        StructField("id", LongType()),
-        StructField("name", StringType()),
-        StructField("log_start", LongType()),
-        StructField("log_end", LongType()),
-        StructField("records", LongType()),
-        StructField("created", TimestampType()),
-        StructField(
-            "retention",
-            StructType(
-                [
-                    StructField("max_age_s", LongType()),
-                    StructField("max_bytes", LongType()),
-                ]
-            ),
-        ),
-    ]
+TOPICS_SCHEMA = (
+    StructType()
+    .add("id", LongType())
+    .add("name", StringType())
+    .add("log_start", LongType())
+    .add("log_end", LongType())
+    .add("records", LongType())
+    .add("created", TimestampType())
+    .add("retention", StructType().add("max_age_s", "long").add("max_bytes", "long"))
 )
 _TOPICS: Mapping[str, tuple[DataType, ...]] = {
     field.name: (field.dataType,) for field in TOPICS_SCHEMA

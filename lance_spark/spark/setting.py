@@ -79,16 +79,10 @@ class Option:
         """Tell whether a format has it."""
         return self.formats is None or protocol in self.formats
 
-    @property
-    def default(self) -> Any:
-        """The value if none is given; None for none."""
-        return None if self.default_text is None else self.parse(self.default_text)
-
-    @property
-    def stream_default(self) -> Any:
-        """The value if none is given in a stream; None for none."""
-        text = self.stream_default_text
-        return self.default if text is None else self.parse(text)
+    def make_default(self, *, is_stream: bool = False) -> Any:
+        """Return the value if none is given; None for none."""
+        text = (is_stream and self.stream_default_text) or self.default_text
+        return None if text is None else self.parse(text)
 
     def render_default(self) -> str:
         """Return the default in Markdown; both of them, if streams have their own."""
@@ -522,8 +516,7 @@ class Values(dict[str, Any]):
         self.is_stream = is_stream
 
     def __missing__(self, name: str) -> Any:
-        option = BY_NAME[name]
-        return option.stream_default if self.is_stream else option.default
+        return BY_NAME[name].make_default(is_stream=self.is_stream)
 
 
 def render_options(scope: Scope) -> str:

@@ -80,7 +80,8 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
                     if writer is None:
                         # A task without rows needs no server.
                         driver = stack.enter_context(lease(job.options.client))
-                        writer = stack.enter_context(TaskWriter(job, driver))
+                        writer = TaskWriter(job, driver)
+                        stack.callback(writer.close)
                     writer.write(routed)
                 records += batch.num_rows
             stages = () if writer is None else writer.finish()

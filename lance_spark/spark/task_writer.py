@@ -22,9 +22,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -49,9 +48,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Partition, find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from lance_spark.spark.options import WriteOptions
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +63,10 @@ _WORTH_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 2560
 # No reader waits for a row of a task before its end, so batches may fill.
 _LINGER_S = 0.25
+# What the user decides about a writer: the fields of both kinds of settings.
+_SETTINGS = {each.name for each in fields(WriterSettings)} & {
+    each.name for each in fields(WriteOptions)
+}
 
 
 _FEWER_STAGES = (
@@ -119,7 +120,7 @@ class _Waiting:
 class TaskWriter:
     """Takes the rows of one task, and has all of them acknowledged at `finish`.
 
-    Leaving its `with` block without `finish` gives up what is not written yet.
+    Its user has to `close` it, which gives up what is not written yet.
 
     Args:
         job: says how to write.
@@ -240,32 +241,21 @@ class TaskWriter:
     def _open_writer(self, to: Partition) -> None:
         job, options = self._job, self._job.options
         settings = WriterSettings(
-            batch_bytes=options.batch_bytes,
             linger_s=_LINGER_S,
-            max_in_flight=options.max_in_flight,
             buffer_bytes=self._buffer_bytes,
-            compression=options.compression,
-            record_type=options.record_type,
-            allow_null_records=options.allow_null_records,
+            **{name: getattr(options, name) for name in _SETTINGS},
         )
-        stages = job.find_stages(self._driver) if job.is_staged else None
+        open_writer = partial(
+            self._driver.open_writer, to, create_topic=options.create_topic
+        )
+        if job.is_staged:
+            stages = job.find_stages(self._driver)
+            open_writer = partial(
+                stages.open_writer, to.topic, job.writer_id, job.sequence
+            )
         job.check_server(self._driver.server)
         with self._explaining():
-            if stages is not None:
-                self._open[to] = stages.open_writer(
-                    to.topic,
-                    job.writer_id,
-                    job.sequence,
-                    options=settings,
-                    check=job.check_server,
-                )
-            else:
-                self._open[to] = self._driver.open_writer(
-                    to,
-                    options=settings,
-                    create_topic=options.create_topic,
-                    check=job.check_server,
-                )
+            self._open[to] = open_writer(options=settings, check=job.check_server)
 
     def _check_topic(self, topic: str) -> None:
         """Check each topic once, if it may not be created."""
@@ -324,7 +314,7 @@ class TaskWriter:
             self._finish_writer(next(iter(self._open)))
         return tuple(self._stages)
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """Give up what is not written yet, and close everything."""
         self._queues.clear()
         while self._open:
@@ -334,17 +324,6 @@ class TaskWriter:
             except LanceError as error:
                 # The others have to be closed, too, and there is an error already.
                 logger.warning("%s can't be closed: %s", writer, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abandon()
 
 
 def _find_row(pieces: Sequence[Routed], index: int) -> int:

@@ -218,29 +218,25 @@ class Lag:
     def to_document(
         self, retention: Retention | None, lost_bytes: int
     ) -> dict[str, Any]:
-        """Return what is reported of a topic beside its log's end."""
+        """Return what is reported of a topic beside its log's end.
+
+        The headroom is how much may be appended, and how long it takes, until unread
+        data is removed.
+        """
+        room_bytes = room_ms = None
+        if retention is not None and retention.max_bytes:
+            room_bytes = max(0, retention.max_bytes - self.unread_bytes)
+        is_age_known = not self.unread_bytes or self.oldest_ms is not None
+        if retention is not None and retention.max_age_s and is_age_known:
+            room_ms = max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
         return {
             "bytesBehind": self.unread_bytes,
             "recordsBehind": self.unread_records,
             "oldestUnreadMs": self.oldest_ms,
-            "retentionHeadroomBytes": self._find_headroom_bytes(retention),
-            "retentionHeadroomMs": self._find_headroom_ms(retention),
+            "retentionHeadroomBytes": room_bytes,
+            "retentionHeadroomMs": room_ms,
             "bytesLost": lost_bytes,
         }
-
-    def _find_headroom_bytes(self, retention: Retention | None) -> int | None:
-        """Say how much may be appended before unread data is removed."""
-        if retention is None or not retention.max_bytes:
-            return None
-        return max(0, retention.max_bytes - self.unread_bytes)
-
-    def _find_headroom_ms(self, retention: Retention | None) -> int | None:
-        """Say how long it takes until unread data is removed."""
-        if retention is None or not retention.max_age_s:
-            return None
-        if self.unread_bytes and self.oldest_ms is None:
-            return None
-        return max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
 
 
 def measure_lag(

@@ -174,14 +174,6 @@ def test_outlives_the_buffer():
     assert batch == decode(MIXED).batch
 
 
-def test_cut_into_batches():
-    data = record(1, b"abc") * 10
-    batches = list(decode(data, columns=["offset", "value"]).batches(4))
-    assert [batch.num_rows for batch in batches] == [4, 4, 2]
-    assert pa.Table.from_batches(batches)["offset"].to_pylist() == list(range(0, 80, 8))
-    assert list(decode(b"").batches(4)) == []
-
-
 class TestFound:
     """Records that the caller has found already are not looked for again."""
 

@@ -65,11 +65,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_defaults() -> None:
-    assert {option.name: option.default for option in OPTIONS} == DEFAULTS
+    assert {option.name: option.make_default() for option in OPTIONS} == DEFAULTS
 
 
 def test_defaults_of_streams() -> None:
-    made = {option.name: option.stream_default for option in OPTIONS}
+    made = {option.name: option.make_default(is_stream=True) for option in OPTIONS}
     assert made == {**DEFAULTS, "startingOffsets": LATEST}
     assert Values({})["startingOffsets"] == EARLIEST
     values = Values({"topic": ("a",)}, is_stream=True)
