@@ -19,7 +19,7 @@ from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_range,
     describe_missing,
@@ -103,7 +103,7 @@ class BatchEnd:
     def __init__(
         self,
         driver: Driver,
-        options: StreamOptions,
+        options: ReadOptions,
         losses: LossLog,
         *,
         target: States | None,
@@ -178,7 +178,7 @@ class BatchEnd:
                 first = self._find_first(state, first)
             # Those with nothing to read are among them, because all take turns.
             ruler = self._driver.make_ruler(
-                state.log, fetch_bytes=self._options.read.fetch_bytes
+                state.log, fetch_bytes=self._options.fetch_bytes
             )
             backlogs.append(Backlog(partition, first, max(first, stop), ruler))
         waiting = {b.partition: b.start for b in backlogs if b.start < b.end}
@@ -224,7 +224,7 @@ class BatchEnd:
                 settled[topic] = self._settle(place, logs[topic])
                 continue
             assert place is not None
-            is_read = self._options.read.reads(topic)
+            is_read = self._options.reads(topic)
             if not place.is_away:
                 self._losses.report(self._make_gone(topic, place, is_read))
             if is_read:
@@ -337,14 +337,17 @@ class BatchEnd:
     def _make_limit(self) -> BatchLimit:
         if not self._is_limited:
             return BatchLimit()
-        max_bytes, max_records = self._options.max_bytes, self._options.max_records
-        if max_bytes is None and max_records is None:
-            max_bytes = self._driver.traits.batch_units_max
-        return BatchLimit(max_bytes, max_records)
+        options = self._options
+        limit = BatchLimit(
+            options.max_bytes_per_trigger, options.max_records_per_trigger
+        )
+        if limit == BatchLimit():
+            return BatchLimit(self._driver.traits.batch_units_max)
+        return limit
 
     def _explain(self, fault: RecordError) -> RecordError:
         """Say what to do about bytes that a plain server has and that are no record."""
-        bound = self._options.read.start
+        bound = self._options.start
         given = bound.offsets if isinstance(bound, AtOffsets) else ()
         if any(offset == fault.position for _, offset in given):
             remedy = "startingOffsets has to name an offset at which a record starts"

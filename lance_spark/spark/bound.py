@@ -6,7 +6,7 @@ What a bound means for a topic (its log, the clock of its server) is `planning`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,33 +156,29 @@ def parse_time(text: str) -> AtTime:
 
 
 def _read_offsets(text: str) -> AtOffsets:
-    pairs: list[tuple[str, Any]] = _load(text, _Pairs)
-    members = dict(pairs)
+    members = _load(text)
     # A topic may have one of these names, but then its offset is a number.
-    if "version" in members and isinstance(members.get("topics"), _Pairs):
-        return _read_stream_offset(text)
-    if not pairs:
+    if "version" in members and isinstance(members.get("topics"), dict):
+        return _read_stream_offset(text, members)
+    if not members:
         raise OptionError(f"no topic is named in {_shorten(text)}: {_FORMS}")
     offsets: dict[Partition, int] = {}
-    for topic, given in pairs:
-        one = _Pairs([("0", given)])
-        for number, offset in given if isinstance(given, _Pairs) else one:
+    for topic, given in members.items():
+        by_number = given if isinstance(given, dict) else {"0": given}
+        for number, offset in by_number.items():
             if not PARTITION.fullmatch(number):
                 raise OptionError(
                     f"topic {topic!r}: {_shorten(number)} is not the number of a "
                     "partition"
                 )
-            partition = Partition(topic, int(number))
-            if partition in offsets:
-                raise OptionError(f"topic {topic!r} is named twice: name it once")
-            offsets[partition] = _check_offset(topic, offset)
-    by_partition = tuple(t for t, given in pairs if isinstance(given, _Pairs))
+            offsets[Partition(topic, int(number))] = _check_offset(topic, offset)
+    by_partition = tuple(t for t, given in members.items() if isinstance(given, dict))
     return AtOffsets(tuple(sorted(offsets.items())), by_partition=by_partition)
 
 
-def _load(text: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
+def _load(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=make_object)
+        return json.loads(text, object_pairs_hook=_check_unique)
     # A ValueError is also what a number of thousands of digits gives.
     except (ValueError, RecursionError) as error:
         raise OptionError(
@@ -190,8 +186,7 @@ def _load(text: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any
         ) from None
 
 
-def _read_stream_offset(text: str) -> AtOffsets:
-    document = _load(text, _check_unique)
+def _read_stream_offset(text: str, document: object) -> AtOffsets:
     protocol = read_protocol(document)
     try:
         topics = StreamOffset.from_document(document, protocol).topics
@@ -220,10 +215,6 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise OptionError(f"{_shorten(key)} is named twice: name it once")
         members[key] = value
     return members
-
-
-class _Pairs(list[Any]):
-    """The members of a JSON object; unlike a dict it keeps what stands there twice."""
 
 
 def _check_offset(topic: str, offset: Any) -> int:

@@ -12,6 +12,7 @@ and by Arrow alike.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -60,6 +61,7 @@ _EQUAL = (EqualTo, EqualNullSafe)
 _INT_BITS = {"partition": 32, "type": 16} | dict.fromkeys(
     ("offset", "next_offset", "timestamp_ns"), 64
 )
+_HALF = re.compile("[\ud800-\udfff]")
 _TEXT = ("topic", "key", "value")
 _COLUMNS = {*_INT_BITS, *_TEXT, "timestamp"}
 
@@ -159,13 +161,9 @@ def _is_literal(column: str, value: object) -> bool:
     if column in _TEXT:
         if isinstance(value, bytes):
             return column != "topic"
-        return isinstance(value, str) and _is_unicode(value)
+        # Arrow takes no half of a surrogate pair.
+        return isinstance(value, str) and not _HALF.search(value)
     return isinstance(value, datetime) and value.utcoffset() is not None
-
-
-def _is_unicode(text: str) -> bool:
-    # Arrow takes no half of a surrogate pair.
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _column(test: Filter) -> str:

@@ -87,6 +87,9 @@ class ReadOptions:
         push_filters: apply filters of the query that Spark offers.
         on_bad_record: what a malformed record does.
         metadata: list the topics instead of their records.
+        max_bytes_per_trigger: how many bytes a micro-batch has at most.
+        max_records_per_trigger: how many records it has at most.
+        consumer_group: the name under which a stream commits its progress.
     """
 
     client: ConnectionConfig
@@ -102,29 +105,15 @@ class ReadOptions:
     push_filters: bool
     on_bad_record: Literal["fail", "skip"]
     metadata: bool
+    max_bytes_per_trigger: int | None
+    max_records_per_trigger: int | None
+    consumer_group: str | None
 
     def reads(self, topic: str) -> bool:
         """Tell whether a topic is among those that are read."""
         if self.topic_pattern is not None:
             return re.fullmatch(self.topic_pattern, topic) is not None
         return topic in self.topics or not self.topics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """What a streaming read was asked for; made by `parse_stream_options`.
-
-    Args:
-        read: as in a batch; it starts where the stream does, and ends at latest.
-        max_bytes: how many bytes a micro-batch has at most; None if not given.
-        max_records: how many records it has at most; None if not given.
-        consumer_group: the name under which progress is committed; None for none.
-    """
-
-    read: ReadOptions
-    max_bytes: int | None
-    max_records: int | None
-    consumer_group: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,36 +168,16 @@ def lists_topics(options: Mapping[str, str], protocol: str = "lance") -> bool:
 
 
 def parse_read_options(
-    options: Mapping[str, str], protocol: str = "lance"
+    options: Mapping[str, str], protocol: str = "lance", *, is_stream: bool = False
 ) -> ReadOptions:
-    """Read the options of a batch read.
+    """Read the options of a read.
 
     Raises:
-        OptionError: a name is unknown or is not for batch reads, a value can't be used,
+        OptionError: a name is unknown or is not for such reads, a value can't be used,
             two contradict, or no topic is named.
     """
-    return _make_read(_read_values(options, protocol, Scope.BATCH_READ))
-
-
-def parse_stream_options(
-    options: Mapping[str, str], protocol: str = "lance"
-) -> StreamOptions:
-    """Read the options of a streaming read.
-
-    Raises:
-        OptionError: a name is unknown or is not for streaming reads, a value can't be
-            used, two contradict, or no topic is named.
-    """
-    values = _read_values(options, protocol, Scope.STREAM_READ)
-    return StreamOptions(
-        read=_make_read(values),
-        max_bytes=values["maxBytesPerTrigger"],
-        max_records=values["maxRecordsPerTrigger"],
-        consumer_group=values["consumerGroup"],
-    )
-
-
-def _make_read(values: Values) -> ReadOptions:
+    scope = Scope.STREAM_READ if is_stream else Scope.BATCH_READ
+    values = _read_values(options, protocol, scope)
     _check_topic_is_named(values)
     unit = find_driver(values.protocol).TRAITS.unit
     start, end = _pick_bounds(values)

@@ -144,7 +144,7 @@ def parse_text(text: str) -> str:
     """
     if not text.strip():
         raise OptionError("the value is empty: give one, or leave the option out")
-    if not _is_unicode(text):
+    if text.encode(errors="replace").decode() != text:
         raise OptionError(
             "the value has half a character (a lone surrogate): leave that out"
         )
@@ -196,14 +196,6 @@ def choice(*words: str) -> Callable[[str], str]:
 parse_timeout = within(
     partial(parse_duration, needs_unit=True), "1ms", f"{DURATION_S_MAX:.0f}s"
 )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # The only format that has some options.

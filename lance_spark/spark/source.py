@@ -57,10 +57,10 @@ class LogDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the reader of a stream."""
-        from lance_spark.spark.options import parse_stream_options
+        from lance_spark.spark.options import parse_read_options
         from lance_spark.spark.stream_reader import LanceStreamReader
 
-        options = parse_stream_options(self.options, self.protocol)
+        options = parse_read_options(self.options, self.protocol, is_stream=True)
         return LanceStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

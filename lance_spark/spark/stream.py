@@ -25,7 +25,7 @@ from lance_spark.spark.bound import (
     AtOffsets,
     Bound,
 )
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_offsets,
     choose_topics,
@@ -52,25 +52,23 @@ class StreamPlanner:
 
     Args:
         options: what the user has said.
-        watch: looks at the topics.
         clock: a monotonic clock.
         sleep: waits.
     """
 
     def __init__(
         self,
-        options: StreamOptions,
+        options: ReadOptions,
         *,
-        watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
-        self._watch = watch or Watch(options.read.reads, clock=clock, sleep=sleep)
-        self._losses = LossLog(options.read.fail_on_data_loss)
+        self._watch = Watch(options.reads, clock=clock, sleep=sleep)
+        self._losses = LossLog(options.fail_on_data_loss)
         self._clock = clock
         self._sleep = sleep
-        traits = find_driver(options.read.client.protocol).TRAITS
+        traits = find_driver(options.client.protocol).TRAITS
         self._first = traits.first_position
         # The start of a query that has no checkpoint.
         self._initial: StreamOffset | None = None
@@ -98,7 +96,7 @@ class StreamPlanner:
                 are to be located, and it can't do that.
         """
         if self._initial is None:
-            read = self._options.read
+            read = self._options
             with lease(read.client) as driver:
                 # An option that can't work fails before anything is written down.
                 driver.choose_finder(read.splitting)
@@ -117,7 +115,7 @@ class StreamPlanner:
 
     def freeze(self) -> None:
         """Let the stream end where the topics end now."""
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             self._target = self._watch.look_now(driver)
 
     def skip_pause(self) -> None:
@@ -126,7 +124,7 @@ class StreamPlanner:
 
     def default_limit(self) -> int | None:
         """Say how much a batch may have if the user sets no limit."""
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             return driver.traits.batch_units_max
 
     def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
@@ -143,10 +141,10 @@ class StreamPlanner:
         if self._is_first(start):
             # Not when the start is asked for: Spark asks for it again when it repeats
             # a first batch, and by then there may be topics that came later.
-            check_offsets(self._options.read, self._initial_topics)
+            check_offsets(self._options, self._initial_topics)
         if self._is_pinning(start):
             return start
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             states = self._look(driver, start)
             if self._nothing == (start, states):
                 return start
@@ -158,7 +156,7 @@ class StreamPlanner:
 
     def _is_pinning(self, start: StreamOffset) -> bool:
         """Tell whether this is the first batch, which has to be an empty one."""
-        bound = self._options.read.start
+        bound = self._options.start
         return self._is_first(start) and needs_pin(bound, start, self._first)
 
     def _is_first(self, start: StreamOffset) -> bool:
@@ -187,11 +185,11 @@ class StreamPlanner:
         A topic that is deleted later is a loss, and may come again.
         """
         there = {partition.topic for partition in states}
-        named = self._options.read.topics
+        named = self._options.topics
         missing = [t for t in named if t not in there and start.get(t) is None]
         if not missing:
             return
-        if self._options.read.fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             raise TopicNotFound(describe_missing(missing))
         logger.warning("%s", describe_missing(missing))
 
@@ -257,7 +255,7 @@ class StreamPlanner:
         Raises:
             DataLoss: something of it is gone, and that is an error.
         """
-        read = self._options.read
+        read = self._options
         if self._is_first(start):
             start = find_first_start(read.start, start, end, self._first)
         self._is_planned = True

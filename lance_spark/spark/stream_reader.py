@@ -31,7 +31,7 @@ from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Partition
 from lance_spark.offset import StreamOffset
 from lance_spark.spark.filters import push_filters
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project
@@ -53,9 +53,9 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: the columns that are wanted.
     """
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._protocol = options.read.client.protocol
+        self._protocol = options.client.protocol
         self._projection = project(schema, self._protocol)
         self._planner: StreamPlanner | None = None
         self._group: GroupCommit | None = None
@@ -71,10 +71,10 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Say how much a batch may have; on a plain server there always is a limit."""
-        if self._options.max_bytes is not None:
-            return ReadMaxBytes(self._options.max_bytes)
-        if self._options.max_records is not None:
-            return ReadMaxRows(self._options.max_records)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_records_per_trigger is not None:
+            return ReadMaxRows(self._options.max_records_per_trigger)
         limit = self._plan.default_limit()
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
@@ -130,7 +130,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.consumer_group is None:
             return
         if self._group is None:
-            client = self._options.read.client
+            client = self._options.client
             self._group = GroupCommit(client, self._options.consumer_group)
         self._group.commit(offset)
 
@@ -139,7 +139,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a split."""
         nothing, _ = push_filters((), narrow=False)
-        task = ReadTask(self._options.read, self._projection, nothing)
+        task = ReadTask(self._options, self._projection, nothing)
         return read_split(task, partition.value)
 
 

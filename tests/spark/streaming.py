@@ -21,7 +21,7 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.connection import Connection
 from lance_spark.offset import StreamOffset
-from lance_spark.spark.options import StreamOptions, parse_stream_options
+from lance_spark.spark.options import ReadOptions, parse_read_options
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.stream import StreamPlanner
 from lance_spark.spark.stream_reader import LanceStreamReader
@@ -41,12 +41,12 @@ from tests.spark.reading import (
 _BATCHES_MAX = 500
 
 
-def parse_stream(broker: EmbeddedBroker, **given: Any) -> StreamOptions:
+def parse_stream(broker: EmbeddedBroker, **given: Any) -> ReadOptions:
     """Parse the options of a stream; its client is quick to try again."""
-    options = parse_stream_options(make_options(broker, **given))
+    options = parse_read_options(make_options(broker, **given), is_stream=True)
     quick = {name: value for name, value in QUICK.items() if "backoff" in name}
-    client = replace(options.read.client, **quick)
-    return replace(options, read=replace(options.read, client=client))
+    client = replace(options.client, **quick)
+    return replace(options, client=client)
 
 
 class Time:

@@ -15,12 +15,10 @@ from lance_spark.model import Partition
 from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime
 from lance_spark.spark.options import (
     ReadOptions,
-    StreamOptions,
     WriteOptions,
     check_options,
     lists_topics,
     parse_read_options,
-    parse_stream_options,
     parse_write_options,
 )
 from lance_spark.spark.setting import OPTIONS, Option, Scope
@@ -28,6 +26,7 @@ from tests.spark.given import (
     GOOD,
     PARSERS,
     Parse,
+    parse_stream_options,
     parse_stream_write_options,
     refused,
 )
@@ -85,6 +84,9 @@ def test_read_defaults() -> None:
         push_filters=False,
         on_bad_record="fail",
         metadata=False,
+        max_bytes_per_trigger=None,
+        max_records_per_trigger=None,
+        consumer_group=None,
     )
 
 
@@ -145,19 +147,16 @@ def test_write_value(name: str, field: str, value: Any) -> None:
 
 
 def test_stream_defaults() -> None:
-    assert parse_stream_options({"topic": "a"}) == StreamOptions(
-        read=replace(parse_read_options({"topic": "a"}), start=LATEST),
-        max_bytes=None,
-        max_records=None,
-        consumer_group=None,
-    )
+    expected = replace(parse_read_options({"topic": "a"}), start=LATEST)
+    assert parse_stream_options({"topic": "a"}) == expected
+    assert expected.consumer_group is expected.max_bytes_per_trigger is None
 
 
 def test_stream_values() -> None:
     names = ("maxBytesPerTrigger", "maxRecordsPerTrigger", "consumerGroup")
     given = {"topic": "a", **{name: GOOD[name] for name in names}}
     made = parse_stream_options(given)
-    assert (made.max_bytes, made.max_records) == (1024**2, 1000)
+    assert (made.max_bytes_per_trigger, made.max_records_per_trigger) == (1024**2, 1000)
     assert made.consumer_group == "readers"
 
 
@@ -166,11 +165,11 @@ def test_stream_reads_as_a_batch_does() -> None:
     given = {name: GOOD[name] for name in names}
     # Each of them leaves out another that is given.
     del given["topicPattern"], given["startingTimestamp"]
-    assert parse_stream_options(given).read == parse_read_options(given)
+    assert parse_stream_options(given) == parse_read_options(given)
     by_time = {"topicPattern": "a.*", "startingTimestamp": "2024-05-01"}
-    assert parse_stream_options(by_time).read == parse_read_options(by_time)
+    assert parse_stream_options(by_time) == parse_read_options(by_time)
     first = {"topic": "a", "startingOffsets": "earliest"}
-    assert parse_stream_options(first).read == parse_read_options(first)
+    assert parse_stream_options(first) == parse_read_options(first)
 
 
 def test_stream_writes_as_a_batch_does() -> None:
