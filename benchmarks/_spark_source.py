@@ -49,9 +49,9 @@ class CeilingSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import ROW_SCHEMA
+        from lance_spark.spark.schema import make_row_schema
 
-        return ROW_SCHEMA
+        return make_row_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader."""
@@ -121,9 +121,9 @@ class TicksSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import ROW_SCHEMA
+        from lance_spark.spark.schema import make_row_schema
 
-        return ROW_SCHEMA
+        return make_row_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the reader."""

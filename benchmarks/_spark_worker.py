@@ -17,18 +17,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lance_spark.spark.schema import ROW_SCHEMA
+from lance_spark.spark.schema import make_row_schema
 from lance_spark.spark.source import LanceDataSource
 
 
 def main(servers: str, topic: str) -> None:
     """Read all of a topic in one partition."""
     options = {"servers": servers, "topic": topic, "splitting": "none"}
-    planned = LanceDataSource(options).reader(ROW_SCHEMA)
+    planned = LanceDataSource(options).reader(make_row_schema())
     (partition,) = planned.partitions()
     reader: DataSourceReader = pickle.loads(pickle.dumps(planned))
     with pa.OSFile(os.devnull, "wb") as nowhere:
-        schema = to_arrow_schema(ROW_SCHEMA, timezone="UTC")
+        schema = to_arrow_schema(make_row_schema(), timezone="UTC")
         with pa.ipc.new_stream(nowhere, schema) as stream:
             for batch in reader.read(partition):
                 stream.write_batch(batch)

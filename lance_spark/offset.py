@@ -3,6 +3,8 @@
     {"version": 1,
      "topics": {"events": {"id": 3, "epoch": 1706918400, "partitions": {"0": 4096}}}}
 
+Other protocols than LWP add their name, as in `"protocol": "tank"`.
+
 A topic that is not there keeps its place, with `"away": true`. If another topic takes
 its name, its place is kept under `"earlier"` of that one. A server that comes back
 after an hour, or a rule that hides nothing any more, brings back the same topic: the
@@ -30,13 +32,18 @@ __all__ = [
     "EARLIER_MAX",
     "MARK_BYTES_MAX",
     "OFFSET_VERSION",
+    "PARTITION",
     "OffsetMark",
     "StreamOffset",
     "TopicPlace",
     "is_offset_document",
+    "read_protocol",
 ]
 
 OFFSET_VERSION = 1
+
+# The protocol of offsets that name none.
+LANCE = "lance"
 
 # How many topics that had the same name before are remembered, the last ones.
 EARLIER_MAX = 8
@@ -46,7 +53,7 @@ _OFFSET_MAX = 2**63 - 1
 _NUMBER_MAX = 2**64 - 1
 _CRC_MAX = 2**32 - 1
 # One way to write each number, or two keys could mean the same partition.
-_PARTITION = re.compile(r"0|[1-9][0-9]{0,8}")
+PARTITION = re.compile(r"0|[1-9][0-9]{0,8}")
 
 # How much of a wrong value is repeated in an error.
 _SHOWN_MAX = 60
@@ -102,9 +109,9 @@ class TopicPlace:
         """The mark of partition 0, if there is one."""
         return self.mark_of(0)
 
-    def position(self, partition: int) -> int | None:
-        """Return the position in a partition; None if it was not read."""
-        return dict(self.positions).get(partition)
+    def position(self, partition: int, first: int = 0) -> int:
+        """Return the position in a partition; `first` if it was not read."""
+        return dict(self.positions).get(partition, first)
 
     def mark_of(self, partition: int) -> OffsetMark | None:
         """Return the mark of a partition's position, if there is one."""
@@ -112,8 +119,8 @@ class TopicPlace:
 
     def seen_end(self, partition: int) -> int:
         """Return how long a partition's log was, as far as this place knows."""
-        position, mark = self.position(partition) or 0, self.mark_of(partition)
-        return max(position, (mark and mark.end) or 0)
+        mark = self.mark_of(partition)
+        return max(self.position(partition), (mark and mark.end) or 0)
 
     def moved(
         self, partition: int, position: int, mark: OffsetMark | None = None
@@ -138,12 +145,13 @@ class TopicPlace:
                 return place
         return None
 
-    def turn_to(self, topic_id: int, created_s: int) -> TopicPlace:
+    def turn_to(self, topic_id: int, created_s: int, first: int = 0) -> TopicPlace:
         """Return the place in another topic of the name, and remember this one.
 
-        It is where that topic was read up to, if it had the name before.
+        It is where that topic was read up to, if it had the name before, and otherwise
+        its first position.
         """
-        found = self.find(topic_id, created_s) or self.at(topic_id, created_s, 0)
+        found = self.find(topic_id, created_s) or self.at(topic_id, created_s, first)
         others = (replace(self, is_away=False, earlier=()), *self.earlier)
         kept = [place for place in others if not place.same_topic(topic_id, created_s)]
         return replace(found, earlier=tuple(kept[:EARLIER_MAX]))
@@ -171,13 +179,14 @@ class StreamOffset:
             return self.topics[index][1]
         return None
 
-    def to_document(self) -> dict[str, Any]:
+    def to_document(self, protocol: str = LANCE) -> dict[str, Any]:
         """Return what goes into the checkpoint; one value has one JSON text."""
         topics = {name: _encode_place(place) for name, place in self.topics}
-        return {"version": OFFSET_VERSION, "topics": topics}
+        document: dict[str, Any] = {"version": OFFSET_VERSION, "topics": topics}
+        return document if protocol == LANCE else {**document, "protocol": protocol}
 
     @classmethod
-    def from_document(cls, document: object) -> StreamOffset:
+    def from_document(cls, document: object, protocol: str = LANCE) -> StreamOffset:
         """Read what `to_document` of this or an older release has made.
 
         What is there besides is ignored: the offsets in a query's progress have more.
@@ -190,8 +199,20 @@ class StreamOffset:
                 _OFFSET, f"{_show(document)} is not an offset of this source"
             )
         _check_version(document)
+        if read_protocol(document) != protocol:
+            found = _show(read_protocol(document))
+            raise CheckpointError(
+                _OFFSET,
+                f"it is an offset of protocol {found}, not of {protocol!r}",
+                "start the query with its own format, or with a new checkpoint",
+            )
         topics = _take_members(document, "topics", _OFFSET)
         return cls.of({name: _decode_place(name, topics[name]) for name in topics})
+
+
+def read_protocol(document: object) -> Any:
+    """Say which protocol an offset is of."""
+    return document.get("protocol", LANCE) if isinstance(document, Mapping) else LANCE
 
 
 def is_offset_document(document: object) -> bool:
@@ -336,7 +357,7 @@ def _take_number(
 
 
 def _read_partition(key: object, where: str) -> int:
-    if not isinstance(key, str) or not _PARTITION.fullmatch(key):
+    if not isinstance(key, str) or not PARTITION.fullmatch(key):
         raise _damaged(where, f"{_show(key)} is not the number of a partition")
     return int(key)
 

@@ -51,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "pyspark_lance": {"spark"},
 }
 
-# What puts two layers together that do not know each other: LWP's bytes and Arrow.
+# What puts two layers together that do not know each other: LWP's bytes and Arrow. A
+# layer that may not see the one can't reach it through these.
 BRIDGES = {f"{PACKAGE}.columnar.{name}": "wire" for name in ("decode", "encode")}
 
 # Of another layer these may import one module alone: Spark knows no protocol.
@@ -118,6 +119,9 @@ def _judge(module: str, layer: str, target: str) -> str | None:
     allowed = {layer, *ALLOWED[layer], BRIDGES.get(module)}
     if other not in allowed:
         return f"{layer} may not import {other}"
+    for bridge, reached in BRIDGES.items():
+        if f"{target}.".startswith(f"{bridge}.") and reached not in allowed:
+            return f"{layer} may not import {reached}"
     only = NARROW.get((layer, other))
     if only is not None and not f"{target}.".startswith(f"{only}."):
         return f"{layer} may import {only} alone"
@@ -255,6 +259,7 @@ def test_the_walk_sees_real_imports() -> None:
         ("spark.reader", "from lance_spark.client import LanceClient"),
         ("spark.reader", "from lance_spark.client.lwp.driver import make_driver"),
         ("spark.reader", "import lance_spark.client.lwp"),
+        ("spark.reader", "from lance_spark.columnar.decode import decode"),
         ("cli.check", "from lance_spark.spark import source"),
         ("cli.check", "def f():\n    import lance_spark.spark"),
         ("cli.check", 'import_module("lance_spark.spark")'),

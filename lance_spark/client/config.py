@@ -40,12 +40,14 @@ class ConnectionConfig:
     """How to reach the servers, and how long to wait for them.
 
     Each protocol has a subclass that says what the settings mean there, as LWP's
-    `ClientConfig` does, and sets the two class variables.
+    `ClientConfig` does, and sets the class variables.
 
     Raises:
         OptionError: a value can't be used.
     """
 
+    # What the servers speak, and Spark's name of it.
+    protocol: ClassVar[str]
     # Where a server listens that is named without a port.
     default_port: ClassVar[int]
     # The largest answer that the protocol can have, so that no setting refuses it.

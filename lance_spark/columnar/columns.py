@@ -18,6 +18,7 @@ from lance_spark.records import Records, Spans
 
 TYPES: dict[str, pa.DataType] = {
     "topic": pa.string(),
+    "partition": pa.int32(),
     "offset": pa.int64(),
     "next_offset": pa.int64(),
     "type": pa.int16(),
@@ -64,8 +65,8 @@ def make_schema(
     """Make the schema of batches with these columns, in the order wanted.
 
     Args:
-        columns: any of topic, offset, next_offset, type, key, value, timestamp and
-            timestamp_ns.
+        columns: any of topic, partition, offset, next_offset, type, key, value,
+            timestamp and timestamp_ns.
         key_type: binary or string.
         value_type: binary or string.
         stamp_type: of timestamp_ns: int64, as Spark has it, or uint64, which holds
@@ -90,7 +91,11 @@ def make_schema(
 
 
 def write_records(
-    records: Records, schema: pa.Schema, *, topic: str | None = None
+    records: Records,
+    schema: pa.Schema,
+    *,
+    topic: str | None = None,
+    partition: int = 0,
 ) -> pa.RecordBatch:
     """Make the columns of a schema.
 
@@ -98,6 +103,7 @@ def write_records(
         records: those of any protocol.
         schema: what `make_schema` made.
         topic: what the topic column holds.
+        partition: what the partition column holds.
 
     Raises:
         RecordError: of the first record that does not fit into its columns, with its
@@ -110,7 +116,7 @@ def write_records(
     error = records.fault
     while True:
         try:
-            batch = _build(records, schema, topic)
+            batch = _build(records, schema, topic, partition)
         except BadRows as bad:
             row = int(bad.rows[0])
             error = RecordError(bad.explain(row), records.position(row))
@@ -123,7 +129,11 @@ def write_records(
 
 
 def write_good_records(
-    records: Records, schema: pa.Schema, *, topic: str | None = None
+    records: Records,
+    schema: pa.Schema,
+    *,
+    topic: str | None = None,
+    partition: int = 0,
 ) -> tuple[pa.RecordBatch, Records]:
     """Make the columns of a schema for the records that fit into them.
 
@@ -136,7 +146,7 @@ def write_good_records(
     _check_topic(schema, topic)
     while True:
         try:
-            return _build(records, schema, topic), records
+            return _build(records, schema, topic, partition), records
         except BadRows as bad:
             good = np.delete(np.arange(len(records)), bad.rows)
             records = records.select(good)
@@ -147,19 +157,21 @@ def _check_topic(schema: pa.Schema, topic: str | None) -> None:
         raise OptionError("a topic column is asked for, but no topic is given")
 
 
-def _build(records: Records, schema: pa.Schema, topic: str | None) -> pa.RecordBatch:
+def _build(
+    records: Records, schema: pa.Schema, topic: str | None, partition: int
+) -> pa.RecordBatch:
     """Build all columns.
 
     Raises:
         BadRows: all rows with one kind of fault; further ones may have another.
     """
     rows = len(records)
-    arrays = [
-        _repeat(str(topic), rows, field.type)
-        if field.name == "topic"
-        else _BUILDERS[field.name](records, field.type)
-        for field in schema
-    ]
+    build: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
+        **_BUILDERS,
+        "topic": lambda _, kind: _repeat(str(topic), rows, kind),
+        "partition": lambda _, kind: pa.array(np.full(rows, partition, np.int32), kind),
+    }
+    arrays = [build[field.name](records, field.type) for field in schema]
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     # A batch without columns still has rows, which only a struct can say.
@@ -174,14 +186,6 @@ def _repeat(text: str, rows: int, kind: pa.DataType) -> pa.Array:
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)]
     return pa.Array.from_buffers(kind, rows, buffers)
-
-
-def _build_offset(records: Records, kind: pa.DataType) -> pa.Array:
-    return pa.array(records.find_positions(), kind)
-
-
-def _build_next_offset(records: Records, kind: pa.DataType) -> pa.Array:
-    return pa.array(records.find_nexts(), kind)
 
 
 def _build_type(records: Records, kind: pa.DataType) -> pa.Array:
@@ -244,8 +248,8 @@ def _build_key(records: Records, kind: pa.DataType) -> pa.Array:
 
 
 _BUILDERS: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
-    "offset": _build_offset,
-    "next_offset": _build_next_offset,
+    "offset": lambda records, kind: pa.array(records.find_positions(), kind),
+    "next_offset": lambda records, kind: pa.array(records.find_nexts(), kind),
     "type": _build_type,
     "key": _build_key,
     "value": _build_value,

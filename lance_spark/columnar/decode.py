@@ -6,7 +6,7 @@ only modules here that know a protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -46,11 +46,6 @@ class Decoded:
     skipped: int = 0
     skipped_bytes: int = 0
     fault: RecordError | None = None
-
-    def batches(self, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Cut the batch into batches of at most `rows_max` rows, without a copy."""
-        for start in range(0, self.batch.num_rows, rows_max):
-            yield self.batch.slice(start, rows_max)
 
 
 def decode(

@@ -24,7 +24,7 @@ IGNORED_COLUMNS = ("topic", "offset", "next_offset")
 
 _BYTES_OR_TEXT = (
     *(pa.binary(), pa.large_binary(), pa.binary_view()),
-    *(pa.string(), pa.large_string(), pa.string_view(), pa.null()),
+    *(pa.string(), pa.large_string(), pa.string_view()),
 )
 _NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
@@ -66,9 +66,9 @@ def check_columns(schema: pa.Schema) -> None:
         raise OptionError(f"a write needs a column value; there are {_list(names)}")
     if "timestamp" in names and "timestamp_ns" in names:
         raise OptionError("give timestamp or timestamp_ns, not both: drop one of them")
-    for name in WRITE_COLUMNS:
-        if name in names and not _ACCEPTS[name][0](schema.field(name).type):
-            wanted, given = _ACCEPTS[name][1], schema.field(name).type
+    for name in (name for name in WRITE_COLUMNS if name in names):
+        (accepts, wanted), given = _ACCEPTS[name], schema.field(name).type
+        if not (accepts(given) or pa.types.is_null(given)):
             raise OptionError(f"column {name} must be {wanted}, not {given}: cast it")
 
 
@@ -227,23 +227,11 @@ def _is_bytes_or_text(kind: pa.DataType) -> bool:
     return kind in _BYTES_OR_TEXT or pa.types.is_fixed_size_binary(kind)
 
 
-def _is_timestamp(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_null(kind))
-
-
-def _is_signed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_signed_integer(kind) or pa.types.is_null(kind))
-
-
-def _is_integer(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
-
-
-# Which Arrow types a column may have, in code and in words.
+# Which Arrow types a column may have, or null, in code and in words.
 _ACCEPTS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "value": (_is_bytes_or_text, "binary or string"),
     "key": (_is_bytes_or_text, "binary or string"),
-    "timestamp": (_is_timestamp, "a timestamp"),
-    "timestamp_ns": (_is_signed, "a signed integer"),
-    "type": (_is_integer, "an integer"),
+    "timestamp": (pa.types.is_timestamp, "a timestamp"),
+    "timestamp_ns": (pa.types.is_signed_integer, "a signed integer"),
+    "type": (pa.types.is_integer, "an integer"),
 }

@@ -21,7 +21,7 @@ that have to read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,17 @@ class BatchLimit:
     max_bytes: int | None = None
     max_records: int | None = None
 
+    def allows(self, size: int, records: int = 0) -> bool:
+        """Tell whether so much is within the limit."""
+        return (self.max_bytes is None or size <= self.max_bytes) and (
+            self.max_records is None or records <= self.max_records
+        )
+
+    def halve(self) -> BatchLimit:
+        """Return half of the limit."""
+        both = (self.max_bytes, self.max_records)
+        return BatchLimit(*(None if most is None else most // 2 for most in both))
+
 
 def admit(
     backlogs: Sequence[Backlog], limit: BatchLimit, *, turn: int
@@ -76,8 +87,7 @@ def admit(
     ends = {backlog.partition: backlog.start for backlog in backlogs}
     waiting = _take_turns(backlogs, turn)
     size = sum(backlog.end - backlog.start for backlog in waiting)
-    is_enough = limit.max_bytes is None or size <= limit.max_bytes
-    if is_enough and limit.max_records is None:
+    if limit.allows(size) and limit.max_records is None:
         parts = [_Part(backlog) for backlog in waiting]
         for part in parts:
             part.grow(None, None)
@@ -124,7 +134,7 @@ class _Part:
 
     def may_use(self, more_bytes: int | None) -> bool:
         """Tell what is known without asking: whether the first record fits."""
-        return self.size > 0 or _is_within(self.first_size, more_bytes)
+        return self.size > 0 or more_bytes is None or self.first_size <= more_bytes
 
     def grow(self, max_bytes: int | None, max_records: int | None) -> None:
         """Take what fits into a quota that is not below the last one."""
@@ -158,7 +168,7 @@ def _share(waiting: Sequence[Backlog], limit: BatchLimit) -> list[_Part]:
             parts.append(_Part(backlog, first))
     if not parts:
         return parts
-    if limit.max_bytes is not None and parts[0].first_size > limit.max_bytes:
+    if not limit.allows(parts[0].first_size):
         parts[0].end = parts[0].first
         return parts[:1]
     batch = _Sharing(parts, limit)
@@ -170,41 +180,26 @@ def _share(waiting: Sequence[Backlog], limit: BatchLimit) -> list[_Part]:
 def _reserve(parts: Sequence[_Part], limit: BatchLimit) -> list[bool]:
     """Say which parts get a first record in any case."""
     sizes = [part.first_size for part in parts]
-    is_room = _is_within(sum(sizes), limit.max_bytes)
-    if is_room and _is_within(len(parts), limit.max_records):
+    if limit.allows(sum(sizes), len(parts)):
         return [True] * len(parts)
     # Small topics must not keep a large one from its share, so they have one half.
-    half_bytes, half_records = _halve(limit.max_bytes), _halve(limit.max_records)
+    half = limit.halve()
     reserved, size, records = [True], sizes[0], 1
     for first_size in sizes[1:]:
-        is_room = _is_within(size + first_size, half_bytes)
-        is_room = is_room and _is_within(records + 1, half_records)
+        is_room = half.allows(size + first_size, records + 1)
         reserved.append(is_room)
         if is_room:
             size, records = size + first_size, records + 1
     return reserved
 
 
-def _is_within(value: int, limit: int | None) -> bool:
-    return limit is None or value <= limit
-
-
-def _halve(limit: int | None) -> int | None:
-    return None if limit is None else limit // 2
-
-
-@dataclass
 class _Sharing:
     """Parts that grow, and what is left of the limit for them."""
 
-    parts: Sequence[_Part]
-    limit: BatchLimit
-    left_bytes: int | None = field(init=False)
-    left_records: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left_bytes = self.limit.max_bytes
-        self.left_records = self.limit.max_records
+    def __init__(self, parts: Sequence[_Part], limit: BatchLimit) -> None:
+        self.parts = parts
+        self.limit = limit
+        self.left_bytes, self.left_records = limit.max_bytes, limit.max_records
 
     def offer(self, parts: Sequence[_Part], *, floors: Sequence[bool]) -> None:
         """Share what is left by backlog, with a first record where a floor is."""

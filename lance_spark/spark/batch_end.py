@@ -19,7 +19,7 @@ from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_range,
     describe_missing,
@@ -31,7 +31,7 @@ from lance_spark.spark.planning import (
     plan_range,
     report_loss,
 )
-from lance_spark.spark.watch import LogState, States
+from lance_spark.spark.watch import SeenLog, States
 
 # So many reported losses of a topic are remembered. A slow query meets new ones for
 # ever, and one that it meets again is one of the last few.
@@ -103,7 +103,7 @@ class BatchEnd:
     def __init__(
         self,
         driver: Driver,
-        options: StreamOptions,
+        options: ReadOptions,
         losses: LossLog,
         *,
         target: States | None,
@@ -111,6 +111,7 @@ class BatchEnd:
         is_limited: bool,
     ) -> None:
         self._driver = driver
+        self._first = driver.traits.first_position
         self._options = options
         self._losses = losses
         self._target = target
@@ -153,7 +154,7 @@ class BatchEnd:
         """Mark what is unread, to tell later whether its positions have shifted."""
         unread = []
         for state in states.values():
-            place, first = start.get(state.log.topic), 0
+            place, first = start.get(state.log.topic), self._first
             if place is not None and _is_same(place, state):
                 first = self._position(place, state.log)
             if first < state.end:
@@ -171,15 +172,13 @@ class BatchEnd:
         backlogs = []
         for partition, state in states.items():
             place = settled[partition.topic]
-            first, stop = (
-                self._position(place, state.log),
-                self._find_stop(state, place),
-            )
+            first = self._position(place, state.log)
+            stop = self._find_stop(state, place)
             if stop > first:
                 first = self._find_first(state, first)
             # Those with nothing to read are among them, because all take turns.
             ruler = self._driver.make_ruler(
-                state.log, fetch_bytes=self._options.read.fetch_bytes
+                state.log, fetch_bytes=self._options.fetch_bytes
             )
             backlogs.append(Backlog(partition, first, max(first, stop), ruler))
         waiting = {b.partition: b.start for b in backlogs if b.start < b.end}
@@ -199,7 +198,7 @@ class BatchEnd:
         known = {
             topic: place
             for topic, place in settled.items()
-            if any(position for _, position in place.positions)
+            if any(position > self._first for _, position in place.positions)
             or start.get(topic) is not None
             or topic in waits
         }
@@ -215,7 +214,7 @@ class BatchEnd:
         A server that answers for another one, or has not opened all topics, looks like
         one where they were deleted: a topic that comes back must not be read again.
         """
-        logs: defaultdict[str, list[LogState]] = defaultdict(list)
+        logs: defaultdict[str, list[SeenLog]] = defaultdict(list)
         for state in states.values():
             logs[state.log.topic].append(state)
         settled, away = {}, {}
@@ -225,7 +224,7 @@ class BatchEnd:
                 settled[topic] = self._settle(place, logs[topic])
                 continue
             assert place is not None
-            is_read = self._options.read.reads(topic)
+            is_read = self._options.reads(topic)
             if not place.is_away:
                 self._losses.report(self._make_gone(topic, place, is_read))
             if is_read:
@@ -238,11 +237,11 @@ class BatchEnd:
         reason = "the checkpoint has it, and the options do not name it any more"
         return DataLoss(topic, place.offset, None, None, reason)
 
-    def _settle(self, place: TopicPlace | None, states: list[LogState]) -> TopicPlace:
+    def _settle(self, place: TopicPlace | None, states: list[SeenLog]) -> TopicPlace:
         """Say where to go on in a topic, after a loss if need be."""
         log = states[0].log
         if place is None:
-            return TopicPlace.at(log.topic_id, log.created_s, 0)
+            return TopicPlace.at(log.topic_id, log.created_s, self._first)
         if not _is_same(place, states[0]):
             # That the old one is gone was reported when it went.
             if not place.is_away:
@@ -250,13 +249,13 @@ class BatchEnd:
                 loss = make_recreated(log, place, log.topic_id, bounds)
                 self._losses.report(loss)
             self._losses.begin_anew(log.topic)
-            place = place.turn_to(log.topic_id, log.created_s)
+            place = place.turn_to(log.topic_id, log.created_s, self._first)
         place = replace(place, is_away=False)
         for state in states:
             place = self._settle_log(place, state)
         return place
 
-    def _settle_log(self, place: TopicPlace, state: LogState) -> TopicPlace:
+    def _settle_log(self, place: TopicPlace, state: SeenLog) -> TopicPlace:
         log, position = state.log, self._position(place, state.log)
         if state.end < position:
             reason = (
@@ -279,7 +278,7 @@ class BatchEnd:
         # Positions tell nothing any more, so the stream goes on with what comes now.
         return self._move(place, state, state.end)
 
-    def _find_bounds(self, state: LogState) -> Bounds:
+    def _find_bounds(self, state: SeenLog) -> Bounds:
         """Say where a log starts that ends where it was seen to."""
         found = self._driver.bounds([state.log]).get(state.log.partition)
         if found is None:
@@ -287,20 +286,19 @@ class BatchEnd:
         return Bounds(found.start, state.end)
 
     def _position(self, place: TopicPlace, log: LogRef) -> int:
-        position = place.position(log.partition.number)
-        return self._driver.traits.first_position if position is None else position
+        return place.position(log.partition.number, self._first)
 
-    def _move(self, place: TopicPlace, state: LogState, position: int) -> TopicPlace:
-        if position == place.position(state.log.partition.number):
+    def _move(self, place: TopicPlace, state: SeenLog, position: int) -> TopicPlace:
+        if (state.log.partition.number, position) in place.positions:
             return place
         return self._mark(place, state, position)
 
-    def _mark(self, place: TopicPlace, state: LogState, position: int) -> TopicPlace:
+    def _mark(self, place: TopicPlace, state: SeenLog, position: int) -> TopicPlace:
         with _noting_loss():
             mark = self._driver.mark_position(state.log, position, state.end)
         return place.moved(state.log.partition.number, position, mark)
 
-    def _find_stop(self, state: LogState, place: TopicPlace) -> int:
+    def _find_stop(self, state: SeenLog, place: TopicPlace) -> int:
         """Say how far a partition may be read."""
         if self._target is None:
             return state.end
@@ -310,7 +308,7 @@ class BatchEnd:
             return self._position(place, state.log)
         return min(state.end, target.end)
 
-    def _find_first(self, state: LogState, position: int) -> int:
+    def _find_first(self, state: SeenLog, position: int) -> int:
         """Say where the first record is, behind what is removed."""
         log = state.log
         found = self._driver.align(log, position)
@@ -339,14 +337,17 @@ class BatchEnd:
     def _make_limit(self) -> BatchLimit:
         if not self._is_limited:
             return BatchLimit()
-        max_bytes, max_records = self._options.max_bytes, self._options.max_records
-        if max_bytes is None and max_records is None:
-            max_bytes = self._driver.traits.batch_units_max
-        return BatchLimit(max_bytes, max_records)
+        options = self._options
+        limit = BatchLimit(
+            options.max_bytes_per_trigger, options.max_records_per_trigger
+        )
+        if limit == BatchLimit():
+            return BatchLimit(self._driver.traits.batch_units_max)
+        return limit
 
     def _explain(self, fault: RecordError) -> RecordError:
         """Say what to do about bytes that a plain server has and that are no record."""
-        bound = self._options.read.start
+        bound = self._options.start
         given = bound.offsets if isinstance(bound, AtOffsets) else ()
         if any(offset == fault.position for _, offset in given):
             remedy = "startingOffsets has to name an offset at which a record starts"
@@ -358,7 +359,7 @@ class BatchEnd:
         return RecordError(f"{fault.reason}; {remedy}", fault.position)
 
 
-def _is_same(place: TopicPlace, state: LogState) -> bool:
+def _is_same(place: TopicPlace, state: SeenLog) -> bool:
     return place.same_topic(state.log.topic_id, state.log.created_s)
 
 

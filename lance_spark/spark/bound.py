@@ -6,12 +6,13 @@ What a bound means for a topic (its log, the clock of its server) is `planning`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lance_spark.errors import CheckpointError, OptionError
-from lance_spark.offset import StreamOffset
+from lance_spark.model import Partition
+from lance_spark.offset import PARTITION, StreamOffset, read_protocol
 from lance_spark.quantity import parse_time as parse_iso_time
 
 # What Kafka's JSON says for the two ends of a topic.
@@ -33,38 +34,34 @@ _FORMS = 'give earliest, latest, or offsets by topic as in {"events": 4096}'
 
 
 @dataclass(frozen=True, slots=True)
-class Earliest:
-    """The first record that a topic still has."""
-
-    def __str__(self) -> str:
-        return "earliest"
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """Behind the last record that a topic has when the read is planned."""
-
-    def __str__(self) -> str:
-        return "latest"
-
-
-@dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """An offset per topic, sorted by topic.
+    """A position per partition, or the same end of all of them.
 
-    `EARLIEST_OFFSET` and `LATEST_OFFSET` stand among them for the ends of a topic.
+    Args:
+        offsets: the partitions that are named, sorted. `EARLIEST_OFFSET` and
+            `LATEST_OFFSET` stand among them for the ends of a partition.
+        default: which of the two is meant for all partitions; None if some are named.
+        by_partition: the topics that are named with numbers of partitions.
+        protocol: whose stream has noted the positions, if one has.
     """
 
-    offsets: tuple[tuple[str, int], ...]
+    offsets: tuple[tuple[Partition, int], ...] = ()
+    default: int | None = None
+    by_partition: tuple[str, ...] = field(default=(), compare=False)
+    protocol: str | None = field(default=None, compare=False)
 
-    def get(self, topic: str) -> int | None:
-        """Return the offset for a topic; None if it is not named."""
-        return dict(self.offsets).get(topic)
+    def get(self, partition: Partition) -> int | None:
+        """Return the offset for a partition; None if it is not named."""
+        return dict(self.offsets).get(partition, self.default)
 
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that are named."""
-        return tuple(topic for topic, _ in self.offsets)
+        return tuple(dict.fromkeys(partition.topic for partition, _ in self.offsets))
+
+    def covers(self, topic: str) -> bool:
+        """Tell whether something is said of a topic."""
+        return self.default is not None or topic in self.topics
 
     def check_complete(self, option: str, topics: Iterable[str]) -> None:
         """Check that every topic has an offset.
@@ -75,8 +72,7 @@ class AtOffsets:
         Raises:
             OptionError: some have none; says what to add.
         """
-        named = set(self.topics)
-        missing = sorted(topic for topic in topics if topic not in named)
+        missing = sorted(topic for topic in topics if not self.covers(topic))
         if not missing:
             return
         shown = missing[:_LISTED_MAX]
@@ -89,8 +85,24 @@ class AtOffsets:
             f"where {EARLIEST_OFFSET} is earliest and {LATEST_OFFSET} is latest"
         )
 
-    def __str__(self) -> str:
-        return json.dumps(dict(self.offsets), ensure_ascii=False)
+    def check_partitions(self, option: str, topic: str, numbers: Sequence[int]) -> None:
+        """Check that a topic which is named has an offset for each of its partitions.
+
+        Raises:
+            OptionError: one has none, or is not there; lists all there are.
+        """
+        given = [each.number for each, _ in self.offsets if each.topic == topic]
+        if given and given != sorted(numbers):
+            example = {topic: dict.fromkeys(map(str, numbers), EARLIEST_OFFSET)}
+            raise OptionError(
+                f"option {option} has offsets for the partitions {given} of topic "
+                f"{topic!r}, which has {sorted(numbers)}: give one for each, as in "
+                f"{json.dumps(example, ensure_ascii=False)}"
+            )
+
+
+EARLIEST = AtOffsets(default=EARLIEST_OFFSET)
+LATEST = AtOffsets(default=LATEST_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +111,23 @@ class AtTime:
 
     time_ns: int
 
-    def __str__(self) -> str:
-        return f"{self.time_ns} ns"
+
+Bound = AtOffsets | AtTime
 
 
-Bound = Earliest | Latest | AtOffsets | AtTime
-
-
-def parse_bound(text: str) -> Bound:
+def parse_bound(text: str) -> AtOffsets:
     """Read `earliest`, `latest`, or a JSON object of offsets by topic.
 
-    The offset of a stream is taken, too, as checkpoints and a query's progress show it:
+    A topic has one offset, or an object with one for each partition. The offset of a
+    stream is taken, too, as checkpoints and a query's progress show it:
     `{"version": 1, "topics": {"events": {"partitions": {"0": 4096}, ...}}}`.
 
     Raises:
         OptionError: the text is none of them; says what is wrong with it.
     """
     word = text.strip().lower()
-    if word == "earliest":
-        return Earliest()
-    if word == "latest":
-        return Latest()
+    if word in ("earliest", "latest"):
+        return EARLIEST if word == "earliest" else LATEST
     if not word.startswith("{"):
         raise OptionError(
             f"{_shorten(text)} is neither earliest, latest nor JSON: {_FORMS}"
@@ -148,24 +156,29 @@ def parse_time(text: str) -> AtTime:
 
 
 def _read_offsets(text: str) -> AtOffsets:
-    pairs = _load(text, _Pairs)
-    members = dict(pairs)
+    members = _load(text)
     # A topic may have one of these names, but then its offset is a number.
-    if "version" in members and isinstance(members.get("topics"), _Pairs):
-        pairs = _read_stream_offset(text)
-    if not pairs:
+    if "version" in members and isinstance(members.get("topics"), dict):
+        return _read_stream_offset(text, members)
+    if not members:
         raise OptionError(f"no topic is named in {_shorten(text)}: {_FORMS}")
-    offsets: dict[str, int] = {}
-    for topic, offset in pairs:
-        if topic in offsets:
-            raise OptionError(f"topic {topic!r} is named twice: name it once")
-        offsets[topic] = _check_offset(topic, offset)
-    return AtOffsets(tuple(sorted(offsets.items())))
+    offsets: dict[Partition, int] = {}
+    for topic, given in members.items():
+        by_number = given if isinstance(given, dict) else {"0": given}
+        for number, offset in by_number.items():
+            if not PARTITION.fullmatch(number):
+                raise OptionError(
+                    f"topic {topic!r}: {_shorten(number)} is not the number of a "
+                    "partition"
+                )
+            offsets[Partition(topic, int(number))] = _check_offset(topic, offset)
+    by_partition = tuple(t for t, given in members.items() if isinstance(given, dict))
+    return AtOffsets(tuple(sorted(offsets.items())), by_partition=by_partition)
 
 
-def _load(text: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
+def _load(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=make_object)
+        return json.loads(text, object_pairs_hook=_check_unique)
     # A ValueError is also what a number of thousands of digits gives.
     except (ValueError, RecursionError) as error:
         raise OptionError(
@@ -173,19 +186,26 @@ def _load(text: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any
         ) from None
 
 
-def _read_stream_offset(text: str) -> list[tuple[str, Any]]:
-    document = _load(text, _check_unique)
+def _read_stream_offset(text: str, document: object) -> AtOffsets:
+    protocol = read_protocol(document)
     try:
-        topics = StreamOffset.from_document(document).topics
+        topics = StreamOffset.from_document(document, protocol).topics
     except CheckpointError as error:
         raise OptionError(
             f"{error.where}: {error.reason}; copy all of what a checkpoint or a "
             f"query's progress shows, or {_FORMS}"
         ) from None
-    for topic, place in topics:
-        if len(place.positions) > 1:
-            raise _no_partitions(topic)
-    return [(topic, place.offset) for topic, place in topics]
+    if not topics:
+        raise OptionError(f"no topic is named in {_shorten(text)}: {_FORMS}")
+    return AtOffsets(
+        tuple(
+            (Partition(topic, number), position)
+            for topic, place in topics
+            for number, position in place.positions
+        ),
+        by_partition=tuple(topic for topic, at in topics if len(at.positions) > 1),
+        protocol=protocol,
+    )
 
 
 def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,13 +217,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-class _Pairs(list[Any]):
-    """The members of a JSON object; unlike a dict it keeps what stands there twice."""
-
-
 def _check_offset(topic: str, offset: Any) -> int:
-    if isinstance(offset, _Pairs):
-        raise _no_partitions(topic)
     is_number = isinstance(offset, int) and not isinstance(offset, bool)
     if not is_number or not EARLIEST_OFFSET <= offset <= _OFFSET_MAX:
         raise OptionError(
@@ -212,13 +226,6 @@ def _check_offset(topic: str, offset: Any) -> int:
             f"{LATEST_OFFSET} for latest"
         )
     return int(offset)
-
-
-def _no_partitions(topic: str) -> OptionError:
-    return OptionError(
-        f"topic {topic!r} has no partitions: give its offset alone, as in "
-        f"{json.dumps({topic: 4096})}"
-    )
 
 
 def _shorten(text: str) -> str:

@@ -12,6 +12,7 @@ and by Arrow alike.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -38,31 +39,31 @@ from pyspark.sql.datasource import (
 )
 
 # Each compares a column with a literal; null where the column is null.
-_COMPARE: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
-    EqualTo: ("=", pc.equal),
-    EqualNullSafe: ("<=>", pc.equal),
-    GreaterThan: (">", pc.greater),
-    GreaterThanOrEqual: (">=", pc.greater_equal),
-    LessThan: ("<", pc.less),
-    LessThanOrEqual: ("<=", pc.less_equal),
+_COMPARE: dict[type[Filter], Callable[..., Any]] = {
+    EqualTo: pc.equal,
+    EqualNullSafe: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
+    LessThanOrEqual: pc.less_equal,
 }
-_MATCH: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
-    StringStartsWith: ("starts with", pc.starts_with),
-    StringEndsWith: ("ends with", pc.ends_with),
-    StringContains: ("contains", pc.match_substring),
+_MATCH: dict[type[Filter], Callable[..., Any]] = {
+    StringStartsWith: pc.starts_with,
+    StringEndsWith: pc.ends_with,
+    StringContains: pc.match_substring,
 }
-_NULLNESS: dict[type[Filter], tuple[str, Callable[..., Any]]] = {
-    IsNull: ("is null", pc.is_null),
-    IsNotNull: ("is not null", pc.is_valid),
+_NULLNESS: dict[type[Filter], Callable[..., Any]] = {
+    IsNull: pc.is_null,
+    IsNotNull: pc.is_valid,
 }
 _EQUAL = (EqualTo, EqualNullSafe)
 
-_INT_BITS = {"offset": 64, "next_offset": 64, "type": 16, "timestamp_ns": 64}
+_INT_BITS = {"partition": 32, "type": 16} | dict.fromkeys(
+    ("offset", "next_offset", "timestamp_ns"), 64
+)
+_HALF = re.compile("[\ud800-\udfff]")
 _TEXT = ("topic", "key", "value")
 _COLUMNS = {*_INT_BITS, *_TEXT, "timestamp"}
-
-# A literal in a log line is cut there.
-_SHOWN_CHARS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +99,6 @@ class Pushed:
         if wanted.true_count == batch.num_rows:
             return batch
         return batch.filter(wanted)
-
-    def __str__(self) -> str:
-        parts = []
-        if self.start is not None:
-            parts.append(f"offset >= {self.start}")
-        if self.end is not None:
-            parts.append(f"offset < {self.end}")
-        if self.topics is not None:
-            parts.append(f"topic in ({_show(sorted(self.topics))})")
-        return " and ".join([*parts, *map(_describe, self.predicates)]) or "nothing"
 
 
 def push_filters(
@@ -170,13 +161,9 @@ def _is_literal(column: str, value: object) -> bool:
     if column in _TEXT:
         if isinstance(value, bytes):
             return column != "topic"
-        return isinstance(value, str) and _is_unicode(value)
+        # Arrow takes no half of a surrogate pair.
+        return isinstance(value, str) and not _HALF.search(value)
     return isinstance(value, datetime) and value.utcoffset() is not None
-
-
-def _is_unicode(text: str) -> bool:
-    # Arrow takes no half of a surrogate pair.
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _column(test: Filter) -> str:
@@ -199,14 +186,12 @@ def _narrow_offsets(pushed: Pushed, test: Filter) -> Pushed:
     if isinstance(test, (*_EQUAL, In)):
         narrowed = _intersect(pushed, min(values), max(values) + 1)
         return narrowed if len(values) == 1 else _add(narrowed, test)
-    if isinstance(test, GreaterThan):
-        return _intersect(pushed, values[0] + 1, None)
-    if isinstance(test, GreaterThanOrEqual):
-        return _intersect(pushed, values[0], None)
-    if isinstance(test, LessThan):
-        return _intersect(pushed, None, values[0])
-    if isinstance(test, LessThanOrEqual):
-        return _intersect(pushed, None, values[0] + 1)
+    if isinstance(test, (GreaterThan, GreaterThanOrEqual)):
+        start = values[0] + isinstance(test, GreaterThan)
+        return _intersect(pushed, start, None)
+    if isinstance(test, (LessThan, LessThanOrEqual)):
+        end = values[0] + isinstance(test, LessThanOrEqual)
+        return _intersect(pushed, None, end)
     return _add(pushed, test)
 
 
@@ -239,35 +224,11 @@ def _test(test: Filter, batch: pa.RecordBatch) -> pa.Array:
 def _evaluate(test: Filter, column: pa.Array) -> pa.Array:
     kind = type(test)
     if kind in _NULLNESS:
-        return _NULLNESS[kind][1](column)
+        return _NULLNESS[kind](column)
     literals = [value for value in _literals(test) if value is not None]
     if kind in _MATCH:
-        return _MATCH[kind][1](column, pattern=literals[0])
+        return _MATCH[kind](column, pattern=literals[0])
     if kind is In:
         return pc.is_in(column, value_set=pa.array(literals, column.type))
-    found = _COMPARE[kind][1](column, pa.scalar(literals[0], column.type))
+    found = _COMPARE[kind](column, pa.scalar(literals[0], column.type))
     return found.fill_null(False) if kind is EqualNullSafe else found
-
-
-# Telling it.
-
-
-def _describe(test: Filter) -> str:
-    if isinstance(test, Not):
-        return f"not ({_describe(test.child)})"
-    kind, column = type(test), _column(test)
-    if kind in _NULLNESS:
-        return f"{column} {_NULLNESS[kind][0]}"
-    if kind is In:
-        return f"{column} in ({_show(_literals(test))})"
-    return f"{column} {({**_COMPARE, **_MATCH})[kind][0]} {_show(_literals(test))}"
-
-
-def _show(literals: list[Any]) -> str:
-    text = ", ".join(
-        value.isoformat() if isinstance(value, datetime) else repr(value)
-        for value in literals
-    )
-    if len(text) <= _SHOWN_CHARS_MAX:
-        return text
-    return f"{text[:_SHOWN_CHARS_MAX]}…"

@@ -2,8 +2,8 @@
 
 Nothing here holds a connection: a job is pickled into every task. Where its rows go,
 and in which stages, is in `sink`. Of a micro-batch the driver can decide all but its
-name, as Spark tells the query's id and the batch's to tasks only: that is a plan, of
-which each task makes the same job.
+name, as Spark tells the query's id and the batch's to tasks only: each task gives its
+job the same name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lance_spark.client.driver import Driver, ServerKind, StageCalls
@@ -36,19 +36,68 @@ class WriteJob:
 
     Args:
         options: what the user said.
+        overwrite: the rows replace what the topic holds.
+        is_stream: it is a micro-batch, whose id is the sequence.
         delivery: what `auto` came to, or what the user said.
         writer_id: the writer's name; with the sequence it names the job to the broker.
         sequence: which of the writer's jobs this is.
-        overwrite: the rows replace what the topic holds.
-        is_stream: it is a micro-batch, whose id is the sequence.
     """
 
     options: WriteOptions
-    delivery: Delivery
-    writer_id: str
-    sequence: int
-    overwrite: bool = False
-    is_stream: bool = False
+    overwrite: bool
+    is_stream: bool
+    delivery: Delivery = "at-least-once"
+    writer_id: str = ""
+    sequence: int = 0
+
+    def make_job(self, query_id: str, batch_id: int) -> WriteJob:
+        """Name the job of a micro-batch, alike in all its tasks and replays.
+
+        Args:
+            query_id: stays the same when a query is started again.
+            batch_id: rises by one from batch to batch.
+        """
+        writer_id = f"spark-stream:{_join_names(query_id, self.options.topic)}"
+        return replace(self, writer_id=writer_id, sequence=batch_id)
+
+    @property
+    def mode(self) -> str:
+        """What the user has called to replace a topic."""
+        return 'outputMode("complete")' if self.is_stream else 'mode("overwrite")'
+
+    def check_options(self) -> None:
+        """Check what can be checked without a server.
+
+        Raises:
+            OptionError: the options contradict each other.
+        """
+        topic = self.options.topic
+        fault = None if topic is None else find_name_fault(topic)
+        if fault is not None:
+            raise OptionError(f"option topic: the name {topic!r:.100} {fault}")
+        if self.overwrite and topic is None:
+            raise OptionError(
+                f"{self.mode} needs option topic: it replaces one topic, and which "
+                "ones a topic column names is only known when all rows were seen"
+            )
+        needs = self.find_need_of_stages()
+        if needs is not None and self.options.delivery == "at-least-once":
+            what, instead = needs
+            raise OptionError(
+                f"{what} can't be had with delivery=at-least-once: use auto or "
+                f"exactly-once, or {instead}"
+            )
+
+    def find_need_of_stages(self) -> tuple[str, str] | None:
+        """Say what can't be done without stages, and what can be done instead."""
+        if self.overwrite:
+            append = 'outputMode("append")' if self.is_stream else 'mode("append")'
+            return self.mode, f"use {append}"
+        if self.options.txn_app_id is not None:
+            return "txnAppId", "leave out txnAppId and txnVersion"
+        if self.options.delivery == "exactly-once":
+            return "delivery=exactly-once", "use auto or at-least-once"
+        return None
 
     @property
     def is_staged(self) -> bool:
@@ -107,98 +156,48 @@ class WriteJob:
         return "restart the query" if self.is_stream else "run the job again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlan:
-    """What the driver decides about a micro-batch.
-
-    Args:
-        options: what the user said.
-        delivery: what `auto` came to, or what the user said.
-        overwrite: the rows replace what the topic holds.
-    """
-
-    options: WriteOptions
-    delivery: Delivery
-    overwrite: bool
-
-    def make_job(self, query_id: str, batch_id: int) -> WriteJob:
-        """Make the job of a micro-batch, the same in all its tasks and replays.
-
-        Args:
-            query_id: stays the same when a query is started again.
-            batch_id: rises by one from batch to batch.
-        """
-        return WriteJob(
-            options=self.options,
-            delivery=self.delivery,
-            writer_id=f"spark-stream:{_join_names(query_id, self.options.topic)}",
-            sequence=batch_id,
-            overwrite=self.overwrite,
-            is_stream=True,
-        )
-
-
-def make_batch_job(options: WriteOptions, overwrite: bool) -> WriteJob:
-    """Decide how a batch is written; called on the driver, once per write.
-
-    Raises:
-        OptionError: the options contradict each other.
-        Unsupported: the server can't do what they ask for.
-        TopicNotFound: there is no such topic, and none may be created.
-        LanceError: the server can't be reached.
-    """
-    asked = _Asked(options, overwrite, is_stream=False)
-    asked.check()
-    writer_id, sequence = _name_job(options)
-    with lease(options.client) as driver:
-        delivery = _decide(asked, driver)
-        if options.topic is not None and not options.create_topic:
-            check_topics(driver, [options.topic])
-        reason = _find_reason(options, driver)
-    if delivery == "at-least-once":
-        logger.warning(
-            "delivery is at-least-once, so that a retried task writes rows twice: %s",
-            reason,
-        )
-    return WriteJob(
-        options=options,
-        delivery=delivery,
-        writer_id=writer_id,
-        sequence=sequence,
-        overwrite=overwrite,
-    )
-
-
-def plan_stream_batch(options: WriteOptions, overwrite: bool) -> StreamPlan:
-    """Decide how a micro-batch is written; called on the driver, for each of them.
+def plan_job(
+    options: WriteOptions, overwrite: bool, *, is_stream: bool = False
+) -> WriteJob:
+    """Decide how rows are written; called on the driver, once per write.
 
     Micro-batches are small and many, so this process remembers what it has asked.
 
+    Args:
+        options: what the user said.
+        overwrite: the rows replace what the topic holds.
+        is_stream: it is a micro-batch; its tasks name it.
+
     Raises:
         OptionError: the options contradict each other.
         Unsupported: the server can't do what they ask for.
         TopicNotFound: there is no such topic, and none may be created.
         LanceError: the server can't be reached.
     """
-    asked = _Asked(options, overwrite, is_stream=True)
-    asked.check()
-    memory = _memories.find(options)
+    job = WriteJob(options=options, overwrite=overwrite, is_stream=is_stream)
+    job.check_options()
+    memory = _memories.find(options) if is_stream else _Memory()
+    if not is_stream:
+        writer_id, sequence = _name_job(options)
+        job = replace(job, writer_id=writer_id, sequence=sequence)
     with lease(options.client) as driver:
-        delivery = _decide(asked, driver)
-        reason = _find_reason(options, driver)
+        delivery = _decide(job, driver)
         if not options.create_topic and not memory.has_topic and options.topic:
             # Whether it is still there, each task and each commit finds out for itself.
             check_topics(driver, [options.topic])
             memory.has_topic = True
+        reason = "the option delivery asks for it"
+        if options.delivery != "at-least-once":
+            reason = f"the server {driver.server.address} has no stages"
     memory.check_kept(delivery, reason)
     if delivery == "at-least-once" and not memory.is_warned:
         memory.is_warned = True
         logger.warning(
-            "delivery is at-least-once, so that a retried task or a replayed "
-            "micro-batch writes rows twice: %s",
+            "delivery is at-least-once, so that a retried task%s writes rows twice: %s",
+            " or a replayed micro-batch" if is_stream else "",
             reason,
         )
-    return StreamPlan(options=options, delivery=delivery, overwrite=overwrite)
+    return replace(job, delivery=delivery)
 
 
 @dataclass(slots=True)
@@ -243,12 +242,6 @@ class _Memories(OrderedDict[WriteOptions, _Memory]):
 _memories = _Memories()
 
 
-def _find_reason(options: WriteOptions, driver: Driver) -> str:
-    if options.delivery == "at-least-once":
-        return "the option delivery asks for it"
-    return f"the server {driver.server.address} has no stages"
-
-
 def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:
     """Check that topics are there which may not be created; return all there are.
 
@@ -267,63 +260,14 @@ def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:
     return there
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a write is to do, before the server was asked whether it can."""
-
-    options: WriteOptions
-    overwrite: bool
-    is_stream: bool
-
-    @property
-    def mode(self) -> str:
-        """What the user has called to replace a topic."""
-        return 'outputMode("complete")' if self.is_stream else 'mode("overwrite")'
-
-    def check(self) -> None:
-        """Check what can be checked without a server.
-
-        Raises:
-            OptionError: the options contradict each other.
-        """
-        topic = self.options.topic
-        fault = None if topic is None else find_name_fault(topic)
-        if fault is not None:
-            raise OptionError(f"option topic: the name {topic!r:.100} {fault}")
-        if self.overwrite and topic is None:
-            raise OptionError(
-                f"{self.mode} needs option topic: it replaces one topic, and which "
-                "ones a topic column names is only known when all rows were seen"
-            )
-        needs = self.find_need_of_stages()
-        if needs is not None and self.options.delivery == "at-least-once":
-            what, instead = needs
-            raise OptionError(
-                f"{what} can't be had with delivery=at-least-once: use auto or "
-                f"exactly-once, or {instead}"
-            )
-
-    def find_need_of_stages(self) -> tuple[str, str] | None:
-        """Say what can't be done without stages, and what can be done instead."""
-        if self.overwrite and self.is_stream:
-            return self.mode, 'use outputMode("append")'
-        if self.overwrite:
-            return self.mode, 'use mode("append")'
-        if self.options.txn_app_id is not None:
-            return "txnAppId", "leave out txnAppId and txnVersion"
-        if self.options.delivery == "exactly-once":
-            return "delivery=exactly-once", "use auto or at-least-once"
-        return None
-
-
-def _decide(asked: _Asked, driver: Driver) -> Delivery:
+def _decide(job: WriteJob, driver: Driver) -> Delivery:
     """Find out whether the server can do it, and what is promised then."""
-    options = asked.options
+    options = job.options
     delivery: Delivery = "at-least-once"
     if driver.server.has_stages:
         if options.delivery != "at-least-once":
             delivery = "exactly-once"
-    elif (needs := asked.find_need_of_stages()) is not None:
+    elif (needs := job.find_need_of_stages()) is not None:
         what, instead = needs
         raise driver.make_unsupported(f"{what} ({instead} here)", "stages")
     if options.compression not in driver.traits.compressions:

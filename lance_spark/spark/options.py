@@ -8,23 +8,26 @@ value of a secret option.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
-from lance_spark.client.driver import ClientConfig
+from lance_spark.client.driver import ConnectionConfig, find_driver
 from lance_spark.errors import OptionError
+from lance_spark.model import Partition
 from lance_spark.spark.bound import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
     AtTime,
     Bound,
-    Earliest,
-    Latest,
 )
 from lance_spark.spark.setting import BY_NAME, OPTIONS, Option, Scope, Values
+
+# How large a Spark partition is at most, by the unit of positions.
+SIZE_OPTION = {"bytes": "maxPartitionBytes", "records": "maxPartitionRecords"}
 
 # Spark gives names in lower case.
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
@@ -64,21 +67,6 @@ _KAFKA_ONLY = {
 # What Spark hands to the sink of a stream along with its options, as people type it.
 _SPARKS = {"checkpointlocation": "checkpointLocation", "queryname": "queryName"}
 
-# Options of the client, by the name of its setting.
-_CLIENT = {
-    "servers": "servers",
-    "checksum": "checksum",
-    "tls": "tls",
-    "tls_ca": "tlsCa",
-    "tls_cert": "tlsCert",
-    "tls_key": "tlsKey",
-    "tls_server_name": "tlsServerName",
-    "auth_token": "authToken",
-    "connect_timeout_s": "connectTimeout",
-    "request_timeout_s": "requestTimeout",
-    "retry_timeout_s": "retryTimeout",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
@@ -92,50 +80,40 @@ class ReadOptions:
         end: where to end.
         fail_on_data_loss: fail if records that were asked for are gone.
         min_partitions: how many partitions there are at least.
-        max_partition_bytes: how large a partition is at most; None if not given.
+        max_partition_size: how large a partition is at most, in the unit of positions;
+            None if not given.
         splitting: how record boundaries are found.
         fetch_bytes: how much is fetched at once.
         push_filters: apply filters of the query that Spark offers.
         on_bad_record: what a malformed record does.
         metadata: list the topics instead of their records.
+        max_bytes_per_trigger: how many bytes a micro-batch has at most.
+        max_records_per_trigger: how many records it has at most.
+        consumer_group: the name under which a stream commits its progress.
     """
 
-    client: ClientConfig
+    client: ConnectionConfig
     topics: tuple[str, ...]
     topic_pattern: str | None
     start: Bound
     end: Bound
     fail_on_data_loss: bool
     min_partitions: int | None
-    max_partition_bytes: int | None
+    max_partition_size: int | None
     splitting: Literal["auto", "locate", "probe", "none"]
     fetch_bytes: int
     push_filters: bool
     on_bad_record: Literal["fail", "skip"]
     metadata: bool
+    max_bytes_per_trigger: int | None
+    max_records_per_trigger: int | None
+    consumer_group: str | None
 
     def reads(self, topic: str) -> bool:
         """Tell whether a topic is among those that are read."""
         if self.topic_pattern is not None:
             return re.fullmatch(self.topic_pattern, topic) is not None
         return topic in self.topics or not self.topics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """What a streaming read was asked for; made by `parse_stream_options`.
-
-    Args:
-        read: as in a batch; it starts where the stream does, and ends at latest.
-        max_bytes: how many bytes a micro-batch has at most; None if not given.
-        max_records: how many records it has at most; None if not given.
-        consumer_group: the name under which progress is committed; None for none.
-    """
-
-    read: ReadOptions
-    max_bytes: int | None
-    max_records: int | None
-    consumer_group: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +134,7 @@ class WriteOptions:
         txn_version: which write of this writer it is.
     """
 
-    client: ClientConfig
+    client: ConnectionConfig
     topic: str | None
     create_topic: bool
     record_type: int
@@ -169,67 +147,47 @@ class WriteOptions:
     txn_version: int | None
 
 
-def check_options(options: Mapping[str, str]) -> None:
+def check_options(options: Mapping[str, str], protocol: str = "lance") -> None:
     """Check what can be checked before it is known whether they read or write.
 
     Raises:
         OptionError: a name is unknown, a value can't be used, or two contradict.
     """
-    _read_values(options)
+    _read_values(options, protocol)
 
 
-def lists_topics(options: Mapping[str, str]) -> bool:
+def lists_topics(options: Mapping[str, str], protocol: str = "lance") -> bool:
     """Tell whether a read lists topics, before it is known whether it is a stream.
 
     Raises:
         OptionError: what no read takes, be it of a batch or a stream.
     """
-    values = _read_values(options, Scope.READ)
+    values = _read_values(options, protocol, Scope.READ)
     _check_topic_is_named(values)
     return "metadata" in values
 
 
-def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Read the options of a batch read.
+def parse_read_options(
+    options: Mapping[str, str], protocol: str = "lance", *, is_stream: bool = False
+) -> ReadOptions:
+    """Read the options of a read.
 
     Raises:
-        OptionError: a name is unknown or is not for batch reads, a value can't be used,
+        OptionError: a name is unknown or is not for such reads, a value can't be used,
             two contradict, or no topic is named.
     """
-    return _make_read(_read_values(options, Scope.BATCH_READ))
-
-
-def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Read the options of a streaming read.
-
-    Raises:
-        OptionError: a name is unknown or is not for streaming reads, a value can't be
-            used, two contradict, or no topic is named.
-    """
-    values = _read_values(options, Scope.STREAM_READ)
-    return StreamOptions(
-        read=_make_read(values),
-        max_bytes=values["maxBytesPerTrigger"],
-        max_records=values["maxRecordsPerTrigger"],
-        consumer_group=values["consumerGroup"],
-    )
-
-
-def _make_read(values: Values) -> ReadOptions:
+    scope = Scope.STREAM_READ if is_stream else Scope.BATCH_READ
+    values = _read_values(options, protocol, scope)
     _check_topic_is_named(values)
-    return ReadOptions(
-        client=_make_client(values),
+    unit = find_driver(values.protocol).TRAITS.unit
+    start, end = _pick_bounds(values)
+    return _make(
+        ReadOptions,
+        values,
         topics=values["topic"] or (),
-        topic_pattern=values["topicPattern"],
-        start=pick_start(values),
-        end=pick_end(values),
-        fail_on_data_loss=values["failOnDataLoss"],
-        min_partitions=values["minPartitions"],
-        max_partition_bytes=values.get("maxPartitionBytes"),
-        splitting=values["splitting"],
-        fetch_bytes=values["fetchBytes"],
-        push_filters=values["pushFilters"],
-        on_bad_record=values["onBadRecord"],
+        start=start,
+        end=end,
+        max_partition_size=values.get(SIZE_OPTION[unit]),
         metadata=values["metadata"] is not None,
     )
 
@@ -242,62 +200,54 @@ def _check_topic_is_named(values: Values) -> None:
         )
 
 
-def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Read the options of a batch write.
+def parse_write_options(
+    options: Mapping[str, str], protocol: str = "lance", *, is_stream: bool = False
+) -> WriteOptions:
+    """Read the options of a write; those of a stream include what Spark adds to them.
 
     Raises:
-        OptionError: a name is unknown or is not for batch writes, a value can't be
-            used, two contradict, or several topics are named.
+        OptionError: a name is unknown or is not for such writes, a value can't be used,
+            two contradict, or several topics are named.
     """
-    return _make_write(_read_values(options, Scope.BATCH_WRITE))
-
-
-def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Read the options of a streaming write, among them what Spark adds to them.
-
-    Raises:
-        OptionError: a name is unknown or is not for streaming writes, a value can't be
-            used, two contradict, or several topics are named.
-    """
-    return _make_write(_read_values(options, Scope.STREAM_WRITE))
-
-
-def _make_write(values: Values) -> WriteOptions:
+    scope = Scope.STREAM_WRITE if is_stream else Scope.BATCH_WRITE
+    values = _read_values(options, protocol, scope)
     topics = values["topic"] or (None,)
     if len(topics) > 1:
         raise OptionError(
             f"option topic names {len(topics)} topics, a write takes one: name one, or "
             "leave the option out and give each row its topic in a column topic"
         )
-    return WriteOptions(
-        client=_make_client(values),
-        topic=topics[0],
-        create_topic=values["createTopic"],
-        record_type=values["recordType"],
-        compression=values["compression"],
-        batch_bytes=values["batchBytes"],
-        max_in_flight=values["maxInFlight"],
-        allow_null_records=values["allowNullRecords"],
-        delivery=values["delivery"],
-        txn_app_id=values["txnAppId"],
-        txn_version=values["txnVersion"],
-    )
+    return _make(WriteOptions, values, topic=topics[0])
 
 
-def _make_client(values: Values) -> ClientConfig:
-    return ClientConfig(**{field: values[name] for field, name in _CLIENT.items()})
+_Made = TypeVar("_Made", ReadOptions, WriteOptions)
+
+
+def _make(kind: type[_Made], values: Values, **given: Any) -> _Made:
+    """Make options: a field that is not given is the option of the same name."""
+    config = find_driver(values.protocol).Config
+    settings = {each.name for each in fields(config)}
+    # What the user does not say is the configuration's own default.
+    named = [BY_NAME[name] for name in values]
+    client = {o.field: values[o.name] for o in named if o.field in settings}
+    given = {**given, "client": config(**client)}
+    names = {option.field: option.name for option in OPTIONS}
+    rest = [each.name for each in fields(kind) if each.name not in given]
+    return kind(**given, **{field: values[names[field]] for field in rest})
 
 
 # Reading the names and values, one by one.
 
 
-def _read_values(options: Mapping[str, str], scope: Scope | None = None) -> Values:
+def _read_values(
+    options: Mapping[str, str], protocol: str, scope: Scope | None = None
+) -> Values:
     given = _leave_out_sparks(options, scope)
-    named = {_find_option(key): text for key, text in given.items()}
+    named = {_find_option(key, protocol): text for key, text in given.items()}
     _check_scope(list(named), scope)
     is_stream = scope in (Scope.STREAM_READ, Scope.STREAM_WRITE)
     read = {option.name: option.read(named[option]) for option in named}
-    values = Values(read, is_stream=is_stream)
+    values = Values(read, protocol, is_stream=is_stream)
     check_conflicts(values)
     return values
 
@@ -313,7 +263,7 @@ def _leave_out_sparks(
     return {key: text for key, text in options.items() if key not in sparks}
 
 
-def _find_option(key: str) -> Option:
+def _find_option(key: str, protocol: str) -> Option:
     name = key.lower()
     if name in ("path", "paths"):
         raise OptionError(
@@ -324,26 +274,32 @@ def _find_option(key: str) -> Option:
         # This is what Spark adds for `CREATE TABLE`.
         raise OptionError(
             "a topic can't be a table of the catalog: make a view of it, with CREATE "
-            "TEMPORARY VIEW … USING lance OPTIONS (…)"
+            f"TEMPORARY VIEW … USING {protocol} OPTIONS (…)"
         )
     found = _BY_KEY.get(name)
     if found is None:
-        raise OptionError(f"there is no option {key}; {_suggest(key)}")
+        raise OptionError(f"there is no option {key}; {_suggest(key, protocol)}")
+    if not found.has_format(protocol):
+        raise OptionError(
+            f"option {found.name} is for format {', '.join(found.formats or ())}, not "
+            f"for {protocol}: leave it out"
+        )
     return found
 
 
-def _suggest(key: str) -> str:
+def _suggest(key: str, protocol: str) -> str:
     name = key.lower()
-    if name in _KAFKA:
+    there = {key: o.name for key, o in _BY_KEY.items() if o.has_format(protocol)}
+    if _KAFKA.get(name) in there.values():
         return f"Kafka's source has it, and here it is called {_KAFKA[name]}"
-    if name in _KAFKA_ONLY or name.startswith("kafka."):
+    if name in (*_KAFKA, *_KAFKA_ONLY) or name.startswith("kafka."):
         return (
             "it is an option of Kafka's source, which has no counterpart: leave it out"
         )
-    near = difflib.get_close_matches(name, _BY_KEY, n=1)
+    near = difflib.get_close_matches(name, there, n=1)
     if near:
-        return f"did you mean {_BY_KEY[near[0]].name}?"
-    return f"there are {', '.join(sorted(BY_NAME, key=str.lower))}"
+        return f"did you mean {there[near[0]]}?"
+    return f"there are {', '.join(sorted(there.values(), key=str.lower))}"
 
 
 # Kinds of queries that exclude each other, with the words for them.
@@ -403,25 +359,21 @@ def check_conflicts(values: Values) -> None:
         OptionError: they do not; names two of them and says what to change.
     """
     _check_tls(values)
-    _check_topics(values)
+    for one, other in (("topic", "topicPattern"), *_BOUNDS):
+        if one in values and other in values:
+            raise OptionError(
+                f"options {one} and {other} are both given: leave out one of them"
+            )
     _check_metadata(values)
-    _check_bounds(values)
+    for offsets, _ in _BOUNDS:
+        _check_named(values, offsets)
+    _check_order(values)
     _check_transaction(values)
 
 
-def pick_start(values: Values) -> Bound:
-    """Say where a read starts."""
-    return _pick(values, *_BOUNDS[0])
-
-
-def pick_end(values: Values) -> Bound:
-    """Say where a read ends."""
-    return _pick(values, *_BOUNDS[1])
-
-
-def _pick(values: Values, offsets: str, timestamp: str) -> Bound:
-    bound: Bound = values[timestamp] or values[offsets]
-    return bound
+def _pick_bounds(values: Values) -> list[Bound]:
+    """Say where a read starts and ends."""
+    return [values[timestamp] or values[offsets] for offsets, timestamp in _BOUNDS]
 
 
 def _check_tls(values: Values) -> None:
@@ -437,13 +389,6 @@ def _check_tls(values: Values) -> None:
         )
 
 
-def _check_topics(values: Values) -> None:
-    if "topic" in values and "topicPattern" in values:
-        raise OptionError(
-            "options topic and topicPattern are both given: leave out one of them"
-        )
-
-
 def _check_metadata(values: Values) -> None:
     names = (*(name for pair in _BOUNDS for name in pair), "pushFilters")
     given = [name for name in names if name in values]
@@ -454,24 +399,23 @@ def _check_metadata(values: Values) -> None:
         )
 
 
-def _check_bounds(values: Values) -> None:
-    for offsets, timestamp in _BOUNDS:
-        given = [name for name in (offsets, timestamp) if name in values]
-        if len(given) > 1:
-            raise OptionError(
-                f"options {offsets} and {timestamp} are both given: leave out one of "
-                "them"
-            )
-        if isinstance(values[offsets], AtOffsets):
-            _check_named(values, offsets)
-    _check_order(values)
-
-
 def _check_named(values: Values, name: str) -> None:
-    """Check that a JSON of offsets names the topics that are read."""
+    """Check that a JSON of offsets names the topics that are read, and as they are."""
     topics, pattern = values["topic"], values["topicPattern"]
-    named = values[name].topics
-    for topic in named:
+    bound: AtOffsets = values[name]
+    if bound.protocol not in (None, values.protocol):
+        raise OptionError(
+            f"option {name} has offsets of format {bound.protocol}, which mean nothing "
+            f"to {values.protocol}: leave it out"
+        )
+    columns = find_driver(values.protocol).TRAITS.columns
+    if bound.by_partition and "partition" not in columns:
+        topic = bound.by_partition[0]
+        raise OptionError(
+            f"option {name}: topic {topic!r} has no partitions: give its offset alone, "
+            f"as in {json.dumps({topic: 4096})}"
+        )
+    for topic in bound.topics:
         if topics is not None and topic not in topics:
             raise OptionError(
                 f"option {name} names topic {topic!r}, which option topic does not: "
@@ -483,36 +427,31 @@ def _check_named(values: Values, name: str) -> None:
                 f"{pattern!r} does not match: change the pattern, or leave it out here"
             )
     # Which topics a pattern matches, the server tells when the read is planned.
-    values[name].check_complete(name, topics or ())
+    bound.check_complete(name, topics or ())
 
 
 def _check_order(values: Values) -> None:
-    start, end = pick_start(values), pick_end(values)
+    start, end = _pick_bounds(values)
     if isinstance(start, AtTime) and isinstance(end, AtTime):
         if start.time_ns > end.time_ns:
             raise OptionError(
                 "option startingTimestamp is later than endingTimestamp: exchange them"
             )
         return
-    named = [b.topics for b in (start, end) if isinstance(b, AtOffsets)]
+    bounds = [each for each in (start, end) if isinstance(each, AtOffsets)]
+    if len(bounds) < 2:
+        return
+    named = sorted({partition for bound in bounds for partition, _ in bound.offsets})
     # Two words mean the same for every topic.
-    for topic in sorted({name for names in named for name in names} or {""}):
-        first, last = _offset_in(start, topic), _offset_in(end, topic)
+    for partition in named or [Partition("")]:
+        first, last = (bound.get(partition) for bound in bounds)
         if _is_after(first, last):
-            where = f" for topic {topic!r}" if topic else ""
+            where = f" for topic {partition.topic!r}" if named else ""
             given = " and ".join(str(_WORDS.get(at, at)) for at in (first, last))
             raise OptionError(
                 f"option startingOffsets is behind endingOffsets{where} ({given}): "
                 "exchange them"
             )
-
-
-def _offset_in(bound: Bound, topic: str) -> int | None:
-    if isinstance(bound, Earliest):
-        return EARLIEST_OFFSET
-    if isinstance(bound, Latest):
-        return LATEST_OFFSET
-    return bound.get(topic) if isinstance(bound, AtOffsets) else None
 
 
 def _is_after(start: int | None, end: int | None) -> bool:

@@ -13,7 +13,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lance_spark.client.driver import Driver, LogRef, Range, Split, TopicEntry
+from lance_spark.client.driver import (
+    Driver,
+    LogRef,
+    Range,
+    Split,
+    TopicEntry,
+    Traits,
+)
 from lance_spark.errors import DataLoss, OptionError, TopicDeleted, TopicNotFound
 from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
@@ -23,11 +30,8 @@ from lance_spark.spark.bound import (
     AtOffsets,
     AtTime,
     Bound,
-    Earliest,
-    Latest,
 )
-from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.setting import BY_NAME
+from lance_spark.spark.options import SIZE_OPTION, ReadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +47,42 @@ _REMEDY = "set failOnDataLoss=false to go on with what is left"
 # Splits.
 
 
+def cut_ranges(
+    ranges: Sequence[Range], options: ReadOptions, traits: Traits
+) -> list[Split]:
+    """Cut ranges into splits as the options of a read say; empty ranges have none.
+
+    If the user does not say how large splits may be, there are not too many of them.
+
+    Raises:
+        OptionError: there would be too many splits.
+    """
+    if options.splitting == "none":
+        return plan_splits(ranges, traits)
+    size = options.max_partition_size
+    if size is None:
+        total = sum(piece.size for piece in ranges)
+        size = max(traits.split_units, _divide_up(total, UNASKED_SPLITS_MAX))
+    return plan_splits(
+        ranges, traits, min_partitions=options.min_partitions, max_partition_size=size
+    )
+
+
 def plan_splits(
     ranges: Sequence[Range],
+    traits: Traits,
     *,
     min_partitions: int | None = None,
     max_partition_size: int | None = None,
-    record_size_min: int = 1,
 ) -> list[Split]:
     """Cut ranges into splits; empty ranges have none.
 
     Args:
         ranges: what is to be read.
+        traits: what positions are, and how large the smallest record is.
         min_partitions: make at least so many splits, by cutting large ranges more
             often. A hint: a range is never cut into more pieces than it has records.
         max_partition_size: no split is larger; None cuts no range for its size.
-        record_size_min: how large the smallest record is.
 
     Raises:
         OptionError: there would be too many splits.
@@ -68,7 +93,7 @@ def plan_splits(
 
     def count(size: int, whole_size: int, parts: int) -> int:
         """Say how many pieces a range gets where `whole_size` gets so many."""
-        most = _divide_up(size, record_size_min)
+        most = _divide_up(size, traits.record_units_min)
         return min(_divide_up(size * parts, whole_size), most)
 
     if max_partition_size is not None:
@@ -78,37 +103,15 @@ def plan_splits(
         counts = [max(pair) for pair in zip(counts, wanted, strict=True)]
     if sum(counts) > SPLITS_MAX:
         raise OptionError(
-            f"{total} bytes would be read in {sum(counts)} partitions, {SPLITS_MAX} "
-            "are the most: raise maxPartitionBytes, or lower minPartitions"
+            f"{total} {traits.unit} would be read in {sum(counts)} partitions, "
+            f"{SPLITS_MAX} are the most: raise {SIZE_OPTION[traits.unit]}, or lower "
+            "minPartitions"
         )
     return [
         Split(piece, index, parts)
         for piece, parts in zip(ranges, counts, strict=True)
         for index in range(parts)
     ]
-
-
-def cut_ranges(
-    ranges: Sequence[Range], options: ReadOptions, *, record_size_min: int = 1
-) -> list[Split]:
-    """Cut ranges into splits as the options of a read say."""
-    if options.splitting == "none":
-        return plan_splits(ranges)
-    size = options.max_partition_bytes
-    if size is None:
-        size = choose_partition_size(ranges, BY_NAME["maxPartitionBytes"].default)
-    return plan_splits(
-        ranges,
-        min_partitions=options.min_partitions,
-        max_partition_size=size,
-        record_size_min=record_size_min,
-    )
-
-
-def choose_partition_size(ranges: Sequence[Range], least: int) -> int:
-    """Choose how large splits may be if the user does not say: at least `least`."""
-    total = sum(piece.size for piece in ranges)
-    return max(least, _divide_up(total, UNASKED_SPLITS_MAX))
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
@@ -166,25 +169,27 @@ def _find_losses(start: int, end: int, log: Bounds) -> Iterator[tuple[int, str]]
         yield end, "the log ends before it: the topic was cut, or created anew"
 
 
-def resolve_bound(bound: Bound, partition: Partition, log: Bounds) -> int | None:
+def resolve_bound(
+    driver: Driver, bound: Bound, log: LogRef, bounds: Bounds, *, option: str
+) -> int:
     """Say which position a bound means in a partition.
 
     Args:
-        bound: what the user has said; if it is offsets, they include this topic.
-        partition: which partition.
-        log: where it starts and ends.
+        driver: is asked if it is a time.
+        bound: what the user has said; if it is offsets, they include this partition.
+        log: which partition.
+        bounds: where it starts and ends.
+        option: the one that gives a time, for errors.
 
-    Returns:
-        The position; None if only the server can tell, because it is a time.
+    Raises:
+        Unsupported: it is a time, and the server has no index of times.
     """
-    if isinstance(bound, Earliest):
-        return log.start
-    if isinstance(bound, Latest):
-        return log.end
-    if isinstance(bound, AtOffsets):
-        offset = dict(bound.offsets)[partition.topic]
-        return {EARLIEST_OFFSET: log.start, LATEST_OFFSET: log.end}.get(offset, offset)
-    return None
+    if not isinstance(bound, AtOffsets):
+        return driver.locate_time(log, bound.time_ns, option=option)
+    offset = bound.get(log.partition)
+    assert offset is not None
+    ends = {EARLIEST_OFFSET: bounds.start, LATEST_OFFSET: bounds.end}
+    return ends.get(offset, offset)
 
 
 # Topics.
@@ -233,10 +238,10 @@ def _check_named(bound: AtOffsets, names: Sequence[str]) -> None:
 
 
 def check_offsets(options: ReadOptions, topics: Sequence[TopicEntry]) -> None:
-    """Check that offsets are given for all topics or for none.
+    """Check that offsets are given for all topics and partitions, or for none.
 
     Raises:
-        OptionError: a pattern matches a topic that has none.
+        OptionError: a pattern matches a topic that has none, or a partition has none.
     """
     for option, bound in (
         ("startingOffsets", options.start),
@@ -244,6 +249,8 @@ def check_offsets(options: ReadOptions, topics: Sequence[TopicEntry]) -> None:
     ):
         if isinstance(bound, AtOffsets):
             bound.check_complete(option, (entry.name for entry in topics))
+            for entry in topics:
+                bound.check_partitions(option, entry.name, entry.partitions)
 
 
 def find_bounds(driver: Driver, entry: TopicEntry) -> dict[LogRef, Bounds]:
@@ -299,17 +306,16 @@ def resolve_ranges(
 def _resolve_range(
     driver: Driver, options: ReadOptions, log: LogRef, bounds: Bounds
 ) -> PlannedRange:
-    def resolve(bound: Bound, option: str) -> int:
-        position = resolve_bound(bound, log.partition, bounds)
-        if position is None:
-            assert isinstance(bound, AtTime)
-            position = driver.locate_time(log, bound.time_ns, option=option)
-            # A record that came since may be the first one of that time.
-            position = min(position, bounds.end)
-        return position
-
-    start = resolve(options.start, "startingTimestamp")
-    end = resolve(options.end, "endingTimestamp")
+    asked: list[int] = []
+    for bound, option in (
+        (options.start, "startingTimestamp"),
+        (options.end, "endingTimestamp"),
+    ):
+        position = resolve_bound(driver, bound, log, bounds, option=option)
+        # A record that came since may be the first one of that time.
+        is_time = isinstance(bound, AtTime)
+        asked.append(min(position, bounds.end) if is_time else position)
+    start, end = asked
     planned = plan_range(log.topic, start, end, bounds)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)
@@ -345,10 +351,8 @@ def resolve_batch(
     Returns:
         The ranges that are there, and what is gone.
     """
-    finder, first = (
-        driver.choose_finder(options.splitting),
-        driver.traits.first_position,
-    )
+    finder = driver.choose_finder(options.splitting)
+    first = driver.traits.first_position
     ranges: list[Range] = []
     losses: list[DataLoss] = []
     for topic, place in end.topics:
@@ -357,10 +361,11 @@ def resolve_batch(
             before = before.find(place.topic_id, place.created_s)
         starts = {} if before is None else dict(before.positions)
         for number, stop in place.positions:
-            if starts.get(number, first) >= stop:
+            begin = starts.get(number, first)
+            if begin >= stop:
                 continue
             log = LogRef(Partition(topic, number), place.topic_id, place.created_s)
-            piece = Range(log, starts.get(number, first), stop, finder)
+            piece = Range(log, begin, stop, finder)
             try:
                 found = _compare(driver, piece, before, place, aligned or {})
             except (TopicNotFound, TopicDeleted):
@@ -412,8 +417,8 @@ def _compare(
 def is_marked_right(driver: Driver, log: LogRef, place: TopicPlace) -> bool:
     """Tell whether a position still means what it meant, as far as it has a mark."""
     number = log.partition.number
-    mark, position = place.mark_of(number), place.position(number)
-    return mark is None or driver.is_mark_right(log, position or 0, mark)
+    mark = place.mark_of(number)
+    return mark is None or driver.is_mark_right(log, place.position(number), mark)
 
 
 def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLoss]:
@@ -424,7 +429,7 @@ def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLos
     """
     number = log.partition.number
     seen_end = place.seen_end(number)
-    if (place.position(number) or 0) <= bounds.end < seen_end:
+    if place.position(number) <= bounds.end < seen_end:
         reason = (
             "the log was longer when the offset was written down: the server has "
             "deleted data, or the log was cut or restored from a copy"
@@ -438,7 +443,7 @@ def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
         "the bytes before the offset are not those that stood there when it was "
         "written down: the server has deleted data and its offsets have shifted"
     )
-    position = place.position(log.partition.number) or 0
+    position = place.position(log.partition.number)
     return DataLoss(log.topic, position, bounds.start, bounds.end, reason)
 
 
@@ -485,7 +490,7 @@ def make_recreated(
             f"{place.created_s}, and is {topic_id} now, so records of the old one that "
             "were not read are gone"
         )
-    position = place.position(log.partition.number) or 0
+    position = place.position(log.partition.number)
     if bounds is None:
         return DataLoss(log.topic, position, None, None, reason)
     # A start behind the position would count as bytes that are missing in between.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from lance_spark.client.driver import ClientConfig, Driver, open_driver
+from lance_spark.client.driver import ConnectionConfig, Driver, open_driver
 
 # A worker runs one task at a time and a task reads one server; the rest is for jobs
 # that take turns. Each costs a socket and a thread.
@@ -29,7 +29,7 @@ class Pool:
         self._idle: list[Driver] = []
 
     @contextmanager
-    def lease(self, config: ClientConfig) -> Iterator[Driver]:
+    def lease(self, config: ConnectionConfig) -> Iterator[Driver]:
         """Lend a driver to one block alone, connected to a server.
 
         It is kept afterwards, unless the block fails: a fault of its connection must
@@ -55,7 +55,7 @@ class Pool:
         for driver in idle:
             driver.close()
 
-    def _take(self, config: ClientConfig) -> Driver | None:
+    def _take(self, config: ConnectionConfig) -> Driver | None:
         with self._lock:
             for driver in reversed(self._idle):
                 if driver.config == config:
@@ -75,7 +75,7 @@ class Pool:
 _pool = Pool()
 
 
-def lease(config: ClientConfig) -> AbstractContextManager[Driver]:
+def lease(config: ConnectionConfig) -> AbstractContextManager[Driver]:
     """Lend a driver of this process's pool for the time of a `with` block."""
     return _pool.lease(config)
 

@@ -119,14 +119,10 @@ class StreamProgress:
     @property
     def history(self) -> dict[str, list[Any]]:
         """The batches as columns, to plot them or to make a DataFrame of them."""
+        names = ("started", "ended", "batch", "rows", "duration_s", "rows_per_s")
         return {
-            "started": [batch.started for batch in self.batches],
-            "ended": [batch.ended for batch in self.batches],
-            "batch": [batch.batch for batch in self.batches],
-            "rows": [batch.rows for batch in self.batches],
-            "duration_s": [batch.duration_s for batch in self.batches],
-            "rows_per_s": [batch.rows_per_s for batch in self.batches],
-            "unread_bytes": [batch.unread_bytes for batch in self.batches],
+            name: [getattr(batch, name) for batch in self.batches]
+            for name in (*names, "unread_bytes")
         }
 
     def __str__(self) -> str:

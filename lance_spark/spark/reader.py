@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ class TopicsReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
+        # What is wanted of the topics, and the name that it gets.
         self._columns = project_topics(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -43,24 +44,13 @@ class TopicsReader(DataSourceReader):
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows."""
-        return read_topics(self._options, self._columns)
-
-
-def read_topics(
-    options: ReadOptions, columns: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
-    """List the topics that the options choose, all if they name none.
-
-    Args:
-        options: what the user has said.
-        columns: what is wanted of them, and the name that it gets.
-    """
-    with lease(options.client) as driver:
-        chosen = choose_topics(options, driver.topics())
-        rows = [row for entry in chosen for row in _describe(driver, entry)]
-    batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
-    yield batch.select(list(columns)).rename_columns(list(columns.values()))
+        """List the topics that the options choose, all if they name none."""
+        with lease(self._options.client) as driver:
+            chosen = choose_topics(self._options, driver.topics())
+            rows = [row for entry in chosen for row in _describe(driver, entry)]
+        batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
+        names = list(self._columns.values())
+        yield batch.select(list(self._columns)).rename_columns(names)
 
 
 def _describe(driver: Driver, entry: TopicEntry) -> Iterator[dict[str, Any]]:
@@ -70,8 +60,7 @@ def _describe(driver: Driver, entry: TopicEntry) -> Iterator[dict[str, Any]]:
     except (TopicNotFound, TopicDeleted):
         return
     limits = entry.retention and {
-        "max_age_s": min(entry.retention.max_age_s, _BIGINT_MAX),
-        "max_bytes": min(entry.retention.max_bytes, _BIGINT_MAX),
+        name: min(most, _BIGINT_MAX) for name, most in asdict(entry.retention).items()
     }
     yield {
         "id": entry.topic_id,
@@ -94,7 +83,7 @@ class LanceReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._projection = project(schema)
+        self._projection = project(schema, options.client.protocol)
         self._filters: tuple[Filter, ...] = ()
         self._is_offered = False
         # Spark 4.3 keeps one plan per `load()` and reads every query on it by the plan
@@ -138,14 +127,15 @@ class LanceReader(DataSourceReader):
         with lease(self._options.client) as driver:
             topics = choose_topics(self._options, driver.topics())
             ranges = resolve_ranges(driver, self._options, topics)
-            smallest = driver.traits.record_units_min
+            traits = driver.traits
         ranges = [narrow_range(piece, self._filters) for piece in ranges]
-        splits = cut_ranges(ranges, self._options, record_size_min=smallest)
+        splits = cut_ranges(ranges, self._options, traits)
         logger.info(
-            "%d partitions of %d bytes planned, pushed filters: %s",
+            "%d partitions of %d %s planned, pushed filters: %.500s",
             len(splits),
             sum(piece.size for piece in ranges),
-            push_filters(self._filters, narrow=True)[0],
+            traits.unit,
+            self._filters,
         )
         return [InputPartition(split) for split in splits]
 

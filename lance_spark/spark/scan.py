@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lance_spark.client.driver import Chunk, ChunkReader, Driver, Extent, Split
-from lance_spark.columnar.decode import decode
+from lance_spark.client.driver import ChunkReader, Driver, Extent, Split
+from lance_spark.columnar import write_good_records, write_records
 from lance_spark.errors import (
     DataLoss,
     OffsetsShifted,
@@ -25,6 +25,7 @@ from lance_spark.errors import (
     TopicDeleted,
     TopicNotFound,
 )
+from lance_spark.records import Records
 from lance_spark.spark.bound import AtOffsets
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.options import ReadOptions
@@ -170,17 +171,22 @@ class SplitReader:
     # Reading.
 
     def _read_extent(self, extent: Extent) -> Iterator[pa.RecordBatch]:
-        options = self._task.options
+        options, piece = self._task.options, self._range
+        # A plain server may have cut the last record when the range was planned. If it
+        # were read now, a task that runs again would not give the same rows.
+        is_end = extent.is_last and piece.ends_log
         reader = self._driver.open_reader(
             self._log,
             extent.start,
             end=extent.end,
             fetch_bytes=options.fetch_bytes,
             first_fetch_bytes=min(_FIRST_FETCH_BYTES, options.fetch_bytes),
+            last_end=piece.end if is_end else None,
+            on_bad=options.on_bad_record,
         )
         has_rows = is_settled = False
         try:
-            for chunk in self._chunks(reader, extent):
+            for records in self._chunks(reader, extent):
                 if not has_rows:
                     # After the first fetch, which need not wait for this, and before
                     # the first row: a query with a limit never gets to the end.
@@ -188,7 +194,7 @@ class SplitReader:
                         return
                     # All was fetched before the check.
                     has_rows, is_settled = True, reader.is_finished
-                yield from self._decode(chunk)
+                yield from self._build(records)
             if not has_rows and not self._is_same_topic():
                 return
             rest = None if self._is_cut else self._find_more(reader.position, extent)
@@ -202,15 +208,16 @@ class SplitReader:
                 raise
             return
         finally:
+            self._count_skipped(*reader.skipped)
             reader.close()
         if rest is not None:
             yield from self._read_extent(rest)
 
-    def _chunks(self, reader: ChunkReader, extent: Extent) -> Iterator[Chunk]:
+    def _chunks(self, reader: ChunkReader, extent: Extent) -> Iterator[Records]:
         """Get the records of an extent, as many of them as can be had."""
         while not reader.is_finished:
             try:
-                chunk = self._next_chunk(reader, extent)
+                records = self._next_records(reader, extent)
             except OffsetsShifted as loss:
                 # Nothing tells whether the rows before were those that were planned.
                 raise make_moved(self._range) from loss
@@ -220,22 +227,20 @@ class SplitReader:
                     reader, _find_rest(loss, reader.position, extent.end), extent
                 )
                 continue
-            if chunk is None:
+            if records is None:
                 return
-            if not self._is_complete(chunk, extent):
-                chunk, _ = chunk.split(chunk.records - 1)
-            if chunk.records:
-                yield chunk
+            if len(records) or records.fault is not None:
+                yield records
 
-    def _next_chunk(self, reader: ChunkReader, extent: Extent) -> Chunk | None:
+    def _next_records(self, reader: ChunkReader, extent: Extent) -> Records | None:
         """Get the next records that are good; None if there are no more."""
         try:
             while not reader.is_finished:
                 try:
-                    chunk = reader.next_chunk()
-                    if chunk is None:
+                    records = reader.next_records()
+                    if records is None:
                         self._check_end(reader.position, extent)
-                    return chunk
+                    return records
                 except RecordError as fault:
                     self._seek(reader, self._skip(fault, extent), extent)
         except (TopicNotFound, TopicDeleted) as error:
@@ -298,21 +303,14 @@ class SplitReader:
             position,
         )
 
-    def _is_complete(self, chunk: Chunk, extent: Extent) -> bool:
-        """Tell whether all records were there when the range was planned.
-
-        A plain server may have cut the last one then. If it were read now, a task that
-        runs again would not give the same rows.
-        """
-        piece = self._range
-        return not (extent.is_last and piece.ends_log) or chunk.end <= piece.end
-
     def _is_given_start(self, position: int) -> bool:
         """Tell whether it was the user who said that a record starts here."""
         piece, bound = self._range, self._task.options.start
         if self._finder.is_told or position != piece.start:
             return False
-        return isinstance(bound, AtOffsets) and bound.get(piece.topic) == position
+        return (
+            isinstance(bound, AtOffsets) and bound.get(piece.log.partition) == position
+        )
 
     def _skip(self, fault: RecordError, extent: Extent) -> int:
         """Say where to go on behind bytes that are no record, if that is allowed.
@@ -331,38 +329,45 @@ class SplitReader:
         if remedy:
             raise RecordError(f"{fault.reason}; {remedy}", fault.position) from fault
         following = self._finder.skip(self._split, fault.position, extent.end)
-        self._skipped += 1
-        self._skipped_bytes += following - fault.position
+        self._count_skipped(1, following - fault.position)
         return following
+
+    def _count_skipped(self, records: int, size: int) -> None:
+        self._skipped += records
+        self._skipped_bytes += size
 
     @property
     def _remedy(self) -> str:
         is_probed = self._split.index > 0 and not self._finder.is_told
         return _SKIP + _PROBED if is_probed else _SKIP
 
-    def _decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        task, topic = self._task, self._range.topic
-        try:
-            decoded = decode(
-                chunk.data,
-                found=chunk.found,
-                base_offset=chunk.start,
-                columns=task.projection.columns,
-                topic=topic,
-                key_type=task.projection.key_type,
-                value_type=task.projection.value_type,
-                on_bad=task.options.on_bad_record,
+    def _build(self, records: Records) -> Iterator[pa.RecordBatch]:
+        task, at = self._task, self._log.partition
+        columns = task.projection.columns
+        if task.options.on_bad_record == "skip":
+            batch, kept = write_good_records(
+                records, columns, topic=at.topic, partition=at.number
             )
-        except RecordError as fault:
-            reason = f"topic {topic!r}: {fault.reason}; {self._remedy}"
-            raise RecordError(reason, fault.position) from fault
-        self._skipped += decoded.skipped
-        self._skipped_bytes += decoded.skipped_bytes
-        rows = task.pushed.select(decoded.batch)
+            if len(kept) < len(records):
+                size = _measure(records) - _measure(kept)
+                self._count_skipped(len(records) - len(kept), size)
+        else:
+            try:
+                batch = write_records(
+                    records, columns, topic=at.topic, partition=at.number
+                )
+            except RecordError as fault:
+                reason = f"topic {at.topic!r}: {fault.reason}; {self._remedy}"
+                raise RecordError(reason, fault.position) from fault
+        rows = task.pushed.select(batch)
         for start in range(0, rows.num_rows, _ROWS_MAX):
             columns = rows.slice(start, _ROWS_MAX).columns
             # The same but for what may be null, which Spark compares too.
             yield pa.RecordBatch.from_arrays(columns, schema=task.projection.arrow)
+
+
+def _measure(records: Records) -> int:
+    return int((records.find_nexts() - records.find_positions()).sum())
 
 
 def _find_rest(loss: DataLoss, position: int, end: int) -> int:

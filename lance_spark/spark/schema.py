@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     IntegralType,
     LongType,
     MapType,
@@ -29,12 +30,15 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS
+from lance_spark.client.driver import find_driver
+from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS, make_schema
 from lance_spark.errors import OptionError
 
-# What each column of a read may be; the first is what it is by default.
+# What each column of a read may be; the first is what it is by default. Which of them
+# a format has, the traits of its protocol say.
 _READABLE: Mapping[str, tuple[DataType, ...]] = {
     "topic": (StringType(),),
+    "partition": (IntegerType(),),
     "offset": (LongType(),),
     "type": (ShortType(),),
     "key": (BinaryType(), StringType()),
@@ -46,29 +50,16 @@ _READABLE: Mapping[str, tuple[DataType, ...]] = {
 # Records without key, value or timestamp have nothing to put there.
 _CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
 
-# What a read gives if the user names no columns.
-ROW_COLUMNS = ("topic", "offset", "type", "key", "value", "timestamp")
-ROW_SCHEMA = StructType([StructField(name, _READABLE[name][0]) for name in ROW_COLUMNS])
-
 # What a read with `metadata=topics` gives.
-TOPICS_SCHEMA = StructType(
-    [
-        StructField("id", LongType()),
-        StructField("name", StringType()),
-        StructField("log_start", LongType()),
-        StructField("log_end", LongType()),
-        StructField("records", LongType()),
-        StructField("created", TimestampType()),
-        StructField(
-            "retention",
-            StructType(
-                [
-                    StructField("max_age_s", LongType()),
-                    StructField("max_bytes", LongType()),
-                ]
-            ),
-        ),
-    ]
+TOPICS_SCHEMA = (
+    StructType()
+    .add("id", LongType())
+    .add("name", StringType())
+    .add("log_start", LongType())
+    .add("log_end", LongType())
+    .add("records", LongType())
+    .add("created", TimestampType())
+    .add("retention", StructType().add("max_age_s", "long").add("max_bytes", "long"))
 )
 _TOPICS: Mapping[str, tuple[DataType, ...]] = {
     field.name: (field.dataType,) for field in TOPICS_SCHEMA
@@ -91,8 +82,27 @@ _WRITABLE: Mapping[str, tuple[tuple[type[DataType], ...], str]] = {
     "timestamp_ns": ((IntegralType,), "bigint"),
     "type": ((IntegralType,), "smallint"),
     "topic": ((StringType,), "string"),
+    "partition": ((IntegralType,), "int"),
 }
 _NESTED = (ArrayType, MapType, StructType, VariantType)
+
+
+def make_row_schema(protocol: str = "lance") -> StructType:
+    """Make the schema of a read for which the user names no columns."""
+    columns = find_driver(protocol).TRAITS.columns
+    return StructType([StructField(name, _READABLE[name][0]) for name in columns])
+
+
+def _list_readable(protocol: str) -> dict[str, tuple[DataType, ...]]:
+    """List the columns that a format can be asked for."""
+    traits = find_driver(protocol).TRAITS
+    names = [*traits.columns]
+    if "timestamp" in names:
+        names.append("timestamp_ns")
+    if traits.unit == "bytes":
+        # Elsewhere it is the offset plus one.
+        names.append("next_offset")
+    return {name: _READABLE[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -100,34 +110,27 @@ class Projection:
     """The columns that a read builds.
 
     Args:
-        columns: their names as `columnar` has them, in the order of the schema.
-        key_type: binary or string.
-        value_type: binary or string.
-        arrow: the schema that batches must have.
+        columns: their schema as `columnar` has it.
+        arrow: the same as Spark wants it: with the user's spelling, and what can't be
+            null.
     """
 
-    columns: tuple[str, ...]
-    key_type: pa.DataType
-    value_type: pa.DataType
+    columns: pa.Schema
     arrow: pa.Schema
 
 
-def project(schema: StructType) -> Projection:
+def project(schema: StructType, protocol: str = "lance") -> Projection:
     """Find out what a user's schema asks of a read.
 
     Raises:
         OptionError: a column is unknown, named twice, of another type or never null
             where it can be; lists what there is.
     """
-    _check_fields(schema, _READABLE, _CAN_BE_NULL)
+    _check_fields(schema, _list_readable(protocol), _CAN_BE_NULL)
     arrow = make_arrow_schema(schema)
     kinds = {field.name.lower(): field.type for field in arrow}
-    return Projection(
-        columns=tuple(kinds),
-        key_type=kinds.get("key", pa.binary()),
-        value_type=kinds.get("value", pa.binary()),
-        arrow=arrow,
-    )
+    texts = {f"{name}_type": kinds[name] for name in ("key", "value") if name in kinds}
+    return Projection(make_schema(tuple(kinds), **texts), arrow)
 
 
 def project_topics(schema: StructType) -> dict[str, str]:
@@ -190,11 +193,25 @@ def _list_types(kinds: Iterable[DataType]) -> str:
     return " or ".join(kind.simpleString() for kind in kinds)
 
 
-def check_write_schema(schema: StructType, *, topic_option: bool) -> None:
+def list_written(protocol: str) -> list[str]:
+    """List the columns of a write that end up in records."""
+    carried = _list_readable(protocol)
+    return [name for name in _WRITABLE if name in carried]
+
+
+def list_refused(protocol: str) -> set[str]:
+    """List the columns that have to be null in a write: no record would hold them."""
+    return {*WRITE_COLUMNS} - {"type", *list_written(protocol)}
+
+
+def check_write_schema(
+    schema: StructType, protocol: str = "lance", *, topic_option: bool
+) -> None:
     """Check that rows can be written as records, and that it is known where to.
 
     Args:
         schema: of the rows.
+        protocol: the format that they are written to.
         topic_option: the option `topic` says where, whatever a column says.
 
     Raises:
@@ -202,27 +219,28 @@ def check_write_schema(schema: StructType, *, topic_option: bool) -> None:
             what to do with it.
     """
     names = schema.fieldNames()
-    _check_names(names)
+    written = list_written(protocol)
+    _check_names(names, written)
     if not topic_option and "topic" not in map(str.lower, names):
         raise OptionError(
             "no topic to write to: name it with option topic, or add a column topic"
         )
     for field in schema:
         name = field.name.lower()
-        if name not in IGNORED_COLUMNS or (name == "topic" and not topic_option):
+        if name in written and not (name == "topic" and topic_option):
             _check_written(field)
 
 
-def _check_names(names: list[str]) -> None:
+def _check_names(names: list[str], written: list[str]) -> None:
     lowered = [name.lower() for name in names]
     there = dict(zip(names, lowered, strict=True))
-    known = WRITE_COLUMNS + IGNORED_COLUMNS
+    known = {*written, *WRITE_COLUMNS, *IGNORED_COLUMNS}
     others = [name for name in there if there[name] not in known]
     if others:
         raise OptionError(
             f"can't write {_name_columns(others)}: drop what is not needed, or put it "
             "into value, as in to_json(struct(*)) AS value; the columns of a write are "
-            f"{', '.join(_WRITABLE)}"
+            f"{', '.join(written)}"
         )
     twice = [name for name in there if lowered.count(there[name]) > 1]
     if len(twice) > 1:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import partial
 from typing import Any
 
-from lance_spark.client.driver import DURATION_S_MAX, ClientConfig
+from lance_spark.client.driver import DURATION_S_MAX, check_servers
 from lance_spark.errors import OptionError
 from lance_spark.quantity import (
     parse_duration,
@@ -52,31 +52,37 @@ class Option:
     Args:
         name: as it is shown; any case is taken.
         parse: reads a value, or raises an OptionError that need not name the option.
-        default_text: the default as people would type it; None for none.
-        scope: what it is for.
         sentence: what it means, in Markdown.
-        secret: the value may not be shown; `parse` does not show it either.
+        default_text: the default as people would type it; None for none.
         stream_default_text: the default in streams, if it is another there.
+        secret: the value may not be shown; `parse` does not show it either.
+        scope: what it is for; all of its group if not given.
+        formats: which formats have it; None for all of them.
     """
 
     name: str
     parse: Callable[[str], Any]
-    default_text: str | None
-    scope: Scope
     sentence: str
-    secret: bool = False
+    default_text: str | None = None
     stream_default_text: str | None = None
+    secret: bool = False
+    scope: Scope = Scope.ALL
+    formats: tuple[str, ...] | None = None
 
     @property
-    def default(self) -> Any:
-        """The value if none is given; None for none."""
-        return None if self.default_text is None else self.parse(self.default_text)
+    def field(self) -> str:
+        """The setting that it gives, as in `min_partitions`; durations end in `_s`."""
+        snake = re.sub("(?=[A-Z])", "_", self.name).lower()
+        return f"{snake}_s" if self.parse is parse_timeout else snake
 
-    @property
-    def stream_default(self) -> Any:
-        """The value if none is given in a stream; None for none."""
-        text = self.stream_default_text
-        return self.default if text is None else self.parse(text)
+    def has_format(self, protocol: str) -> bool:
+        """Tell whether a format has it."""
+        return self.formats is None or protocol in self.formats
+
+    def make_default(self, *, is_stream: bool = False) -> Any:
+        """Return the value if none is given; None for none."""
+        text = (is_stream and self.stream_default_text) or self.default_text
+        return None if text is None else self.parse(text)
 
     def render_default(self) -> str:
         """Return the default in Markdown; both of them, if streams have their own."""
@@ -138,7 +144,7 @@ def parse_text(text: str) -> str:
     """
     if not text.strip():
         raise OptionError("the value is empty: give one, or leave the option out")
-    if not _is_unicode(text):
+    if text.encode(errors="replace").decode() != text:
         raise OptionError(
             "the value has half a character (a lone surrogate): leave that out"
         )
@@ -174,15 +180,6 @@ def parse_pattern(text: str) -> str:
     return text
 
 
-def parse_servers(text: str) -> str:
-    """Check addresses.
-
-    Raises:
-        OptionError: one of them can't be read.
-    """
-    return ClientConfig(servers=text.strip()).servers
-
-
 def choice(*words: str) -> Callable[[str], str]:
     """Make a parser for one of a few words, in any case."""
 
@@ -201,61 +198,47 @@ parse_timeout = within(
 )
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+# The only format that has some options.
+_LANCE = ("lance",)
 
-
-# The options that both reads and writes take.
 _SHARED = (
     Option(
         "servers",
-        parse_servers,
-        "127.0.0.1:1992",
-        Scope.ALL,
+        check_servers,
         "Addresses `host:port`, separated by commas; tried in order. "
         "Redirects to the leader are followed.",
+        default_text="127.0.0.1:1992",
     ),
     Option(
         "topic",
         parse_topics,
-        None,
-        Scope.ALL,
         "Name of the topic. A read takes several, separated by commas; "
         "in a write it wins over a column `topic`.",
     ),
     Option(
         "checksum",
         choice("crc32c", "crc32", "auto"),
-        "crc32c",
-        Scope.ALL,
         "Checksum of frames: `crc32c`, `crc32` (which the Rust server computes), or "
         "`auto` to try both.",
+        default_text="crc32c",
+        formats=_LANCE,
     ),
     Option(
         "tls",
         parse_flag,
-        "false",
-        Scope.ALL,
         "Encrypt the connection. A server that does not speak TLS is never talked to "
         "in plain text.",
+        default_text="false",
     ),
     Option(
         "tlsCa",
         parse_text,
-        None,
-        Scope.ALL,
         "Certificates of the authorities that sign the servers' certificates: a path, "
         "or the PEM text itself; the system's list if not given.",
     ),
     Option(
         "tlsCert",
         parse_text,
-        None,
-        Scope.ALL,
         "The client's certificate, for servers that ask for one: a path, or PEM text. "
         "Never shown.",
         secret=True,
@@ -263,8 +246,6 @@ _SHARED = (
     Option(
         "tlsKey",
         parse_text,
-        None,
-        Scope.ALL,
         "The key of the client's certificate: a path or PEM text; not needed if "
         "`tlsCert` holds it. Never shown.",
         secret=True,
@@ -272,38 +253,32 @@ _SHARED = (
     Option(
         "tlsServerName",
         parse_text,
-        None,
-        Scope.ALL,
         "The name in the servers' certificates, if it is not the host.",
     ),
     Option(
         "authToken",
         parse_text,
-        None,
-        Scope.ALL,
         "Token for servers that ask for one. Never shown.",
+        formats=_LANCE,
         secret=True,
     ),
     Option(
         "connectTimeout",
         parse_timeout,
-        "10s",
-        Scope.ALL,
         "How long it may take to connect and get the first answer.",
+        default_text="10s",
     ),
     Option(
         "requestTimeout",
         parse_timeout,
-        "30s",
-        Scope.ALL,
         "How long the answer to one request may take.",
+        default_text="30s",
     ),
     Option(
         "retryTimeout",
         parse_timeout,
-        "2m",
-        Scope.ALL,
         "How long one call may take, with all its retries.",
+        default_text="2m",
     ),
 )
 
@@ -311,108 +286,99 @@ _READ = (
     Option(
         "topicPattern",
         parse_pattern,
-        None,
-        Scope.READ,
         "Instead of `topic`: a regular expression (Python's) that the whole name "
         "has to match.",
     ),
     Option(
         "startingOffsets",
         parse_bound,
-        "earliest",
-        Scope.READ,
         'Where to start: `earliest`, `latest`, or JSON as in `{"events": 4096}`, '
         "where -2 is earliest and -1 is latest.",
+        default_text="earliest",
         stream_default_text="latest",
     ),
     Option(
         "endingOffsets",
         parse_bound,
-        "latest",
-        Scope.BATCH_READ,
         "Where to end, in the same forms; the record that starts there is not read.",
+        default_text="latest",
+        scope=Scope.BATCH_READ,
     ),
     Option(
         "startingTimestamp",
         parse_time,
-        None,
-        Scope.READ,
         "Instead of `startingOffsets`: the first record that the server appended at "
         "this time or later. ISO 8601 (UTC if it names no zone) or milliseconds since "
         "1970. Plain servers keep no times.",
+        formats=_LANCE,
     ),
     Option(
         "endingTimestamp",
         parse_time,
-        None,
-        Scope.BATCH_READ,
         "Instead of `endingOffsets`: end before the first record that the server "
         "appended at this time or later.",
+        scope=Scope.BATCH_READ,
+        formats=_LANCE,
     ),
     Option(
         "failOnDataLoss",
         parse_flag,
-        "true",
-        Scope.READ,
         "Fail if records that should be read are gone; `false` warns and goes on.",
+        default_text="true",
     ),
     Option(
         "minPartitions",
         within(parse_integer, "1", str(PARTITIONS_MAX)),
-        None,
-        Scope.READ,
         "Split the read into at least so many Spark partitions, if there are enough "
         "records.",
     ),
     Option(
         "maxPartitionBytes",
         within(parse_size, "1", "1024g"),
-        "64m",
-        Scope.READ,
         "How many bytes of a topic one Spark partition reads at most. If it is not "
         "given and would make more than 256 partitions, they get larger instead.",
+        default_text="64m",
+        formats=_LANCE,
     ),
     Option(
         "splitting",
         choice("auto", "locate", "probe", "none"),
-        "auto",
-        Scope.READ,
         "How record boundaries are found: `locate` asks the server, `probe` looks at "
         "the bytes, `auto` is `locate` where the server has it and `probe` elsewhere, "
         "`none` reads each topic as one partition.",
+        default_text="auto",
+        formats=_LANCE,
     ),
     Option(
         "fetchBytes",
         within(parse_size, "1", "16m"),
-        "4m",
-        Scope.READ,
         "How many bytes one request asks for, up to `16m`.",
+        default_text="4m",
     ),
     Option(
         "pushFilters",
         parse_flag,
-        "false",
-        Scope.BATCH_READ,
         "`true` lets Spark push the filters of a query into the read, if the session "
         "has `spark.sql.python.filterPushdown.enabled`, too. Each query then needs a "
         "`load()` of its own: Spark applies the filters to all queries of the same "
         "`load()`.",
+        default_text="false",
+        scope=Scope.BATCH_READ,
     ),
     Option(
         "onBadRecord",
         choice("fail", "skip"),
-        "fail",
-        Scope.READ,
         "What happens at a malformed record: `fail` names its topic and offset, `skip` "
         "leaves it out and counts it in the log.",
+        default_text="fail",
+        formats=_LANCE,
     ),
     Option(
         "metadata",
         choice("topics"),
-        None,
-        Scope.BATCH_READ,
         "`topics` gives one row per topic instead of records; all topics if none is "
         "named.",
+        scope=Scope.BATCH_READ,
     ),
 )
 
@@ -420,25 +386,21 @@ _STREAM_READ = (
     Option(
         "maxBytesPerTrigger",
         within(parse_size, "1", "1024g"),
-        None,
-        Scope.STREAM_READ,
         "How many bytes a micro-batch reads at most, of all topics together; whole "
         "records only, but at least one. Plain servers have a default of `64m`.",
+        formats=_LANCE,
     ),
     Option(
         "maxRecordsPerTrigger",
         within(parse_integer, "1", str(2**63 - 1)),
-        None,
-        Scope.STREAM_READ,
         "How many records a micro-batch reads at most, of all topics together.",
     ),
     Option(
         "consumerGroup",
         parse_text,
-        None,
-        Scope.STREAM_READ,
         "Commit the progress of the query under this name, so that other tools see "
         "it. The query itself goes by its checkpoint alone.",
+        formats=_LANCE,
     ),
 )
 
@@ -446,77 +408,82 @@ _WRITE = (
     Option(
         "createTopic",
         parse_flag,
-        "true",
-        Scope.WRITE,
         "Create a topic that is missing; `false` fails instead.",
+        default_text="true",
     ),
     Option(
         "recordType",
         parse_record_type,
-        "raw",
-        Scope.WRITE,
         "Type of values without key and timestamp: `raw`, `json`, `msgpack`, "
         "`protobuf`, `avro`, or a number from `0x80` to `0xFE`. A column `type` wins.",
+        default_text="raw",
+        formats=_LANCE,
     ),
     Option(
         "compression",
         choice("none", "lz4"),
-        "none",
-        Scope.WRITE,
         "Compression of batches on the network: `none` or `lz4`. Plain servers take "
         "`none` only.",
+        default_text="none",
+        formats=_LANCE,
     ),
     Option(
         "batchBytes",
         within(parse_size, "1", "16m"),
-        "1m",
-        Scope.WRITE,
         "How many bytes a batch may have, up to `16m`; a larger record is sent alone.",
+        default_text="1m",
     ),
     Option(
         "maxInFlight",
         within(parse_integer, "1", "1024"),
-        "8",
-        Scope.WRITE,
         "How many batches may be sent and not acknowledged.",
+        default_text="8",
     ),
     Option(
         "allowNullRecords",
         parse_flag,
-        "false",
-        Scope.WRITE,
         "Send rows without value, key and timestamp to a plain server, too. The LANCE "
         "server misreads such a record when it recovers from a crash, and loses "
         "everything behind it.",
+        default_text="false",
+        formats=_LANCE,
     ),
     Option(
         "delivery",
         choice("auto", "exactly-once", "at-least-once"),
-        "auto",
-        Scope.WRITE,
         "`exactly-once`, `at-least-once`, or `auto`: the strongest that the server "
         "offers.",
+        default_text="auto",
     ),
     Option(
         "txnAppId",
         parse_text,
-        None,
-        Scope.BATCH_WRITE,
         "With `txnVersion`: names the writer. A version that this writer has written "
         "to the same topic is not written again, which makes `foreachBatch` "
         "exactly-once.",
+        scope=Scope.BATCH_WRITE,
+        formats=_LANCE,
     ),
     Option(
         "txnVersion",
         within(parse_integer, "0", str(2**63 - 1)),
-        None,
-        Scope.BATCH_WRITE,
         "With `txnAppId`: a number that rises from one write to the next, as the id "
         "of a micro-batch does.",
+        scope=Scope.BATCH_WRITE,
+        formats=_LANCE,
     ),
 )
 
-OPTIONS: tuple[Option, ...] = (*_SHARED, *_READ, *_STREAM_READ, *_WRITE)
+OPTIONS: tuple[Option, ...] = tuple(
+    replace(option, scope=option.scope & scope)
+    for scope, options in (
+        (Scope.ALL, _SHARED),
+        (Scope.READ, _READ),
+        (Scope.STREAM_READ, _STREAM_READ),
+        (Scope.WRITE, _WRITE),
+    )
+    for option in options
+)
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
@@ -525,16 +492,23 @@ class Values(dict[str, Any]):
 
     Args:
         given: the values.
+        protocol: the format that they are for.
         is_stream: take the defaults of streams.
     """
 
-    def __init__(self, given: Mapping[str, Any], *, is_stream: bool = False) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        protocol: str = "lance",
+        *,
+        is_stream: bool = False,
+    ) -> None:
         super().__init__(given)
+        self.protocol = protocol
         self.is_stream = is_stream
 
     def __missing__(self, name: str) -> Any:
-        option = BY_NAME[name]
-        return option.stream_default if self.is_stream else option.default
+        return BY_NAME[name].make_default(is_stream=self.is_stream)
 
 
 def render_options(scope: Scope) -> str:
@@ -544,7 +518,7 @@ def render_options(scope: Scope) -> str:
         scope: `Scope.STREAM_READ`, `Scope.READ` and `Scope.WRITE` list what is for
             that alone, `Scope.ALL` what both reads and writes take.
     """
-    shown = [option for option in OPTIONS if _narrowest(option.scope) == scope]
+    shown = [o for o in OPTIONS if _narrowest(o.scope) == scope]
     lines = ["| option | default | meaning |", "|---|---|---|"]
     lines += [f"| `{o.name}` | {o.render_default()} | {o.sentence} |" for o in shown]
     return "\n".join(lines)

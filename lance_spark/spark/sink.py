@@ -30,6 +30,7 @@ from lance_spark.errors import (
 )
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.pool import lease
+from lance_spark.spark.schema import list_refused
 from lance_spark.spark.task_writer import TaskWriter, TopicStage, route_rows
 
 logger = logging.getLogger(__name__)
@@ -67,16 +68,20 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         LanceError: the server is of another kind than the job was made for.
     """
     partition_id = _find_partition()
+    refused = list_refused(job.options.client.protocol)
     records = 0
     try:
         with ExitStack() as stack:
             writer: TaskWriter | None = None
             for batch in batches:
-                for routed in route_rows(batch, job.options.topic, first_row=records):
+                for routed in route_rows(
+                    batch, job.options.topic, first_row=records, refused=refused
+                ):
                     if writer is None:
                         # A task without rows needs no server.
                         driver = stack.enter_context(lease(job.options.client))
-                        writer = stack.enter_context(TaskWriter(job, driver))
+                        writer = TaskWriter(job, driver)
+                        stack.callback(writer.close)
                     writer.write(routed)
                 records += batch.num_rows
             stages = () if writer is None else writer.finish()

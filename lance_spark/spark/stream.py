@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lance_spark.client.driver import Driver, Split, TopicEntry
+from lance_spark.client.driver import Driver, Split, TopicEntry, find_driver
 from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
 from lance_spark.model import OffsetMark, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
@@ -23,12 +23,9 @@ from lance_spark.spark.bound import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
-    AtTime,
     Bound,
-    Earliest,
-    Latest,
 )
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_offsets,
     choose_topics,
@@ -55,24 +52,24 @@ class StreamPlanner:
 
     Args:
         options: what the user has said.
-        watch: looks at the topics.
         clock: a monotonic clock.
         sleep: waits.
     """
 
     def __init__(
         self,
-        options: StreamOptions,
+        options: ReadOptions,
         *,
-        watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
-        self._watch = watch or Watch(options.read.reads, clock=clock, sleep=sleep)
-        self._losses = LossLog(options.read.fail_on_data_loss)
+        self._watch = Watch(options.reads, clock=clock, sleep=sleep)
+        self._losses = LossLog(options.fail_on_data_loss)
         self._clock = clock
         self._sleep = sleep
+        traits = find_driver(options.client.protocol).TRAITS
+        self._first = traits.first_position
         # The start of a query that has no checkpoint.
         self._initial: StreamOffset | None = None
         self._initial_topics: list[TopicEntry] = []
@@ -99,7 +96,7 @@ class StreamPlanner:
                 are to be located, and it can't do that.
         """
         if self._initial is None:
-            read = self._options.read
+            read = self._options
             with lease(read.client) as driver:
                 # An option that can't work fails before anything is written down.
                 driver.choose_finder(read.splitting)
@@ -118,7 +115,7 @@ class StreamPlanner:
 
     def freeze(self) -> None:
         """Let the stream end where the topics end now."""
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             self._target = self._watch.look_now(driver)
 
     def skip_pause(self) -> None:
@@ -127,7 +124,7 @@ class StreamPlanner:
 
     def default_limit(self) -> int | None:
         """Say how much a batch may have if the user sets no limit."""
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             return driver.traits.batch_units_max
 
     def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
@@ -144,10 +141,10 @@ class StreamPlanner:
         if self._is_first(start):
             # Not when the start is asked for: Spark asks for it again when it repeats
             # a first batch, and by then there may be topics that came later.
-            check_offsets(self._options.read, self._initial_topics)
+            check_offsets(self._options, self._initial_topics)
         if self._is_pinning(start):
             return start
-        with lease(self._options.read.client) as driver:
+        with lease(self._options.client) as driver:
             states = self._look(driver, start)
             if self._nothing == (start, states):
                 return start
@@ -159,7 +156,8 @@ class StreamPlanner:
 
     def _is_pinning(self, start: StreamOffset) -> bool:
         """Tell whether this is the first batch, which has to be an empty one."""
-        return self._is_first(start) and needs_pin(self._options.read.start, start)
+        bound = self._options.start
+        return self._is_first(start) and needs_pin(bound, start, self._first)
 
     def _is_first(self, start: StreamOffset) -> bool:
         """Tell whether this is the first batch, whose start is not written down."""
@@ -187,11 +185,11 @@ class StreamPlanner:
         A topic that is deleted later is a loss, and may come again.
         """
         there = {partition.topic for partition in states}
-        named = self._options.read.topics
+        named = self._options.topics
         missing = [t for t in named if t not in there and start.get(t) is None]
         if not missing:
             return
-        if self._options.read.fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             raise TopicNotFound(describe_missing(missing))
         logger.warning("%s", describe_missing(missing))
 
@@ -232,6 +230,7 @@ class StreamPlanner:
     def _describe(
         self, driver: Driver, states: States, places: Mapping[str, TopicPlace]
     ) -> dict[str, Any]:
+        first = driver.traits.first_position
         ends: dict[str, TopicPlace] = {}
         lags: defaultdict[str, list[Lag]] = defaultdict(list)
         for partition, state in states.items():
@@ -239,9 +238,9 @@ class StreamPlanner:
             end = ends.get(topic) or TopicPlace.at(log.topic_id, log.created_s, 0)
             ends[topic] = end.moved(number, state.end)
             place = places.get(topic)
-            position = (place and place.position(number)) or 0
+            position = place.position(number, first) if place else first
             lags[topic].append(measure_lag(driver, state, position))
-        document = StreamOffset.of(ends).to_document()
+        document = StreamOffset.of(ends).to_document(driver.traits.protocol)
         for partition, state in states.items():
             topic, lag = partition.topic, add_lags(lags[partition.topic])
             numbers = lag.to_document(state.retention, self._losses.lost_bytes(topic))
@@ -256,9 +255,9 @@ class StreamPlanner:
         Raises:
             DataLoss: something of it is gone, and that is an error.
         """
-        read = self._options.read
+        read = self._options
         if self._is_first(start):
-            start = find_first_start(read.start, start, end)
+            start = find_first_start(read.start, start, end, self._first)
         self._is_planned = True
         deadline_s = self._clock() + _GRACE_S
         with lease(read.client) as driver:
@@ -269,10 +268,10 @@ class StreamPlanner:
                 if not any(map(_is_behind_end, losses)) or self._clock() >= deadline_s:
                     break
                 self._sleep(_GRACE_PAUSE_S)
-            smallest = driver.traits.record_units_min
+            traits = driver.traits
         for loss in losses:
             self._losses.report(loss)
-        return cut_ranges(ranges, read, record_size_min=smallest)
+        return cut_ranges(ranges, read, traits)
 
 
 def _is_behind_end(loss: DataLoss) -> bool:
@@ -297,27 +296,30 @@ def _has_shrunk(states: States, start: StreamOffset) -> bool:
 
 def is_moving(bound: Bound) -> bool:
     """Tell whether a bound means another offset with each record that comes."""
-    if isinstance(bound, AtOffsets):
-        return any(offset == LATEST_OFFSET for _, offset in bound.offsets)
-    return isinstance(bound, (Latest, AtTime))
+    if not isinstance(bound, AtOffsets):
+        return True
+    return LATEST_OFFSET in (bound.default, *dict(bound.offsets).values())
 
 
-def needs_pin(bound: Bound, start: StreamOffset) -> bool:
+def needs_pin(bound: Bound, start: StreamOffset, first: int = 0) -> bool:
     """Tell whether the first batch has to be an empty one.
 
     Spark writes down where batches end, never where the first one starts, and asks
     for that again if the first batch was not finished. Where the answer may be another
     one by then, the first batch ends where it starts, which writes it down. What is
     earliest moves, too, when retention removes records that were to be read; where it
-    is 0, that is known without being written down (`find_first_start`).
+    is the first position of all, that is known without being written down
+    (`find_first_start`).
     """
     return is_moving(bound) or any(
-        place.offset and _is_earliest(bound, topic) for topic, place in start.topics
+        position != first and _is_earliest(bound, Partition(topic, number))
+        for topic, place in start.topics
+        for number, position in place.positions
     )
 
 
 def find_first_start(
-    bound: Bound, start: StreamOffset, end: StreamOffset
+    bound: Bound, start: StreamOffset, end: StreamOffset, first: int = 0
 ) -> StreamOffset:
     """Say where the first batch starts, which another process may have planned.
 
@@ -325,33 +327,31 @@ def find_first_start(
         bound: what the user has said.
         start: what that means now.
         end: where the batch ends, as it was written down.
+        first: the position of the first record of a new partition.
     """
     if is_moving(bound):
         # It is the pin, also for topics that the options do not name any more.
         return end
     if not any(_is_within(place, end.get(topic)) for topic, place in start.topics):
         return start
-    # It has records, so it is no pin, and what was earliest was 0.
-    return StreamOffset.of(
-        {
-            topic: TopicPlace.at(place.topic_id, place.created_s, 0)
-            if _is_earliest(bound, topic)
-            else place
-            for topic, place in start.topics
-        }
-    )
+    # It has records, so it is no pin, and what was earliest was the first position.
+    places = {}
+    for topic, place in start.topics:
+        for number, _ in place.positions:
+            if _is_earliest(bound, Partition(topic, number)):
+                place = place.moved(number, first)
+        places[topic] = place
+    return StreamOffset.of(places)
 
 
-def _is_earliest(bound: Bound, topic: str) -> bool:
-    if isinstance(bound, AtOffsets):
-        return bound.get(topic) == EARLIEST_OFFSET
-    return isinstance(bound, Earliest)
+def _is_earliest(bound: Bound, partition: Partition) -> bool:
+    return isinstance(bound, AtOffsets) and bound.get(partition) == EARLIEST_OFFSET
 
 
 def _is_within(start: TopicPlace, end: TopicPlace | None) -> bool:
     if end is None or not start.same_topic(end.topic_id, end.created_s):
         return False
-    return start.offset < end.offset
+    return any(at < end.position(number) for number, at in start.positions)
 
 
 def resolve_start(
@@ -372,7 +372,7 @@ def resolve_start(
         {
             entry.name: _resolve_place(driver, bound, entry)
             for entry in topics
-            if not isinstance(bound, AtOffsets) or entry.name in bound.topics
+            if not isinstance(bound, AtOffsets) or bound.covers(entry.name)
         }
     )
 
@@ -381,12 +381,7 @@ def _resolve_place(driver: Driver, bound: Bound, entry: TopicEntry) -> TopicPlac
     positions: dict[int, int] = {}
     marks: dict[int, OffsetMark] = {}
     for log, bounds in find_bounds(driver, entry).items():
-        position = resolve_bound(bound, log.partition, bounds)
-        if position is None:
-            assert isinstance(bound, AtTime)
-            position = driver.locate_time(
-                log, bound.time_ns, option="startingTimestamp"
-            )
+        position = resolve_bound(driver, bound, log, bounds, option="startingTimestamp")
         if isinstance(bound, AtOffsets) and bounds.start < position < bounds.end:
             # A position of the user's may be inside a record; a checkpoint's never is.
             position = driver.align(log, position)

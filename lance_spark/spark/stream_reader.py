@@ -26,12 +26,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lance_spark.client.driver import ClientConfig, Driver, LogRef, open_driver
+from lance_spark.client.driver import ConnectionConfig, Driver, LogRef, open_driver
 from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Partition
 from lance_spark.offset import StreamOffset
 from lance_spark.spark.filters import push_filters
-from lance_spark.spark.options import StreamOptions
+from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project
@@ -53,9 +53,10 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: the columns that are wanted.
     """
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._projection = project(schema)
+        self._protocol = options.client.protocol
+        self._projection = project(schema, self._protocol)
         self._planner: StreamPlanner | None = None
         self._group: GroupCommit | None = None
 
@@ -66,14 +67,14 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Say where a query without a checkpoint starts."""
-        return self._plan.initial().to_document()
+        return self._plan.initial().to_document(self._protocol)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Say how much a batch may have; on a plain server there always is a limit."""
-        if self._options.max_bytes is not None:
-            return ReadMaxBytes(self._options.max_bytes)
-        if self._options.max_records is not None:
-            return ReadMaxRows(self._options.max_records)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_records_per_trigger is not None:
+            return ReadMaxRows(self._options.max_records_per_trigger)
         limit = self._plan.default_limit()
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
@@ -83,12 +84,13 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark knows one limit at a time. The one that it gives here only tells whether
         there is any; the options tell which.
         """
-        begin = StreamOffset.from_document(start)
+        begin = StreamOffset.from_document(start, self._protocol)
         # Spark asks for more when the last batch is finished, so all up to here is
         # done.
         self._commit_group(begin)
         is_limited = not isinstance(limit, ReadAllAvailable)
-        return self._plan.latest(begin, is_limited=is_limited).to_document()
+        end = self._plan.latest(begin, is_limited=is_limited)
+        return end.to_document(self._protocol)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Say where the topics end and how far behind the query is, as last seen."""
@@ -102,7 +104,9 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
         """Plan the tasks of a batch."""
-        begin, finish = map(StreamOffset.from_document, (start, end))
+        begin, finish = (
+            StreamOffset.from_document(each, self._protocol) for each in (start, end)
+        )
         return [InputPartition(split) for split in self._plan.plan(begin, finish)]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -126,7 +130,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.consumer_group is None:
             return
         if self._group is None:
-            client = self._options.read.client
+            client = self._options.client
             self._group = GroupCommit(client, self._options.consumer_group)
         self._group.commit(offset)
 
@@ -135,7 +139,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a split."""
         nothing, _ = push_filters((), narrow=False)
-        task = ReadTask(self._options.read, self._projection, nothing)
+        task = ReadTask(self._options, self._projection, nothing)
         return read_split(task, partition.value)
 
 
@@ -150,7 +154,7 @@ class GroupCommit:
         group: the group's name.
     """
 
-    def __init__(self, config: ClientConfig, group: str) -> None:
+    def __init__(self, config: ConnectionConfig, group: str) -> None:
         patience_s = min(_COMMIT_S_MAX, config.retry_timeout_s)
         self._config = replace(config, retry_timeout_s=patience_s)
         self._group = group

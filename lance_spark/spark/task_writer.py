@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from lance_spark.client.driver import (
     Driver,
     RecordWriter,
-    StageContent,
+    Staged,
     WriterSettings,
 )
 from lance_spark.columnar import IGNORED_COLUMNS
@@ -47,11 +46,9 @@ from lance_spark.errors import (
     Timeout,
     Undelivered,
 )
-from lance_spark.model import find_name_fault
+from lance_spark.model import Partition, find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from lance_spark.spark.options import WriteOptions
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +63,10 @@ _WORTH_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 2560
 # No reader waits for a row of a task before its end, so batches may fill.
 _LINGER_S = 0.25
+# What the user decides about a writer: the fields of both kinds of settings.
+_SETTINGS = {each.name for each in fields(WriterSettings)} & {
+    each.name for each in fields(WriteOptions)
+}
 
 
 _FEWER_STAGES = (
@@ -90,7 +91,7 @@ class TopicStage:
     """
 
     topic: str
-    content: StageContent
+    content: Staged
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class _Waiting:
 class TaskWriter:
     """Takes the rows of one task, and has all of them acknowledged at `finish`.
 
-    Leaving its `with` block without `finish` gives up what is not written yet.
+    Its user has to `close` it, which gives up what is not written yet.
 
     Args:
         job: says how to write.
@@ -145,8 +146,8 @@ class TaskWriter:
         # How much one writer holds: what is in flight and what is being filled.
         self._buffer_bytes = (options.max_in_flight + 1) * options.batch_bytes
         # The one that was used last is the last.
-        self._open: OrderedDict[str, RecordWriter] = OrderedDict()
-        self._queues: dict[str, _Waiting] = {}
+        self._open: OrderedDict[Partition, RecordWriter] = OrderedDict()
+        self._queues: dict[Partition, _Waiting] = {}
         self._waiting_bytes = 0
         self._stages: list[TopicStage] = []
         # Topics that were there when we looked.
@@ -164,22 +165,20 @@ class TaskWriter:
             Undelivered, Timeout: the server does not take the rows.
             LanceError: the server is of another kind than the job was made for.
         """
-        topic = routed.topic
-        self._check_topic(topic)
-        queue = self._queues.setdefault(topic, _Waiting())
+        to = routed.to
+        self._check_topic(to.topic)
+        queue = self._queues.setdefault(to, _Waiting())
         size = queue.weigh(routed)
         queue.bytes += size
         self._waiting_bytes += size
-        if queue.bytes >= _WORTH_BYTES and self._has_place(topic):
+        has_place = to in self._open or len(self._open) < self._open_max
+        if queue.bytes >= _WORTH_BYTES and has_place:
             queue.pieces.append(routed)
-            self._release(topic)
+            self._release(to)
             return
         queue.pieces.append(routed.detach())
         if self._waiting_bytes > self._waiting_bytes_max:
             self._make_room()
-
-    def _has_place(self, topic: str) -> bool:
-        return topic in self._open or len(self._open) < self._open_max
 
     def _make_room(self) -> None:
         """Put pieces together, and write rows if that is not enough."""
@@ -193,28 +192,30 @@ class TaskWriter:
             self._release_down_to(4 * eighth)
 
     def _release_down_to(self, bytes_left: int) -> None:
-        for topic in self._rank_waiting():
-            if self._waiting_bytes <= bytes_left:
-                return
-            self._release(topic)
+        """Write until no more waits: where a writer is open first, then where most is.
 
-    def _rank_waiting(self) -> list[str]:
-        """List topics to write: where a writer is open first, then where most waits."""
-        return sorted(
+        A limit below 0 writes all, also where nothing but nulls waits, which take no
+        bytes.
+        """
+        ranked = sorted(
             self._queues,
-            key=lambda topic: (topic in self._open, self._queues[topic].bytes),
+            key=lambda to: (to in self._open, self._queues[to].bytes),
             reverse=True,
         )
+        for to in ranked:
+            if self._waiting_bytes <= bytes_left:
+                return
+            self._release(to)
 
-    def _release(self, topic: str) -> None:
-        queue = self._queues.pop(topic)
+    def _release(self, to: Partition) -> None:
+        queue = self._queues.pop(to)
         self._waiting_bytes -= queue.bytes
-        if topic not in self._open:
+        if to not in self._open:
             while len(self._open) >= self._open_max:
                 self._finish_writer(next(iter(self._open)))
-            self._open_writer(topic)
-        self._open.move_to_end(topic)
-        self._pass(self._open[topic], queue.pieces)
+            self._open_writer(to)
+        self._open.move_to_end(to)
+        self._pass(self._open[to], queue.pieces)
 
     def _pass(self, writer: RecordWriter, pieces: Sequence[Routed]) -> None:
         table = pa.Table.from_batches([piece.rows for piece in pieces])
@@ -228,7 +229,7 @@ class TaskWriter:
 
     def _limit_pending(self) -> None:
         """Keep all writers together from holding what each of them may hold."""
-        pending = {topic: writer.pending_bytes for topic, writer in self._open.items()}
+        pending = {to: writer.pending_bytes for to, writer in self._open.items()}
         # One topic that gets most of the rows must not be stopped by this: its own
         # limit does that, and lets it go on as soon as there is room.
         if sum(pending.values()) > 2 * self._buffer_bytes:
@@ -237,35 +238,24 @@ class TaskWriter:
 
     # Writers.
 
-    def _open_writer(self, topic: str) -> None:
+    def _open_writer(self, to: Partition) -> None:
         job, options = self._job, self._job.options
         settings = WriterSettings(
-            batch_bytes=options.batch_bytes,
             linger_s=_LINGER_S,
-            max_in_flight=options.max_in_flight,
             buffer_bytes=self._buffer_bytes,
-            compression=options.compression,
-            record_type=options.record_type,
-            allow_null_records=options.allow_null_records,
+            **{name: getattr(options, name) for name in _SETTINGS},
         )
-        stages = job.find_stages(self._driver) if job.is_staged else None
+        open_writer = partial(
+            self._driver.open_writer, to, create_topic=options.create_topic
+        )
+        if job.is_staged:
+            stages = job.find_stages(self._driver)
+            open_writer = partial(
+                stages.open_writer, to.topic, job.writer_id, job.sequence
+            )
         job.check_server(self._driver.server)
         with self._explaining():
-            if stages is not None:
-                self._open[topic] = stages.open_writer(
-                    topic,
-                    job.writer_id,
-                    job.sequence,
-                    options=settings,
-                    check=job.check_server,
-                )
-            else:
-                self._open[topic] = self._driver.open_writer(
-                    topic,
-                    options=settings,
-                    create_topic=options.create_topic,
-                    check=job.check_server,
-                )
+            self._open[to] = open_writer(options=settings, check=job.check_server)
 
     def _check_topic(self, topic: str) -> None:
         """Check each topic once, if it may not be created."""
@@ -274,12 +264,12 @@ class TaskWriter:
         self._job.check_server(self._driver.server)
         self._known = check_topics(self._driver, [topic])
 
-    def _finish_writer(self, topic: str) -> None:
+    def _finish_writer(self, to: Partition) -> None:
         with self._explaining():
-            content = self._open[topic].finish()
+            content = self._open[to].finish()
         if content is not None:
-            self._stages.append(TopicStage(topic, content))
-        del self._open[topic]
+            self._stages.append(TopicStage(to.topic, content))
+        del self._open[to]
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -319,14 +309,12 @@ class TaskWriter:
             RowError: a row that waited can't be a record.
             Undelivered: not everything was acknowledged.
         """
-        # All of them, also where nothing but nulls waits, which take no bytes.
-        for topic in self._rank_waiting():
-            self._release(topic)
+        self._release_down_to(-1)
         while self._open:
             self._finish_writer(next(iter(self._open)))
         return tuple(self._stages)
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """Give up what is not written yet, and close everything."""
         self._queues.clear()
         while self._open:
@@ -336,17 +324,6 @@ class TaskWriter:
             except LanceError as error:
                 # The others have to be closed, too, and there is an error already.
                 logger.warning("%s can't be closed: %s", writer, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abandon()
 
 
 def _find_row(pieces: Sequence[Routed], index: int) -> int:
@@ -363,17 +340,17 @@ def _find_row(pieces: Sequence[Routed], index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Rows of one topic.
+    """Rows of one partition.
 
     Args:
-        topic: its name.
+        to: the partition; 0 where topics have one.
         rows: the columns of the rows.
         first_row: the number of the first row of the batch that they are from.
         origin: where in that batch each of them was; None if all of it is here.
         is_shared: the rows are in the memory of a batch with other topics' rows.
     """
 
-    topic: str
+    to: Partition
     rows: pa.RecordBatch
     first_row: int = 0
     origin: NDArray[np.uint32] | NDArray[np.int64] | None = None
@@ -403,7 +380,7 @@ def merge_rows(pieces: Sequence[Routed]) -> Routed:
     """Make one piece of several of a topic, in memory of its own."""
     rows = pa.concat_batches([piece.rows for piece in pieces])
     origin = np.concatenate([_number_rows(piece) for piece in pieces])
-    return Routed(pieces[0].topic, rows, origin=origin)
+    return Routed(pieces[0].to, rows, origin=origin)
 
 
 def _number_rows(piece: Routed) -> NDArray[np.int64]:
@@ -412,7 +389,11 @@ def _number_rows(piece: Routed) -> NDArray[np.int64]:
 
 
 def route_rows(
-    batch: pa.RecordBatch, topic: str | None, *, first_row: int = 0
+    batch: pa.RecordBatch,
+    topic: str | None,
+    *,
+    first_row: int = 0,
+    refused: Collection[str] = (),
 ) -> Iterator[Routed]:
     """Split a batch by topic, in the order in which the topics turn up in it.
 
@@ -420,9 +401,10 @@ def route_rows(
         batch: the rows; names of columns in any case.
         topic: where all of them go, whatever their column says; None to go by that.
         first_row: the number of the batch's first row, for errors.
+        refused: columns that the protocol can't carry; they have to be null.
 
     Raises:
-        RowError: a row has no topic, or one that no server can have.
+        RowError: a row has no topic, one that no server can have, or a refused column.
         OptionError: there is no topic column, or none of text.
     """
     if not batch.num_rows:
@@ -430,15 +412,23 @@ def route_rows(
     lowered = [name.lower() for name in batch.schema.names]
     if lowered != batch.schema.names:
         batch = batch.rename_columns(lowered)
+    for name in {*lowered} & {*refused}:
+        is_given = batch.column(name).is_valid()
+        if is_given.true_count:
+            row = first_row + pc.index(is_given, True).as_py()
+            reason = (
+                f"its column {name} can't be written to this format: set it to null"
+            )
+            raise RowError(reason, row)
     if topic is not None:
-        yield Routed(topic, batch, first_row)
+        yield Routed(Partition(topic), batch, first_row)
         return
     names, codes = _read_topics(batch, first_row)
     # A record is not made of the others, so they need not be copied.
     kept = [name for name in batch.schema.names if name not in IGNORED_COLUMNS]
     batch = batch.select(kept)
     if len(names) == 1:
-        yield Routed(names[0], batch, first_row)
+        yield Routed(Partition(names[0]), batch, first_row)
         return
     # Codes are given as topics turn up: rows that lie together by topic ascend.
     is_together = not (codes[1:] < codes[:-1]).any()
@@ -453,7 +443,8 @@ def route_rows(
             rows = batch.slice(start, count)
         else:
             rows = batch.take(pa.array(origin))
-        yield Routed(name, rows, first_row, origin, is_shared=is_together)
+        to = Partition(name)
+        yield Routed(to, rows, first_row, origin, is_shared=is_together)
         start += count
 
 
@@ -500,12 +491,4 @@ def _decode_names(names: pa.Array) -> list[str]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_null,
-        )
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())

@@ -43,7 +43,7 @@ _MS_PER_S = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
+class SeenLog:
     """A partition as the server has it now.
 
     Args:
@@ -58,7 +58,7 @@ class LogState:
 
 
 # What a look at the topics has found, in the order of the partitions.
-States = dict[Partition, LogState]
+States = dict[Partition, SeenLog]
 
 
 class Watch:
@@ -82,7 +82,7 @@ class Watch:
         self._sleep = sleep
         self._pause_s = 0.0
         self._version = 0
-        self._listing: list[LogState] = []
+        self._listing: list[SeenLog] = []
         self._listed_at_s = 0.0
         # What was known at the last look, and what there was.
         self._seen: tuple[StreamOffset, States] | None = None
@@ -101,7 +101,10 @@ class Watch:
             states = self._poll(driver)
             longest_s = max(_PAUSE_S_MAX, (1 + len(self._listing)) / _POLLS_PER_S)
             longest_s = min(longest_s, _POLL_PAUSE_S_MAX)
-        if is_news(states, known) and self._seen != (known, states):
+        if is_news(states, known, driver.traits.first_position) and self._seen != (
+            known,
+            states,
+        ):
             self._pause_s = 0.0
         else:
             self._pause_s = min(max(2 * self._pause_s, _PAUSE_S_MIN), longest_s)
@@ -118,7 +121,10 @@ class Watch:
         if self._clock() - self._listed_at_s > _LISTING_S_MAX:
             self._version = 0
         for _ in range(_LISTING_ROUNDS_MAX):
-            positions = {s.log: _find_position(s.log, known) for s in self._listing}
+            first = driver.traits.first_position
+            positions = {
+                s.log: _find_position(s.log, known, first) for s in self._listing
+            }
             news = driver.wait(positions, self._version, wait_s)
             if news.version == self._version:
                 break
@@ -146,7 +152,7 @@ class Watch:
     def _list(self, driver: Driver) -> None:
         self._listed_at_s = self._clock()
         self._listing = [
-            LogState(log, 0, entry.retention)
+            SeenLog(log, 0, entry.retention)
             for entry in driver.topics()
             if self._reads(entry.name)
             for log in entry.logs
@@ -155,36 +161,40 @@ class Watch:
     def _put_ends(self, ends: Mapping[LogRef, int]) -> States:
         # A topic that was deleted since it was listed has no end.
         return {
-            state.log.partition: LogState(state.log, end, state.retention)
+            state.log.partition: SeenLog(state.log, end, state.retention)
             for state in self._listing
             if (end := ends.get(state.log)) is not None
         }
 
 
-def is_news(states: Mapping[Partition, LogState], known: StreamOffset) -> bool:
-    """Tell whether there is anything that a stream does not know of."""
+def is_news(
+    states: Mapping[Partition, SeenLog], known: StreamOffset, first: int = 0
+) -> bool:
+    """Tell whether there is anything that a stream does not know of.
+
+    Args:
+        states: what there is.
+        known: how far the stream is.
+        first: the position of the first record of a new partition.
+    """
     there = {partition.topic for partition in states}
     if any(topic not in there and not place.is_away for topic, place in known.topics):
         return True
     for partition, state in states.items():
-        place = known.get(partition.topic)
-        if place is None:
-            if state.end:
-                return True
-        elif (
-            place.is_away
-            or not place.same_topic(state.log.topic_id, state.log.created_s)
-            or (place.position(partition.number) or 0) != state.end
-        ):
+        place, log = known.get(partition.topic), state.log
+        is_other = place is not None and (
+            place.is_away or not place.same_topic(log.topic_id, log.created_s)
+        )
+        if is_other or _find_position(log, known, first) != state.end:
             return True
     return False
 
 
-def _find_position(log: LogRef, known: StreamOffset) -> int:
+def _find_position(log: LogRef, known: StreamOffset, first: int) -> int:
     place = known.get(log.topic)
     if place is None or not place.same_topic(log.topic_id, log.created_s):
-        return 0
-    return place.position(log.partition.number) or 0
+        return first
+    return place.position(log.partition.number, first)
 
 
 # How far behind it is.
@@ -208,34 +218,30 @@ class Lag:
     def to_document(
         self, retention: Retention | None, lost_bytes: int
     ) -> dict[str, Any]:
-        """Return what is reported of a topic beside its log's end."""
+        """Return what is reported of a topic beside its log's end.
+
+        The headroom is how much may be appended, and how long it takes, until unread
+        data is removed.
+        """
+        room_bytes = room_ms = None
+        if retention is not None and retention.max_bytes:
+            room_bytes = max(0, retention.max_bytes - self.unread_bytes)
+        is_age_known = not self.unread_bytes or self.oldest_ms is not None
+        if retention is not None and retention.max_age_s and is_age_known:
+            room_ms = max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
         return {
             "bytesBehind": self.unread_bytes,
             "recordsBehind": self.unread_records,
             "oldestUnreadMs": self.oldest_ms,
-            "retentionHeadroomBytes": self._find_headroom_bytes(retention),
-            "retentionHeadroomMs": self._find_headroom_ms(retention),
+            "retentionHeadroomBytes": room_bytes,
+            "retentionHeadroomMs": room_ms,
             "bytesLost": lost_bytes,
         }
-
-    def _find_headroom_bytes(self, retention: Retention | None) -> int | None:
-        """Say how much may be appended before unread data is removed."""
-        if retention is None or not retention.max_bytes:
-            return None
-        return max(0, retention.max_bytes - self.unread_bytes)
-
-    def _find_headroom_ms(self, retention: Retention | None) -> int | None:
-        """Say how long it takes until unread data is removed."""
-        if retention is None or not retention.max_age_s:
-            return None
-        if self.unread_bytes and self.oldest_ms is None:
-            return None
-        return max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
 
 
 def measure_lag(
     driver: Driver,
-    state: LogState,
+    state: SeenLog,
     position: int,
     *,
     clock_ns: Callable[[], int] = time.time_ns,

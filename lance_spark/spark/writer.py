@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -27,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lance_spark.errors import LanceError
-from lance_spark.spark.job import WriteJob, make_batch_job, plan_stream_batch
+from lance_spark.spark.job import WriteJob, plan_job
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.schema import check_write_schema
 from lance_spark.spark.sink import TaskResult, abort_job, commit_job, write_task
@@ -41,28 +40,25 @@ _AGAIN = "restart the query"
 
 @dataclass
 class LanceCommit(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task tells the driver: what it has written, and for which job."""
 
     result: TaskResult
-
-
-C = TypeVar("C", bound=LanceCommit)
+    job: WriteJob
 
 
 def check_messages(
-    messages: list[WriterCommitMessage | None], kind: type[C], *, again: str
-) -> list[C]:
+    messages: list[WriterCommitMessage | None], *, again: str
+) -> list[LanceCommit]:
     """Check that every task has told what it has written; Spark gives None if not.
 
     Args:
         messages: of the tasks.
-        kind: what the messages are.
         again: what the user can do to have it tried once more.
 
     Raises:
         LanceError: a task has said nothing.
     """
-    commits = [each for each in messages if isinstance(each, kind)]
+    commits = [each for each in messages if isinstance(each, LanceCommit)]
     if len(commits) < len(messages):
         raise LanceError(
             f"{len(messages) - len(commits)} of {len(messages)} tasks have not said "
@@ -87,12 +83,14 @@ class LanceWriter(DataSourceArrowWriter):
     def __init__(
         self, options: WriteOptions, schema: StructType, overwrite: bool
     ) -> None:
-        check_write_schema(schema, topic_option=options.topic is not None)
-        self.job = make_batch_job(options, overwrite)
+        check_write_schema(
+            schema, options.client.protocol, topic_option=options.topic is not None
+        )
+        self.job = plan_job(options, overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> LanceCommit:
         """Write the rows of one task."""
-        return LanceCommit(write_task(self.job, iterator))
+        return LanceCommit(write_task(self.job, iterator), self.job)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the rows of all tasks visible.
@@ -100,19 +98,12 @@ class LanceWriter(DataSourceArrowWriter):
         Raises:
             LanceError: a task has said nothing; nothing is committed then.
         """
-        commits = check_messages(messages, LanceCommit, again=self.job.again)
+        commits = check_messages(messages, again=self.job.again)
         commit_job(self.job, [each.result for each in commits])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what tasks have staged, as the broker knows it."""
         abort_job(self.job)
-
-
-@dataclass
-class LanceStreamCommit(LanceCommit):
-    """What a task of a micro-batch tells the driver."""
-
-    job: WriteJob
 
 
 class LanceStreamWriter(DataSourceStreamArrowWriter):
@@ -131,17 +122,19 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
     def __init__(
         self, options: WriteOptions, schema: StructType, overwrite: bool
     ) -> None:
-        check_write_schema(schema, topic_option=options.topic is not None)
-        self.plan = plan_stream_batch(options, overwrite)
+        check_write_schema(
+            schema, options.client.protocol, topic_option=options.topic is not None
+        )
+        self.plan = plan_job(options, overwrite, is_stream=True)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> LanceStreamCommit:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> LanceCommit:
         """Write the rows of one task.
 
         Raises:
             LanceError: it is no task of a streaming query.
         """
         job = self.plan.make_job(*find_batch())
-        return LanceStreamCommit(write_task(job, iterator), job)
+        return LanceCommit(write_task(job, iterator), job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the rows of all tasks visible, unless they are.
@@ -150,7 +143,7 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
             LanceError: tasks have said nothing, or do not agree on what they have
                 written; nothing is committed then.
         """
-        commits = check_messages(messages, LanceStreamCommit, again=_AGAIN)
+        commits = check_messages(messages, again=_AGAIN)
         job = _find_job(commits, batchId)
         if job is not None:
             commit_job(job, [each.result for each in commits])
@@ -165,7 +158,7 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
 
         If none does, it goes with the commit of the replayed batch, or expires.
         """
-        told = [each for each in messages if isinstance(each, LanceStreamCommit)]
+        told = [each for each in messages if isinstance(each, LanceCommit)]
         for job in dict.fromkeys(each.job for each in told):
             abort_job(job)
 
@@ -190,7 +183,7 @@ def find_batch() -> tuple[str, int]:
     return query_id, int(batch_id)
 
 
-def _find_job(commits: Sequence[LanceStreamCommit], batch_id: int) -> WriteJob | None:
+def _find_job(commits: Sequence[LanceCommit], batch_id: int) -> WriteJob | None:
     """Find what all tasks have worked for; None if there were none.
 
     Raises:

@@ -9,15 +9,26 @@ import pytest
 
 from lance_spark.errors import OptionError
 from lance_spark.spark.options import (
+    ReadOptions,
+    WriteOptions,
     check_options,
     lists_topics,
     parse_read_options,
-    parse_stream_options,
-    parse_stream_write_options,
     parse_write_options,
 )
 
 Parse = Callable[[dict[str, str]], Any]
+
+
+def parse_stream_options(options: dict[str, str]) -> ReadOptions:
+    """Read the options of a streaming read."""
+    return parse_read_options(options, is_stream=True)
+
+
+def parse_stream_write_options(options: dict[str, str]) -> WriteOptions:
+    """Read the options of a streaming write."""
+    return parse_write_options(options, is_stream=True)
+
 
 # What options of a read go through, and those of a write.
 READ_PARSERS: list[Parse] = [check_options, lists_topics, parse_read_options]

@@ -24,10 +24,15 @@ from lance_spark.client import LanceClient, Producer
 from lance_spark.client.driver import LogRef, Split
 from lance_spark.model import Partition, Retention
 from lance_spark.spark.options import ReadOptions, parse_read_options
+from lance_spark.spark.schema import make_row_schema
 from lance_spark.spark.source import LanceDataSource
 from lance_spark.wire.lwp import Record, RecordType, encode_record
 
 DIALECTS = ("lwp", "plain")
+
+# What a read of format lance gives if no columns are named.
+ROW_SCHEMA = make_row_schema()
+ROW_COLUMNS = tuple(ROW_SCHEMA.fieldNames())
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MEMORY = Path("/dev/shm")

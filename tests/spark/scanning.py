@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.driver import Driver, Split
-from lance_spark.client.lwp.driver import make_driver
+from lance_spark.client.lwp.driver import TRAITS, make_driver
 from lance_spark.spark.filters import Pushed
 from lance_spark.spark.planning import choose_topics, plan_splits, resolve_ranges
 from lance_spark.spark.scan import ReadTask, SplitReader
@@ -47,7 +47,7 @@ class Server:
         options = parse(self.broker, **{"topic": "a", **given})
         topics = choose_topics(options, self.driver.topics())
         [piece] = resolve_ranges(self.driver, options, topics)
-        return plan_splits([piece], min_partitions=parts, record_size_min=5)
+        return plan_splits([piece], TRAITS, min_partitions=parts)
 
     def start(
         self, split: Split, schema: StructType = EVERY_COLUMN, **given: Any

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from lance_spark.spark.options import parse_stream_write_options
+from lance_spark.spark.options import parse_write_options
 from lance_spark.spark.source import LanceDataSource
-from lance_spark.spark.writer import LanceStreamCommit, LanceStreamWriter
+from lance_spark.spark.writer import LanceCommit, LanceStreamWriter
 
 
 class TroubledStreamSource(LanceDataSource):
@@ -24,14 +24,14 @@ class TroubledStreamSource(LanceDataSource):
         return "troubled-stream"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LanceStreamWriter:
-        options = parse_stream_write_options(self.options)
+        options = parse_write_options(self.options, is_stream=True)
         return TroubledStreamWriter(options, schema, overwrite)
 
 
 class TroubledStreamWriter(LanceStreamWriter):
     """Fails in the first attempt of each task, behind its last row."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> LanceStreamCommit:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> LanceCommit:
         message = super().write(iterator)
         context = TaskContext.get()
         assert context is not None

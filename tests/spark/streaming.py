@@ -21,24 +21,32 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.connection import Connection
 from lance_spark.offset import StreamOffset
-from lance_spark.spark.options import StreamOptions, parse_stream_options
+from lance_spark.spark.options import ReadOptions, parse_read_options
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
 from lance_spark.spark.stream import StreamPlanner
 from lance_spark.spark.stream_reader import LanceStreamReader
 from lance_spark.wire.lwp import Message, Record, WaitResponse
-from tests.spark.reading import QUICK, connect, fill, make_options, pick, read_planned
+from tests.spark.reading import (
+    QUICK,
+    ROW_COLUMNS,
+    ROW_SCHEMA,
+    connect,
+    fill,
+    make_options,
+    pick,
+    read_planned,
+)
 
 # No test has more batches than this; one that does goes round in circles.
 _BATCHES_MAX = 500
 
 
-def parse_stream(broker: EmbeddedBroker, **given: Any) -> StreamOptions:
+def parse_stream(broker: EmbeddedBroker, **given: Any) -> ReadOptions:
     """Parse the options of a stream; its client is quick to try again."""
-    options = parse_stream_options(make_options(broker, **given))
+    options = parse_read_options(make_options(broker, **given), is_stream=True)
     quick = {name: value for name, value in QUICK.items() if "backoff" in name}
-    client = replace(options.read.client, **quick)
-    return replace(options, read=replace(options.read, client=client))
+    client = replace(options.client, **quick)
+    return replace(options, client=client)
 
 
 class Time:

@@ -8,15 +8,16 @@ import pickle
 import pytest
 
 from lance_spark.errors import OptionError
+from lance_spark.model import Partition
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
 from lance_spark.spark.bound import (
+    EARLIEST,
     EARLIEST_OFFSET,
+    LATEST,
     LATEST_OFFSET,
     AtOffsets,
     AtTime,
     Bound,
-    Earliest,
-    Latest,
     parse_bound,
     parse_time,
 )
@@ -25,12 +26,12 @@ from lance_spark.spark.bound import (
 @pytest.mark.parametrize(
     ("text", "bound"),
     [
-        ("earliest", Earliest()),
-        (" LATEST ", Latest()),
-        ('{"events": 4096}', AtOffsets((("events", 4096),))),
-        (' {"b": 0, "a": 7}', AtOffsets((("a", 7), ("b", 0)))),
-        ('{"é": -2, "x": -1}', AtOffsets((("x", -1), ("é", -2)))),
-        ('{"a": 9223372036854775807}', AtOffsets((("a", 2**63 - 1),))),
+        ("earliest", EARLIEST),
+        (" LATEST ", LATEST),
+        ('{"events": 4096}', AtOffsets(((Partition("events"), 4096),))),
+        (' {"b": 0, "a": 7}', AtOffsets(((Partition("a"), 7), (Partition("b"), 0)))),
+        ('{"é": -2, "x": -1}', AtOffsets(((Partition("x"), -1), (Partition("é"), -2)))),
+        ('{"a": 9223372036854775807}', AtOffsets(((Partition("a"), 2**63 - 1),))),
     ],
 )
 def test_bound(text: str, bound: Bound) -> None:
@@ -47,7 +48,7 @@ STREAM_OFFSET = StreamOffset.of(
 
 def test_offset_of_a_stream() -> None:
     text = json.dumps(STREAM_OFFSET.to_document())
-    expected = AtOffsets((("audit", 2**63 - 1), ("events", 4096)))
+    expected = AtOffsets(((Partition("audit"), 2**63 - 1), (Partition("events"), 4096)))
     assert parse_bound(text) == expected
     # As `query.lastProgress` shows it, with more keys and in lines.
     document = STREAM_OFFSET.to_document()
@@ -64,14 +65,15 @@ def test_offset_of_a_stream() -> None:
     ],
 )
 def test_topics_that_are_named_as_keys_are(text: str, offsets: dict[str, int]) -> None:
-    assert parse_bound(text) == AtOffsets(tuple(offsets.items()))
+    expected = tuple((Partition(topic), at) for topic, at in offsets.items())
+    assert parse_bound(text) == AtOffsets(expected)
 
 
 def test_topic_that_is_named_as_a_key_in_the_offset_of_a_stream() -> None:
     names = ("topics", "version")
     offset = StreamOffset.of({name: TopicPlace.at(1, 2, 3) for name in names})
     bound = parse_bound(json.dumps(offset.to_document()))
-    assert bound == AtOffsets((("topics", 3), ("version", 3)))
+    assert bound == AtOffsets(((Partition("topics"), 3), (Partition("version"), 3)))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,10 @@ def test_topic_that_is_named_as_a_key_in_the_offset_of_a_stream() -> None:
         ('{"version": 1, "topics": {}}', "no topic is named in"),
         ('{"version": 1, "topics": {"a": 7, "a": 7}}', "'a' is named twice: name it"),
         ('{"version": 1, "version": 1, "topics": {}}', "'version' is named twice"),
-        ('{"topics": {"a": 7}}', "topic 'topics' has no partitions: give its offset"),
+        (
+            '{"topics": {"a": 7}}',
+            "topic 'topics': 'a' is not the number of a partition",
+        ),
     ],
 )
 def test_no_offset_of_a_stream(text: str, match: str) -> None:
@@ -98,8 +103,9 @@ def test_no_offset_of_a_stream(text: str, match: str) -> None:
 
 def test_offset_of_a_stream_with_partitions() -> None:
     offset = StreamOffset.of({"a": TopicPlace(1, 2, ((0, 3), (1, 4)))})
-    with pytest.raises(OptionError, match="topic 'a' has no partitions: give its"):
-        parse_bound(json.dumps(offset.to_document()))
+    bound = parse_bound(json.dumps(offset.to_document()))
+    assert bound == AtOffsets(((Partition("a", 0), 3), (Partition("a", 1), 4)))
+    assert bound.by_partition == ("a",)
 
 
 def test_ends_have_the_numbers_of_kafka() -> None:
@@ -140,9 +146,35 @@ def test_no_offset(offset: str) -> None:
 
 
 def test_offsets_of_partitions() -> None:
-    with pytest.raises(OptionError, match="topic 'a' has no partitions: give") as told:
-        parse_bound('{"a": {"0": 7}}')
-    assert '{"a": 4096}' in str(told.value)
+    bound = parse_bound('{"b": 3, "a": {"10": 7, "2": -1}}')
+    offsets = ((Partition("a", 2), -1), (Partition("a", 10), 7), (Partition("b"), 3))
+    assert bound == AtOffsets(offsets)
+    assert (bound.by_partition, bound.topics) == (("a",), ("a", "b"))
+    bound.check_complete("startingOffsets", ["a", "b"])
+    for topic, numbers in ("a", [10, 2]), ("b", [0]), ("c", [0, 1]):
+        bound.check_partitions("startingOffsets", topic, numbers)
+    with pytest.raises(OptionError) as told:
+        bound.check_partitions("startingOffsets", "b", [0, 1])
+    assert str(told.value) == (
+        "option startingOffsets has offsets for the partitions [0] of topic 'b', which "
+        'has [0, 1]: give one for each, as in {"b": {"0": -2, "1": -2}}'
+    )
+
+
+@pytest.mark.parametrize("number", ["", "00", "-1", "x", "1.0", "9" * 10])
+def test_no_partition(number: str) -> None:
+    with pytest.raises(OptionError, match=r"'a': .* is not the number of a partition"):
+        parse_bound(json.dumps({"a": {number: 7}}))
+
+
+def test_partition_that_is_named_twice() -> None:
+    with pytest.raises(OptionError, match="' is named twice: name it once"):
+        parse_bound('{"a": {"0": 7, "0": 8}}')
+
+
+def test_offset_of_a_stream_of_another_protocol() -> None:
+    bound = parse_bound(json.dumps(STREAM_OFFSET.to_document("tank")))
+    assert bound.protocol == "tank"
 
 
 def test_empty_offsets() -> None:
@@ -151,7 +183,7 @@ def test_empty_offsets() -> None:
 
 
 def test_topic_that_is_named_twice() -> None:
-    with pytest.raises(OptionError, match="topic 'a' is named twice: name it once"):
+    with pytest.raises(OptionError, match="' is named twice: name it once"):
         parse_bound('{"a": 1, "b": 1, "a": 2}')
 
 
@@ -166,7 +198,7 @@ def test_errors_repeat_no_long_text() -> None:
 def test_offset_of_a_topic() -> None:
     bound = parse_bound('{"b": 5, "a": -2}')
     assert isinstance(bound, AtOffsets)
-    assert (bound.get("a"), bound.get("b"), bound.get("c")) == (-2, 5, None)
+    assert [bound.get(Partition(topic)) for topic in "abc"] == [-2, 5, None]
     assert bound.topics == ("a", "b")
 
 
@@ -209,22 +241,15 @@ def test_time_that_no_number_holds(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "text"),
-    [
-        (Earliest(), "earliest"),
-        (Latest(), "latest"),
-        (AtOffsets((("é", 1),)), '{"é": 1}'),
-        (AtTime(5), "5 ns"),
-    ],
+    "bound", [EARLIEST, LATEST, AtOffsets(((Partition("é"), 1),)), AtTime(5)]
 )
-def test_bounds_travel(bound: Bound, text: str) -> None:
+def test_bounds_travel(bound: Bound) -> None:
     assert pickle.loads(pickle.dumps(bound)) == bound
     assert len({bound, bound}) == 1
-    assert str(bound) == text
 
 
 def test_what_has_no_offset() -> None:
-    bound = AtOffsets((("a", 1), ("ż", -1)))
+    bound = AtOffsets(((Partition("a"), 1), (Partition("ż"), -1)))
     bound.check_complete("endingOffsets", ["ż", "a"])
     bound.check_complete("endingOffsets", [])
     with pytest.raises(OptionError) as told:

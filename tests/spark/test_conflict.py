@@ -8,7 +8,6 @@ from lance_spark.spark.bound import AtOffsets, AtTime
 from lance_spark.spark.options import (
     check_options,
     parse_read_options,
-    parse_stream_options,
 )
 from tests.spark.given import (
     GOOD,
@@ -16,6 +15,7 @@ from tests.spark.given import (
     READ_PARSERS,
     WRITE_PARSERS,
     Parse,
+    parse_stream_options,
     refused,
 )
 

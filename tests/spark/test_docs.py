@@ -112,7 +112,8 @@ def test_prose_names_options_that_there_are(page: str) -> None:
 def test_columns_of_a_read_are_those_of_the_code() -> None:
     from pyspark.sql.types import StructType
 
-    from lance_spark.spark.schema import ROW_COLUMNS, TOPICS_SCHEMA, project
+    from lance_spark.spark.schema import TOPICS_SCHEMA, project
+    from tests.spark.reading import ROW_COLUMNS
 
     table = rows_of("docs/reading.md", "Columns")
     with pytest.raises(OptionError) as told:

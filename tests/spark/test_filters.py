@@ -302,25 +302,6 @@ def test_pushed_filters_travel() -> None:
     assert pickle.loads(pickle.dumps(pushed)) == pushed
 
 
-def test_what_was_pushed_can_be_told() -> None:
-    pushed = take(
-        GreaterThan(OFFSET, 5),
-        LessThan(OFFSET, 9),
-        In(TOPIC, ["b", "a"]),
-        EqualTo(("timestamp",), DAY),
-        Not(In(KEY, [b"a", b"b"])),
-        IsNotNull(KEY),
-        StringContains(VALUE, "x"),
-    )
-    assert str(pushed) == (
-        "offset >= 6 and offset < 9 and topic in ('a', 'b') "
-        "and timestamp = 2024-01-01T00:00:00+00:00 and not (key in (b'a', b'b')) "
-        "and key is not null and value contains 'x'"
-    )
-    assert str(Pushed()) == "nothing"
-    assert len(str(take(EqualTo(VALUE, "x" * 10_000)))) < 100
-
-
 # What Spark really sends.
 
 CONDITIONS = [

@@ -43,7 +43,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_group(broker: EmbeddedBroker, **given: Any) -> GroupCommit:
     options = parse_stream(broker, topic="a", **given)
-    return GroupCommit(options.read.client, "readers")
+    return GroupCommit(options.client, "readers")
 
 
 def at(broker: EmbeddedBroker, **offsets: int) -> StreamOffset:

@@ -25,8 +25,7 @@ from lance_spark.errors import (
 from lance_spark.spark.job import (
     WRITER_ID_BYTES_MAX,
     check_topics,
-    make_batch_job,
-    plan_stream_batch,
+    plan_job,
 )
 from tests.spark.writing import (
     create_topics,
@@ -100,7 +99,7 @@ def test_a_plain_server_is_refused_what_needs_stages(
     options = make_options(plain_broker, topic="a", **changes)
     text = f"{said} here.*{plain_broker.address}.*'staged-commit'"
     with pytest.raises(Unsupported, match=text):
-        make_batch_job(options, overwrite)
+        plan_job(options, overwrite)
     assert not caplog.records
 
 
@@ -113,18 +112,18 @@ def test_at_least_once_can_not_do_what_needs_stages(
 ) -> None:
     options = make_options(broker, topic="a", delivery="at-least-once", **changes)
     with pytest.raises(OptionError, match=f"{said} can't be had .*use auto.*, or"):
-        make_batch_job(options, overwrite)
+        plan_job(options, overwrite)
 
 
 def test_overwrite_needs_the_option(broker: EmbeddedBroker) -> None:
     with pytest.raises(OptionError, match="needs option topic"):
-        make_batch_job(make_options(broker), overwrite=True)
+        plan_job(make_options(broker), overwrite=True)
 
 
 def test_a_plain_server_gets_nothing_compressed(plain_broker: EmbeddedBroker) -> None:
     options = make_options(plain_broker, topic="a", compression="lz4")
     with pytest.raises(Unsupported, match=r"compression=lz4 \(use compression=none"):
-        make_batch_job(options, overwrite=False)
+        plan_job(options, overwrite=False)
 
 
 def test_ours_does(broker: EmbeddedBroker) -> None:
@@ -136,7 +135,7 @@ def test_no_server() -> None:
         config = make_config(broker, retry_timeout_s=0.05)
         options = make_options(broker, topic="a", client=config)
     with pytest.raises((ConnectionLost, Timeout), match=broker.address):
-        make_batch_job(options, overwrite=False)
+        plan_job(options, overwrite=False)
 
 
 # Topics that may not be created.
@@ -149,9 +148,9 @@ def test_the_topic_has_to_be_there(
     server: EmbeddedBroker = request.getfixturevalue(dialect)
     options = make_options(server, topic="a", create_topic=False)
     with pytest.raises(TopicNotFound, match=r"no topic 'a'.*createTopic=true"):
-        make_batch_job(options, overwrite=False)
+        plan_job(options, overwrite=False)
     create_topics(server, "a")
-    make_batch_job(options, overwrite=False)
+    plan_job(options, overwrite=False)
 
 
 @pytest.mark.parametrize("dialect", ["broker", "plain_broker"])
@@ -162,7 +161,7 @@ def test_a_name_that_can_not_be(
     server: EmbeddedBroker = request.getfixturevalue(dialect)
     options = make_options(server, topic=name)
     with pytest.raises(OptionError, match=r"^option topic: the name '.{,100} .*: "):
-        make_batch_job(options, overwrite=False)
+        plan_job(options, overwrite=False)
 
 
 def test_missing_topics_are_named(broker: EmbeddedBroker) -> None:
@@ -180,7 +179,7 @@ def test_missing_topics_are_named(broker: EmbeddedBroker) -> None:
 
 def test_names_are_random(broker: EmbeddedBroker) -> None:
     options = make_options(broker, topic="a")
-    first, second = (make_batch_job(options, overwrite=False) for _ in range(2))
+    first, second = (plan_job(options, overwrite=False) for _ in range(2))
     assert first.writer_id != second.writer_id
     assert first.sequence == second.sequence == 0
 
@@ -225,13 +224,13 @@ def test_a_name_as_long_as_can_be(broker: EmbeddedBroker) -> None:
     options = make_options(broker, topic="t" * 255, txn_version=1)
     spare = WRITER_ID_BYTES_MAX - len('spark-txn:["", ""]') - 255
     long = replace(options, txn_app_id="ä" * (spare // 2))
-    job = make_batch_job(long, overwrite=False)
+    job = plan_job(long, overwrite=False)
     assert len(job.writer_id.encode()) in (WRITER_ID_BYTES_MAX - 1, WRITER_ID_BYTES_MAX)
     with LanceClient(config=make_config(broker)) as client:
         client.open_stage("t", job.writer_id, job.sequence)
     longer = replace(options, txn_app_id="ä" * (spare // 2 + 1))
     with pytest.raises(OptionError, match="txnAppId is too long"):
-        make_batch_job(longer, overwrite=False)
+        plan_job(longer, overwrite=False)
 
 
 # Micro-batches.
@@ -239,9 +238,9 @@ def test_a_name_as_long_as_can_be(broker: EmbeddedBroker) -> None:
 
 def test_a_plan_makes_the_same_job_in_every_task(broker: EmbeddedBroker) -> None:
     options = make_options(broker, topic="a")
-    plan = plan_stream_batch(options, overwrite=True)
+    plan = plan_job(options, overwrite=True, is_stream=True)
     job = travel(plan).make_job("query", 7)
-    assert job == plan_stream_batch(options, overwrite=True).make_job("query", 7)
+    assert job == plan_job(options, overwrite=True, is_stream=True).make_job("query", 7)
     assert (job.writer_id, job.sequence) == ('spark-stream:["query", "a"]', 7)
     assert (job.delivery, job.overwrite, job.is_stream) == ("exactly-once", True, True)
     assert job.options == options
@@ -249,7 +248,7 @@ def test_a_plan_makes_the_same_job_in_every_task(broker: EmbeddedBroker) -> None
 
 def test_jobs_of_streams_and_batches_do_not_mix(broker: EmbeddedBroker) -> None:
     plans = [
-        plan_stream_batch(make_options(broker, topic=topic), overwrite=False)
+        plan_job(make_options(broker, topic=topic), overwrite=False, is_stream=True)
         for topic in ("a", "b", None)
     ]
     jobs = [plan.make_job(query, 1) for plan in plans for query in ("app", "other")]
@@ -259,14 +258,16 @@ def test_jobs_of_streams_and_batches_do_not_mix(broker: EmbeddedBroker) -> None:
 
 def test_the_longest_topic_fits_the_name_of_a_writer(broker: EmbeddedBroker) -> None:
     options = make_options(broker, topic='"' * 255)
-    job = plan_stream_batch(options, overwrite=False).make_job("q" * 36, 2**63 - 1)
+    job = plan_job(options, overwrite=False, is_stream=True).make_job(
+        "q" * 36, 2**63 - 1
+    )
     assert len(job.writer_id.encode()) <= WRITER_ID_BYTES_MAX
 
 
 def test_what_to_do_when_servers_differ(
     broker: EmbeddedBroker, plain_broker: EmbeddedBroker
 ) -> None:
-    plan = plan_stream_batch(make_options(broker, topic="a"), overwrite=False)
+    plan = plan_job(make_options(broker, topic="a"), overwrite=False, is_stream=True)
     with LanceClient(config=make_config(plain_broker)) as client:
         job = plan.make_job("query", 1)
         with pytest.raises(LanceError, match=r"being replaced, restart the query$"):

@@ -10,8 +10,8 @@ import pytest
 
 from lance_spark.cli.group import group
 from lance_spark.spark.options import _KAFKA
-from lance_spark.spark.schema import ROW_COLUMNS
 from lance_spark.spark.setting import BY_NAME, OPTIONS
+from tests.spark.reading import ROW_COLUMNS
 from tests.spark.test_docs import run_and_compare, tidied
 from tests.test_docs import blocks, read, walk
 

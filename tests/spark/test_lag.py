@@ -7,14 +7,14 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.lwp.driver import make_driver
 from lance_spark.model import Partition, Retention
-from lance_spark.spark.watch import Lag, LogState, Watch, add_lags, measure_lag
+from lance_spark.spark.watch import Lag, SeenLog, Watch, add_lags, measure_lag
 from tests.spark.reading import connect, fill, make_records
 from tests.spark.streaming import Requests, delete
 
 SIZE = 25
 
 
-def look(broker: EmbeddedBroker) -> LogState:
+def look(broker: EmbeddedBroker) -> SeenLog:
     with connect(broker) as client:
         return Watch(lambda name: name == "a").look_now(make_driver(client))[
             Partition("a")

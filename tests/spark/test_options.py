@@ -11,20 +11,25 @@ import pytest
 
 from lance_spark.client import ClientConfig
 from lance_spark.errors import OptionError
-from lance_spark.spark.bound import AtOffsets, AtTime, Earliest, Latest
+from lance_spark.model import Partition
+from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime
 from lance_spark.spark.options import (
     ReadOptions,
-    StreamOptions,
     WriteOptions,
     check_options,
     lists_topics,
     parse_read_options,
-    parse_stream_options,
-    parse_stream_write_options,
     parse_write_options,
 )
 from lance_spark.spark.setting import OPTIONS, Option, Scope
-from tests.spark.given import GOOD, PARSERS, Parse, refused
+from tests.spark.given import (
+    GOOD,
+    PARSERS,
+    Parse,
+    parse_stream_options,
+    parse_stream_write_options,
+    refused,
+)
 
 READ_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.WRITE]
 WRITE_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.READ]
@@ -69,16 +74,19 @@ def test_read_defaults() -> None:
         client=ClientConfig(),
         topics=("a",),
         topic_pattern=None,
-        start=Earliest(),
-        end=Latest(),
+        start=EARLIEST,
+        end=LATEST,
         fail_on_data_loss=True,
         min_partitions=None,
-        max_partition_bytes=None,
+        max_partition_size=None,
         splitting="auto",
         fetch_bytes=4 * 1024**2,
         push_filters=False,
         on_bad_record="fail",
         metadata=False,
+        max_bytes_per_trigger=None,
+        max_records_per_trigger=None,
+        consumer_group=None,
     )
 
 
@@ -103,13 +111,13 @@ def test_write_defaults() -> None:
     [
         ("failOnDataLoss", "fail_on_data_loss", False),
         ("minPartitions", "min_partitions", 3),
-        ("maxPartitionBytes", "max_partition_bytes", 1024),
+        ("maxPartitionBytes", "max_partition_size", 1024),
         ("splitting", "splitting", "probe"),
         ("fetchBytes", "fetch_bytes", 65536),
         ("pushFilters", "push_filters", True),
         ("onBadRecord", "on_bad_record", "skip"),
-        ("startingOffsets", "start", AtOffsets((("a", 1),))),
-        ("endingOffsets", "end", AtOffsets((("a", 9),))),
+        ("startingOffsets", "start", AtOffsets(((Partition("a"), 1),))),
+        ("endingOffsets", "end", AtOffsets(((Partition("a"), 9),))),
         ("startingTimestamp", "start", AtTime(1_714_521_600_000_000_000)),
         ("endingTimestamp", "end", AtTime(1_714_521_600_000_000_000)),
         ("metadata", "metadata", True),
@@ -139,19 +147,16 @@ def test_write_value(name: str, field: str, value: Any) -> None:
 
 
 def test_stream_defaults() -> None:
-    assert parse_stream_options({"topic": "a"}) == StreamOptions(
-        read=replace(parse_read_options({"topic": "a"}), start=Latest()),
-        max_bytes=None,
-        max_records=None,
-        consumer_group=None,
-    )
+    expected = replace(parse_read_options({"topic": "a"}), start=LATEST)
+    assert parse_stream_options({"topic": "a"}) == expected
+    assert expected.consumer_group is expected.max_bytes_per_trigger is None
 
 
 def test_stream_values() -> None:
     names = ("maxBytesPerTrigger", "maxRecordsPerTrigger", "consumerGroup")
     given = {"topic": "a", **{name: GOOD[name] for name in names}}
     made = parse_stream_options(given)
-    assert (made.max_bytes, made.max_records) == (1024**2, 1000)
+    assert (made.max_bytes_per_trigger, made.max_records_per_trigger) == (1024**2, 1000)
     assert made.consumer_group == "readers"
 
 
@@ -160,11 +165,11 @@ def test_stream_reads_as_a_batch_does() -> None:
     given = {name: GOOD[name] for name in names}
     # Each of them leaves out another that is given.
     del given["topicPattern"], given["startingTimestamp"]
-    assert parse_stream_options(given).read == parse_read_options(given)
+    assert parse_stream_options(given) == parse_read_options(given)
     by_time = {"topicPattern": "a.*", "startingTimestamp": "2024-05-01"}
-    assert parse_stream_options(by_time).read == parse_read_options(by_time)
+    assert parse_stream_options(by_time) == parse_read_options(by_time)
     first = {"topic": "a", "startingOffsets": "earliest"}
-    assert parse_stream_options(first).read == parse_read_options(first)
+    assert parse_stream_options(first) == parse_read_options(first)
 
 
 def test_stream_writes_as_a_batch_does() -> None:

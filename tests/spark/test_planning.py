@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Literal, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_spark.client.driver import LogRef, Range, Split
+from lance_spark.client.driver import Driver, LogRef, Range, Split
+from lance_spark.client.lwp.driver import TRAITS
 from lance_spark.client.lwp.mark import RangeMark
 from lance_spark.errors import OptionError
 from lance_spark.model import Bounds, Partition
-from lance_spark.spark.bound import AtOffsets, AtTime, Bound, Earliest, Latest
+from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime, Bound
+from lance_spark.spark.options import parse_read_options
 from lance_spark.spark.planning import (
     SPLITS_MAX,
     UNASKED_SPLITS_MAX,
-    choose_partition_size,
+    cut_ranges,
     plan_range,
     plan_splits,
     resolve_bound,
@@ -30,7 +34,7 @@ def make_range(start: int, end: int, topic: str = "a") -> Range:
 def cut(*ranges: tuple[int, int], **limits: int) -> list[tuple[int, int]]:
     """Give the nominal pieces of ranges."""
     pieces = [make_range(*each) for each in ranges]
-    splits = plan_splits(pieces, record_size_min=5, **limits)
+    splits = plan_splits(pieces, TRAITS, **limits)
     return [(split.start, split.end) for split in splits]
 
 
@@ -48,7 +52,7 @@ def test_nothing_is_no_split() -> None:
 
 def test_empty_ranges_are_left_out_and_others_keep_their_order() -> None:
     ranges = [make_range(0, 10, "b"), make_range(5, 5, "c"), make_range(0, 10, "a")]
-    assert [split.range.topic for split in plan_splits(ranges)] == ["b", "a"]
+    assert [split.range.topic for split in plan_splits(ranges, TRAITS)] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -122,9 +126,7 @@ def test_splits_cover_every_byte_once(
         make_range(offset + number, offset + number + size, f"topic-{number}")
         for number, size in enumerate(sizes)
     ]
-    splits = plan_splits(
-        ranges, min_partitions=least, max_partition_size=most, record_size_min=5
-    )
+    splits = plan_splits(ranges, TRAITS, min_partitions=least, max_partition_size=most)
     for whole in ranges:
         mine = [split for split in splits if split.range == whole]
         points = [split.start for split in mine]
@@ -227,35 +229,39 @@ def test_what_is_planned_is_in_the_log_and_nothing_is_lost_in_silence(
 @pytest.mark.parametrize(
     ("bound", "offset"),
     [
-        (Earliest(), 100),
-        (Latest(), 200),
-        (AtOffsets((("a", 150),)), 150),
-        (AtOffsets((("a", 0),)), 0),
-        (AtOffsets((("a", -2),)), 100),
-        (AtOffsets((("a", -1),)), 200),
-        (AtTime(5), None),
+        (EARLIEST, 100),
+        (LATEST, 200),
+        (AtOffsets(((Partition("a"), 150),)), 150),
+        (AtOffsets(((Partition("a"), 0),)), 0),
+        (AtOffsets(((Partition("a"), -2),)), 100),
+        (AtOffsets(((Partition("a"), -1),)), 200),
+        (AtTime(5), 5),
     ],
 )
-def test_a_bound_in_a_topic(bound: Bound, offset: int | None) -> None:
-    assert resolve_bound(bound, Partition("a"), LOG) == offset
+def test_a_bound_in_a_topic(bound: Bound, offset: int) -> None:
+    class Clock:
+        def locate_time(self, log: LogRef, time_ns: int, *, option: str) -> int:
+            assert (log.topic, option) == ("a", "startingTimestamp")
+            return time_ns
+
+    log, driver = LogRef(Partition("a")), cast("Driver", Clock())
+    found = resolve_bound(driver, bound, log, LOG, option="startingTimestamp")
+    assert found == offset
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([], 64),
-        ([1, 0], 64),
-        ([64 * 256], 64),
-        ([64 * 256, 1], 65),
-        ([1_000_000, 24_000], 4000),
-    ],
-)
+@pytest.mark.parametrize("unit", ["bytes", "records"])
+@pytest.mark.parametrize("sizes", [[], [1, 0], [256], [256, 1], [15_000, 370]])
 def test_partitions_that_nobody_asked_for_are_few(
-    sizes: list[int], expected: int
+    sizes: list[int], unit: Literal["bytes", "records"]
 ) -> None:
-    ranges = [make_range(0, size) for size in sizes]
-    chosen = choose_partition_size(ranges, 64)
-    assert chosen == expected
-    splits = plan_splits(ranges, max_partition_size=chosen)
+    options = parse_read_options({"topic": "a"})
+    usual = {"bytes": 64 * 2**20, "records": 500_000}[unit]
+    traits = replace(TRAITS, unit=unit, split_units=usual)
+    ranges = [make_range(0, size * usual) for size in sizes]
+    splits = cut_ranges(ranges, options, traits)
     # One more for each topic, as no split has records of two.
     assert len(splits) <= UNASKED_SPLITS_MAX + len(ranges)
+    largest = max(usual, -(-sum(sizes) * usual // UNASKED_SPLITS_MAX))
+    assert all(split.end - split.start <= largest for split in splits)
+    whole = cut_ranges(ranges, replace(options, max_partition_size=10**15), traits)
+    assert len(whole) == len([size for size in sizes if size])

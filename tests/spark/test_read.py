@@ -25,13 +25,15 @@ from pyspark.sql import functions as F
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import Producer
 from lance_spark.errors import ConnectionLost
-from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA, TOPICS_SCHEMA
+from lance_spark.spark.schema import TOPICS_SCHEMA
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX, Record
 from tests.columnar.strategies import PLAIN_TYPES, blobs, keys, stamps
 from tests.integration.kit import PATIENCE_S
 from tests.spark.reading import (
     EVERY_COLUMN,
     EVERY_TYPE,
+    ROW_COLUMNS,
+    ROW_SCHEMA,
     Fetches,
     collect,
     connect,

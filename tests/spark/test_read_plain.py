@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import SplitError
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.schema import ROW_COLUMNS
 from lance_spark.wire.lwp import Record, encode_record
 from tests.spark.reading import (
     EVERY_COLUMN,
     EVERY_TYPE,
+    ROW_COLUMNS,
     Fetches,
     append_bytes,
     collect,

@@ -27,28 +27,28 @@ def _values(routed: Routed) -> list[Any]:
 def test_option_wins_over_the_column() -> None:
     batch = rows(value=[b"1", b"2"], topic=["a", None])
     (routed,) = route_rows(batch, "c", first_row=10)
-    assert (routed.topic, _values(routed)) == ("c", [b"1", b"2"])
+    assert (routed.to.topic, _values(routed)) == ("c", [b"1", b"2"])
     assert routed.find_row(1) == 11
     assert routed.rows is batch
 
 
 def test_option_needs_no_column() -> None:
     (routed,) = route_rows(rows(value=[b"1"]), "c")
-    assert routed.topic == "c"
+    assert routed.to.topic == "c"
 
 
 @pytest.mark.parametrize("option", ["c", None])
 def test_names_of_columns_in_any_case(option: str | None) -> None:
     given = {"VALUE": [b"1"], "Topic": ["c"], "kEy": [b"k"], "OFFSET": [7]}
     (routed,) = route_rows(pa.RecordBatch.from_pydict(given), option)
-    assert (routed.topic, _values(routed)) == ("c", [b"1"])
+    assert (routed.to.topic, _values(routed)) == ("c", [b"1"])
     kept = {"value", "key"} if option is None else {"value", "topic", "key", "offset"}
     assert set(routed.rows.schema.names) == kept
 
 
 def test_splits_in_order() -> None:
     batch = rows(value=[b"1", b"2", b"3", b"4", b"5"], topic=list("babcb"))
-    found = [(routed.topic, _values(routed)) for routed in _route(batch)]
+    found = [(routed.to.topic, _values(routed)) for routed in _route(batch)]
     assert found == [("b", [b"1", b"3", b"5"]), ("a", [b"2"]), ("c", [b"4"])]
 
 
@@ -99,8 +99,8 @@ def test_merged_pieces_know_where_they_were() -> None:
     first = rows(value=[b"1", b"2", b"3"], topic=list("aba"))
     second = rows(value=[b"4", b"5"], topic=list("aa"))
     pieces = [*_route(first), *_route(second, first_row=3)]
-    merged = merge_rows([piece for piece in pieces if piece.topic == "a"])
-    assert (merged.topic, _values(merged)) == ("a", [b"1", b"3", b"4", b"5"])
+    merged = merge_rows([piece for piece in pieces if piece.to.topic == "a"])
+    assert (merged.to.topic, _values(merged)) == ("a", [b"1", b"3", b"4", b"5"])
     assert [merged.find_row(i) for i in range(4)] == [0, 2, 3, 4]
     # Once more, as pieces that wait are.
     third = Routed("a", rows(value=[b"6"]), first_row=2**40)
@@ -152,7 +152,7 @@ def test_a_name_of_bytes_that_are_no_text(kind: pa.DataType) -> None:
 
 def test_names_do_not_matter_if_the_option_wins() -> None:
     (routed,) = route_rows(rows(value=[b"1"], topic=["a/b"]), "c")
-    assert routed.topic == "c"
+    assert routed.to.topic == "c"
 
 
 def test_no_topic_at_all() -> None:
@@ -178,7 +178,7 @@ def test_topic_of_a_wrong_type() -> None:
 def test_kinds_of_text(kind: pa.DataType) -> None:
     topics = pa.array(["ä", "b", "ä"]).cast(kind)
     batch = pa.RecordBatch.from_pydict({"value": [b"1", b"2", b"3"], "topic": topics})
-    found = [(routed.topic, _values(routed)) for routed in _route(batch)]
+    found = [(routed.to.topic, _values(routed)) for routed in _route(batch)]
     assert found == [("ä", [b"1", b"3"]), ("b", [b"2"])]
 
 
@@ -188,7 +188,7 @@ def test_more_topics_than_16_bits_count() -> None:
     # The last ones first, then all, so that nothing lies together.
     topics = [*names[-10:], *names]
     batch = rows(topic=topics)
-    found = {routed.topic: routed for routed in _route(batch)}
+    found = {routed.to.topic: routed for routed in _route(batch)}
     assert len(found) == count
     assert [found[names[-1]].find_row(i) for i in range(2)] == [9, count + 9]
 
@@ -206,7 +206,7 @@ def test_nothing_is_lost_or_moved(topics: list[str], start: int) -> None:
         assert numbers == sorted(numbers)
         assert not seen[numbers].any()
         seen[numbers] = True
-        assert {topics[start + n] for n in numbers} == {routed.topic}
+        assert {topics[start + n] for n in numbers} == {routed.to.topic}
         assert _values(routed) == [b"%d" % (start + n) for n in numbers]
         assert _values(routed.detach()) == _values(routed)
     assert seen.all()

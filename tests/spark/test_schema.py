@@ -30,19 +30,19 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from lance_spark.columnar import make_schema, write_records
 from lance_spark.columnar.columns import TYPES
-from lance_spark.columnar.decode import decode
 from lance_spark.columnar.encode import encode
 from lance_spark.errors import OptionError
 from lance_spark.spark.schema import (
-    ROW_COLUMNS,
-    ROW_SCHEMA,
     TOPICS_ARROW,
     TOPICS_SCHEMA,
     check_write_schema,
     project,
     project_topics,
 )
+from lance_spark.wire.lwp import read_records
+from tests.spark.reading import ROW_COLUMNS, ROW_SCHEMA
 
 # Every column that a read may have.
 ALL = StructType(
@@ -89,9 +89,9 @@ def test_topics_schema_is_that_of_the_design() -> None:
 
 def test_no_session_is_needed() -> None:
     script = (
-        "from lance_spark.spark.schema import ROW_SCHEMA, project\n"
+        "from lance_spark.spark.schema import make_row_schema, project\n"
         "from pyspark import SparkContext\n"
-        "project(ROW_SCHEMA)\n"
+        "project(make_row_schema())\n"
         "assert SparkContext._gateway is None\n"
     )
     done = subprocess.run(
@@ -103,29 +103,27 @@ def test_no_session_is_needed() -> None:
 @pytest.mark.parametrize("schema", [ROW_SCHEMA, ALL], ids=["default", "all"])
 def test_arrow_types_are_those_that_are_built(schema: StructType) -> None:
     projection = project(schema)
-    assert projection.columns == tuple(schema.fieldNames())
+    assert projection.columns == make_schema(schema.fieldNames())
     assert projection.arrow == to_arrow_schema(schema, timezone="UTC")
     assert {field.name: field.type for field in projection.arrow} == {
-        name: TYPES[name] for name in projection.columns
+        name: TYPES[name] for name in projection.columns.names
     }
-    assert (projection.key_type, projection.value_type) == (pa.binary(), pa.binary())
 
 
 def test_all_columns_can_be_asked_for() -> None:
-    assert set(ALL.fieldNames()) == set(TYPES)
+    assert {*ALL.fieldNames(), "partition"} == {*TYPES}
 
 
 def test_subset_in_any_order() -> None:
     projection = project(make(value=BinaryType(), offset=LongType()))
-    assert projection.columns == ("value", "offset")
+    assert projection.columns == make_schema(["value", "offset"])
     assert projection.arrow.names == ["value", "offset"]
 
 
 @pytest.mark.parametrize("column", ["key", "value"])
 def test_bytes_as_text(column: str) -> None:
     projection = project(make(**{column: StringType()}))
-    kinds = {"key": projection.key_type, "value": projection.value_type}
-    assert kinds == {"key": pa.binary(), "value": pa.binary()} | {column: pa.string()}
+    assert projection.columns.field(column).type == pa.string()
     assert projection.arrow.field(column).type == pa.string()
 
 
@@ -139,9 +137,7 @@ def test_what_is_projected_can_be_decoded() -> None:
     )
     projection = project(schema)
     (payload,) = encode(pa.table({"value": ["x", "y"]}))
-    built = decode(
-        payload.data, columns=projection.columns, value_type=projection.value_type
-    ).batch
+    built = write_records(read_records(payload.data), projection.columns)
     batch = pa.RecordBatch.from_arrays(built.columns, schema=projection.arrow)
     assert to_arrow_schema(schema, timezone="UTC").equals(batch.schema)
     assert batch.column("value").to_pylist() == ["x", "y"]
@@ -215,9 +211,10 @@ def test_names_in_any_case_keep_their_spelling() -> None:
         Next_Offset=LongType(), VALUE=StringType(), key=BinaryType(), Topic=StringType()
     )
     found = project(schema)
-    assert found.columns == ("next_offset", "value", "key", "topic")
+    assert found.columns == make_schema(
+        ["next_offset", "value", "key", "topic"], value_type=pa.string()
+    )
     assert found.arrow.names == ["Next_Offset", "VALUE", "key", "Topic"]
-    assert (found.key_type, found.value_type) == (pa.binary(), pa.string())
     said = refused(make(OFFSET=IntegerType()))
     assert said.startswith("column offset is bigint, not int: change the schema")
     with pytest.raises(OptionError, match="column value can be null"):

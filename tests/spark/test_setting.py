@@ -11,7 +11,7 @@ from lance_spark.client import ClientConfig
 from lance_spark.client.lwp.reader import FETCH_BYTES_DEFAULT
 from lance_spark.client.lwp.writer import WriterOptions
 from lance_spark.errors import OptionError
-from lance_spark.spark.bound import Earliest, Latest
+from lance_spark.spark.bound import EARLIEST, LATEST
 from lance_spark.spark.setting import (
     OPTIONS,
     Option,
@@ -27,8 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "servers": "127.0.0.1:1992",
     "topic": None,
     "topicPattern": None,
-    "startingOffsets": Earliest(),
-    "endingOffsets": Latest(),
+    "startingOffsets": EARLIEST,
+    "endingOffsets": LATEST,
     "startingTimestamp": None,
     "endingTimestamp": None,
     "failOnDataLoss": True,
@@ -65,15 +65,15 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_defaults() -> None:
-    assert {option.name: option.default for option in OPTIONS} == DEFAULTS
+    assert {option.name: option.make_default() for option in OPTIONS} == DEFAULTS
 
 
 def test_defaults_of_streams() -> None:
-    made = {option.name: option.stream_default for option in OPTIONS}
-    assert made == {**DEFAULTS, "startingOffsets": Latest()}
-    assert Values({})["startingOffsets"] == Earliest()
+    made = {option.name: option.make_default(is_stream=True) for option in OPTIONS}
+    assert made == {**DEFAULTS, "startingOffsets": LATEST}
+    assert Values({})["startingOffsets"] == EARLIEST
     values = Values({"topic": ("a",)}, is_stream=True)
-    assert values["startingOffsets"] == Latest() and "startingOffsets" not in values
+    assert values["startingOffsets"] == LATEST and "startingOffsets" not in values
     assert (values["topic"], values["fetchBytes"]) == (("a",), DEFAULTS["fetchBytes"])
 
 

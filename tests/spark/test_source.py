@@ -11,10 +11,10 @@ from pyspark.sql.types import StructType
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import OptionError
 from lance_spark.spark.reader import LanceReader, TopicsReader
-from lance_spark.spark.schema import ROW_SCHEMA, TOPICS_SCHEMA
+from lance_spark.spark.schema import TOPICS_SCHEMA
 from lance_spark.spark.source import LanceDataSource, register
 from lance_spark.spark.writer import LanceWriter
-from tests.spark.reading import make_options, make_schema
+from tests.spark.reading import ROW_SCHEMA, make_options, make_schema
 
 
 def make_source(**given: str) -> LanceDataSource:

@@ -17,8 +17,9 @@ from lance_spark.errors import (
     TopicNotFound,
     Unsupported,
 )
+from lance_spark.model import Partition
 from lance_spark.offset import StreamOffset, TopicPlace
-from lance_spark.spark.bound import AtOffsets, AtTime, Bound, Earliest, Latest
+from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime, Bound
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.stream import find_first_start, is_moving, needs_pin
 from tests.spark.reading import (
@@ -286,11 +287,11 @@ def test_offsets_for_a_topic_that_is_not_read(server: EmbeddedBroker) -> None:
 @pytest.mark.parametrize(
     ("bound", "expected"),
     [
-        (Earliest(), False),
-        (Latest(), True),
+        (EARLIEST, False),
+        (LATEST, True),
         (AtTime(5), True),
-        (AtOffsets((("a", 0), ("b", -2))), False),
-        (AtOffsets((("a", 0), ("b", -1))), True),
+        (AtOffsets(((Partition("a"), 0), (Partition("b"), -2))), False),
+        (AtOffsets(((Partition("a"), 0), (Partition("b"), -1))), True),
     ],
 )
 def test_what_may_mean_another_place_later(bound: Bound, expected: bool) -> None:
@@ -304,10 +305,10 @@ def make_offset(**offsets: int) -> StreamOffset:
 @pytest.mark.parametrize(
     ("bound", "expected"),
     [
-        (Earliest(), True),
-        (Latest(), True),
-        (AtOffsets((("a", 0), ("b", -2))), True),
-        (AtOffsets((("a", -2), ("b", 50))), False),
+        (EARLIEST, True),
+        (LATEST, True),
+        (AtOffsets(((Partition("a"), 0), (Partition("b"), -2))), True),
+        (AtOffsets(((Partition("a"), -2), (Partition("b"), 50))), False),
     ],
 )
 def test_what_is_earliest_moves_where_something_is_removed(
@@ -321,16 +322,16 @@ def test_what_is_earliest_moves_where_something_is_removed(
     ("bound", "end", "expected"),
     [
         # A pin is empty, whichever topics are read now.
-        (Latest(), make_offset(a=40, c=5), make_offset(a=40, c=5)),
+        (LATEST, make_offset(a=40, c=5), make_offset(a=40, c=5)),
         # Records are in it, so what was earliest was 0.
-        (Earliest(), make_offset(a=80, b=20), make_offset(a=0, b=0)),
+        (EARLIEST, make_offset(a=80, b=20), make_offset(a=0, b=0)),
         (
-            AtOffsets((("a", -2), ("b", 70))),
+            AtOffsets(((Partition("a"), -2), (Partition("b"), 70))),
             make_offset(a=80, b=90),
             make_offset(a=0, b=70),
         ),
-        (Earliest(), make_offset(a=50, b=70), make_offset(a=50, b=70)),
-        (Earliest(), make_offset(c=80), make_offset(a=50, b=70)),
+        (EARLIEST, make_offset(a=50, b=70), make_offset(a=50, b=70)),
+        (EARLIEST, make_offset(c=80), make_offset(a=50, b=70)),
     ],
 )
 def test_where_a_first_batch_started_that_another_process_has_planned(

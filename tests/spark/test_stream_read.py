@@ -22,7 +22,6 @@ from pyspark.sql import functions as F
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import consumer_id
 from lance_spark.model import Retention
-from lance_spark.spark.schema import ROW_COLUMNS, ROW_SCHEMA
 from lance_spark.wire.lwp import Record
 from tests.integration.kit import PATIENCE_S, wait_for
 from tests.spark.querying import (
@@ -37,6 +36,8 @@ from tests.spark.querying import (
 from tests.spark.reading import (
     EVERY_COLUMN,
     EVERY_TYPE,
+    ROW_COLUMNS,
+    ROW_SCHEMA,
     append_bytes,
     connect,
     fill,

@@ -32,7 +32,7 @@ from lance_spark.spark import job as job_module
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import LanceDataSource
 from lance_spark.spark.writer import (
-    LanceStreamCommit,
+    LanceCommit,
     LanceStreamWriter,
     find_batch,
 )
@@ -188,13 +188,13 @@ def test_the_messages_say_which_batch_it_is(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (message,) = Query(broker, monkeypatch).run_tasks(7, [values(b"1")])
-    assert isinstance(message, LanceStreamCommit)
+    assert isinstance(message, LanceCommit)
     assert message.job.writer_id == f'spark-stream:["{QUERY}", "a"]'
     assert (message.job.sequence, message.job.delivery) == (7, "exactly-once")
     assert (message.result.partition_id, message.result.records) == (0, 1)
     routed = Query(broker, monkeypatch, topic=None, schema=ROUTED)
     (message,) = routed.run_tasks(7, [])
-    assert isinstance(message, LanceStreamCommit)
+    assert isinstance(message, LanceCommit)
     assert message.job.writer_id == f'spark-stream:["{QUERY}"]'
 
 
@@ -656,7 +656,7 @@ def test_abort_needs_no_server(
 ) -> None:
     query = Query(broker, monkeypatch)
     (message,) = query.run_tasks(0, [values(b"1")])
-    assert isinstance(message, LanceStreamCommit)
+    assert isinstance(message, LanceCommit)
     writer = query.writer()
     message.job = hurry(message.job)
     broker.stop()
@@ -699,7 +699,7 @@ def test_nobody_knows_what_became_of_a_commit(
     messages = query.run_tasks(0, [values(b"1")])
     writer = query.writer()
     for message in messages:
-        assert isinstance(message, LanceStreamCommit)
+        assert isinstance(message, LanceCommit)
         message.job = hurry(message.job)
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -18,6 +18,7 @@ from lance_spark.client.driver import Driver, open_driver
 from lance_spark.client.lwp.driver import LwpDriver
 from lance_spark.client.lwp.writer import Writer
 from lance_spark.errors import LanceError, RowError, TopicNotFound
+from lance_spark.model import Partition
 from lance_spark.spark import task_writer as module
 from lance_spark.spark.job import WriteJob
 from lance_spark.spark.sink import TaskResult, commit_job, write_task
@@ -52,9 +53,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     topics: list[str] = []
     whole = TaskWriter._open_writer
 
-    def note(outlet: TaskWriter, topic: str) -> None:
-        topics.append(topic)
-        whole(outlet, topic)
+    def note(outlet: TaskWriter, to: Partition) -> None:
+        topics.append(to.topic)
+        whole(outlet, to)
         assert len(outlet._open) <= outlet._open_max
 
     monkeypatch.setattr(TaskWriter, "_open_writer", note)
@@ -76,7 +77,7 @@ def _feed(outlet: TaskWriter, *batches: pa.RecordBatch) -> None:
 def _write(
     job: WriteJob, *batches: pa.RecordBatch, **limits: Any
 ) -> tuple[TopicStage, ...]:
-    with _driver(job) as driver, TaskWriter(job, driver, **limits) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver, **limits)) as outlet:
         _feed(outlet, *batches)
         return outlet.finish()
 
@@ -160,9 +161,9 @@ def test_the_writer_that_was_used_longest_ago_goes(
 def test_what_waits_keeps_nothing_else_in_memory(broker: EmbeddedBroker) -> None:
     job = make_job(broker)
     batch = rows(value=[bytes(10_000), bytes(10_000), b"3"], topic=list("aab"))
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         _feed(outlet, batch)
-        (waiting,) = outlet._queues["b"].pieces
+        (waiting,) = outlet._queues[Partition("b")].pieces
         assert waiting.rows.get_total_buffer_size() < 1000
 
 
@@ -172,15 +173,15 @@ def test_many_topics_of_few_rows_need_no_turns(
     job = make_job(broker)
     with (
         _driver(job) as driver,
-        TaskWriter(job, driver, waiting_bytes_max=2000) as outlet,
+        closing(TaskWriter(job, driver, waiting_bytes_max=2000)) as outlet,
     ):
         for number in range(100):
-            outlet.write(Routed(f"t{number}", rows(value=[b"1"])))
+            outlet.write(Routed(Partition(f"t{number}"), rows(value=[b"1"])))
         assert outlet._waiting_bytes < 2000
         assert not opened
         # A second piece of a topic has a price beside its row, until there is no other.
-        outlet.write(Routed("t0", rows(value=[b"2"])))
-        assert len(outlet._queues["t0"].pieces) == 1
+        outlet.write(Routed(Partition("t0"), rows(value=[b"2"])))
+        assert len(outlet._queues[Partition("t0")].pieces) == 1
         assert not opened
 
 
@@ -193,12 +194,14 @@ def test_small_pieces_are_put_together_before_anything_is_opened(
     held = []
     with (
         _driver(job) as driver,
-        TaskWriter(job, driver, waiting_bytes_max=most) as outlet,
+        closing(TaskWriter(job, driver, waiting_bytes_max=most)) as outlet,
     ):
         for number in range(500):
             topic, value = f"t{number % 10}", b"%d" % number
             expected.setdefault(topic, []).append(value)
-            outlet.write(Routed(topic, rows(value=[value]), first_row=number))
+            outlet.write(
+                Routed(Partition(topic), rows(value=[value]), first_row=number)
+            )
             held.append(sum(len(queue.pieces) for queue in outlet._queues.values()))
         # What is in excess of one for each topic counts.
         assert 50 < max(held) <= 10 + 50
@@ -218,12 +221,12 @@ def test_a_row_is_found_in_pieces_that_were_put_together(
     most = 4 * module._PIECE_BYTES
     with (
         _driver(job) as driver,
-        TaskWriter(job, driver, waiting_bytes_max=most) as outlet,
+        closing(TaskWriter(job, driver, waiting_bytes_max=most)) as outlet,
     ):
         for number in range(20):
             key = b"k" if number == 13 else None
             batch = rows(value=[None], key=[key])
-            outlet.write(Routed("a", batch, first_row=number))
+            outlet.write(Routed(Partition("a"), batch, first_row=number))
         with pytest.raises(RowError, match="row 13: a key but no value"):
             outlet.finish()
 
@@ -242,10 +245,10 @@ def test_few_rows_wait_for_more(
     monkeypatch.setattr(module, "_WORTH_BYTES", 1000)
     monkeypatch.setattr(module, "_PIECE_BYTES", 0)
     job = make_job(broker)
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         small, large = rows(value=[bytes(300)]), rows(value=[bytes(1000)] * 3)
         for batch in (small, small, small, small, large, small):
-            outlet.write(Routed("a", batch))
+            outlet.write(Routed(Partition("a"), batch))
         assert taken == [4, 3]
         outlet.finish()
     assert taken == [4, 3, 1]
@@ -268,10 +271,10 @@ def test_all_writers_together_hold_little(
     monkeypatch.setattr(module, "_LINGER_S", 3600.0)
     monkeypatch.setattr(module, "_WORTH_BYTES", 1)
     job = make_job(server, batch_bytes=10_000, max_in_flight=1)
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         for number in range(30):
             batch = rows(value=[bytes(3000 + number)])
-            outlet.write(Routed(f"t{number}", batch))
+            outlet.write(Routed(Partition(f"t{number}"), batch))
             held.append(sum(w.pending_bytes for w in outlet._open.values()))
         assert max(held) <= 2 * outlet._buffer_bytes == 40_000
         # Each time the one that has most.
@@ -283,7 +286,7 @@ def test_a_row_is_found_among_those_that_waited(broker: EmbeddedBroker) -> None:
     good = rows(value=[b"1", b"2", b"3"], key=[None] * 3, topic=list("aba"))
     bad = rows(value=[b"4", None], key=[None, b"k"], topic=list("bb"))
     job = make_job(broker)
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         _feed(outlet, good, bad)
         with pytest.raises(RowError, match="row 4: a key but no value"):
             outlet.finish()
@@ -295,7 +298,7 @@ def test_a_row_is_found_when_it_is_let_in(broker: EmbeddedBroker) -> None:
     job = make_job(broker)
     with (
         _driver(job) as driver,
-        TaskWriter(job, driver, open_max=1, waiting_bytes_max=0) as outlet,
+        closing(TaskWriter(job, driver, open_max=1, waiting_bytes_max=0)) as outlet,
         pytest.raises(RowError, match="row 2: a key but no value"),
     ):
         _feed(outlet, good, bad)
@@ -304,7 +307,7 @@ def test_a_row_is_found_when_it_is_let_in(broker: EmbeddedBroker) -> None:
 def test_topics_that_are_not_there(server: EmbeddedBroker) -> None:
     create_topics(server, "a", "b")
     job = make_job(server, create_topic=False)
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
         # One that turns up meanwhile is as good.
         create_topics(server, "c")
@@ -327,7 +330,7 @@ def test_topics_are_looked_for_once(
         return whole(client)
 
     monkeypatch.setattr(LanceClient, "topics", note)
-    with _driver(job) as driver, TaskWriter(job, driver) as outlet:
+    with _driver(job) as driver, closing(TaskWriter(job, driver)) as outlet:
         for _ in range(3):
             _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
         outlet.finish()
@@ -337,13 +340,13 @@ def test_topics_are_looked_for_once(
 def test_leaving_ends_the_writers(server: EmbeddedBroker) -> None:
     job = make_job(server)
     with _driver(job) as driver:
-        with TaskWriter(job, driver, waiting_bytes_max=0) as outlet:
+        with closing(TaskWriter(job, driver, waiting_bytes_max=0)) as outlet:
             _feed(outlet, rows(value=[b"1", b"2"], topic=["a", "b"]))
             names = [thread.name for thread in threading.enumerate()]
             assert {"lance-producer-a", "lance-producer-b"} <= set(names)
         names = [thread.name for thread in threading.enumerate()]
         assert not [name for name in names if name.startswith("lance-producer")]
-        outlet.abandon()
+        outlet.close()
 
 
 def test_one_that_can_not_be_closed_does_not_keep_the_others(
@@ -360,7 +363,10 @@ def test_one_that_can_not_be_closed_does_not_keep_the_others(
 
     monkeypatch.setattr(Writer, "close", fail)
     job = make_job(broker)
-    with _driver(job) as driver, TaskWriter(job, driver, waiting_bytes_max=0) as outlet:
+    with (
+        _driver(job) as driver,
+        closing(TaskWriter(job, driver, waiting_bytes_max=0)) as outlet,
+    ):
         _feed(outlet, rows(value=[b"1", b"2", b"3"], topic=["a", "b", "c"]))
     assert "for 'b'> can't be closed: a bug" in caplog.text
 

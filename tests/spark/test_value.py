@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lance_spark.client.driver import check_servers
 from lance_spark.errors import OptionError
 from lance_spark.spark.setting import (
     BY_NAME,
@@ -11,7 +12,6 @@ from lance_spark.spark.setting import (
     parse_flag,
     parse_integer,
     parse_pattern,
-    parse_servers,
     parse_text,
     parse_timeout,
     parse_topics,
@@ -93,13 +93,13 @@ def test_empty_pattern() -> None:
 
 
 def test_servers() -> None:
-    assert parse_servers(" a:1, b ") == "a:1, b"
+    assert check_servers(" a:1, b ") == "a:1, b"
 
 
 @pytest.mark.parametrize("text", ["", "a:x", "a,,b", "http://a:1", "a:70000"])
 def test_no_servers(text: str) -> None:
     with pytest.raises(OptionError):
-        parse_servers(text)
+        check_servers(text)
 
 
 def test_choice() -> None:

@@ -16,7 +16,7 @@ from lance_spark.client.lwp.driver import make_driver
 from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.watch import LogState, Watch, is_news
+from lance_spark.spark.watch import SeenLog, Watch, is_news
 from lance_spark.wire.lwp import TopicPosition, WaitResponse
 from tests.integration.kit import PATIENCE_S
 from tests.spark.reading import (
@@ -57,7 +57,7 @@ def make_watch(time: Time | None = None, but: str = "") -> Watch:
     return Watch(lambda name: name != but, clock=time.clock, sleep=time.sleep)
 
 
-Heads = dict[str, LogState]
+Heads = dict[str, SeenLog]
 
 
 def look(watch: Watch, client: LanceClient, known: StreamOffset) -> Heads:
@@ -113,7 +113,7 @@ def test_what_is_new(
     heads: dict[str, tuple[int, int, int]], known: dict[str, TopicPlace], expected: bool
 ) -> None:
     states = {
-        Partition(topic): LogState(LogRef(Partition(topic), topic_id, created_s), end)
+        Partition(topic): SeenLog(LogRef(Partition(topic), topic_id, created_s), end)
         for topic, (topic_id, created_s, end) in heads.items()
     }
     assert is_news(states, StreamOffset.of(known)) is expected

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.spark.job import WriteJob, make_batch_job
+from lance_spark.spark.job import WriteJob, plan_job
 from lance_spark.spark.options import WriteOptions, parse_write_options
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.sink import TaskResult, commit_job, write_task
@@ -54,7 +54,7 @@ def make_job(
     broker: EmbeddedBroker, *, overwrite: bool = False, **changes: Any
 ) -> WriteJob:
     """Make a job as the driver does."""
-    return travel(make_batch_job(make_options(broker, **changes), overwrite))
+    return travel(plan_job(make_options(broker, **changes), overwrite))
 
 
 def hurry(job: WriteJob) -> WriteJob:

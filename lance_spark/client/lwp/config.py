@@ -38,6 +38,7 @@ class ClientConfig(ConnectionConfig):
         OptionError: a value can't be used.
     """
 
+    protocol: ClassVar[str] = "lance"
     default_port: ClassVar[int] = DEFAULT_PORT
     response_bytes_min: ClassVar[int] = PAYLOAD_BYTES_MAX
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lance_spark.client import (
     Capability,
-    ClientConfig,
     CommitStatus,
     LanceClient,
     Producer,
@@ -24,6 +23,7 @@ from lance_spark.client import (
     TopicInfo,
     consumer_id,
 )
+from lance_spark.client import ClientConfig as Config
 from lance_spark.client.driver import (
     CheckServer,
     Committed,
@@ -34,7 +34,7 @@ from lance_spark.client.driver import (
     RecordFinder,
     Ruler,
     ServerKind,
-    StageContent,
+    Staged,
     TopicEntry,
     Traits,
     Unread,
@@ -46,10 +46,22 @@ from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
 from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
 from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
-from lance_spark.wire.lwp import RECORD_HEADER_BYTES
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES, read_records
 
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection
+    from lance_spark.records import Records
+
+TRAITS = Traits(
+    "lance",
+    "bytes",
+    "located",
+    columns=("topic", "offset", "type", "key", "value", "timestamp"),
+    waits=True,
+    compressions=("none", "lz4"),
+    record_units_min=RECORD_HEADER_BYTES,
+    split_units=64 * 1024 * 1024,
+)
 
 # All records of a micro-batch go through the driver of the query if the server is a
 # plain one, because its ends are found by reading.
@@ -59,7 +71,7 @@ _NEEDS = {"locate": Capability.LOCATE.value, "stages": Capability.STAGED_COMMIT.
 _GONE = (TopicNotFound, TopicDeleted)
 
 
-def open_driver(config: ClientConfig) -> LwpDriver | PlainDriver:
+def open_driver(config: Config) -> LwpDriver | PlainDriver:
     """Connect, and choose the driver that suits the server."""
     client = LanceClient(config=config)
     try:
@@ -87,7 +99,7 @@ class _LanceDriver:
         self.client = client
 
     @property
-    def config(self) -> ClientConfig:
+    def config(self) -> Config:
         """How the servers are reached."""
         return self.client.config
 
@@ -168,9 +180,11 @@ class _LanceDriver:
         end: int | None,
         fetch_bytes: int,
         first_fetch_bytes: int | None = None,
-    ) -> RecordReader:
+        last_end: int | None = None,
+        on_bad: Literal["fail", "skip"] = "fail",
+    ) -> _LogReader:
         """Read the records that start in [start, end)."""
-        return RecordReader(
+        reader = _LogReader(
             self.client,
             log.topic,
             start,
@@ -179,20 +193,23 @@ class _LanceDriver:
             first_fetch_bytes=first_fetch_bytes,
             topic_id=log.topic_id,
         )
+        reader.last_end, reader.skips = last_end, on_bad == "skip"
+        return reader
 
     def open_writer(
         self,
-        to: str,
+        to: Partition,
         *,
         options: WriterSettings,
         create_topic: bool,
         check: CheckServer,
     ) -> _TopicWriter:
         """Write rows to a topic, each at least once."""
+        assert to.number == 0, "LWP's topics have one partition"
         # Any of the servers may answer when a connection has to be made anew.
         return _TopicWriter(
             self.client,
-            to,
+            to.topic,
             create_topic=create_topic,
             check=lambda connection: check(_describe_server(connection)),
             **asdict(options),
@@ -210,19 +227,9 @@ class _LanceDriver:
 class LwpDriver(_LanceDriver):
     """Drives servers that tell where records are."""
 
-    traits = Traits(
-        "lance",
-        "bytes",
-        "located",
-        waits=True,
-        compressions=("none", "lz4"),
-        record_units_min=RECORD_HEADER_BYTES,
-    )
-
     def __init__(self, client: LanceClient) -> None:
         super().__init__(client)
-        if not client.supports(Capability.WAIT):
-            self.traits = replace(self.traits, waits=False)
+        self.traits = replace(TRAITS, waits=client.supports(Capability.WAIT))
 
     def _to_entry(self, info: TopicInfo) -> TopicEntry:
         found, entry = info.details, super()._to_entry(info)
@@ -291,12 +298,12 @@ class LwpDriver(_LanceDriver):
 class PlainDriver(_LanceDriver):
     """Drives servers that have LWP and nothing else."""
 
-    traits = Traits(
-        "lance",
-        "bytes",
-        "probed",
+    traits = replace(
+        TRAITS,
+        finder="probed",
+        waits=False,
+        compressions=("none",),
         batch_units_max=PLAIN_BATCH_BYTES,
-        record_units_min=RECORD_HEADER_BYTES,
     )
 
     def wait(self, known: Mapping[LogRef, int], version: int, wait_s: float) -> News:
@@ -376,7 +383,7 @@ class LwpStages:
         self,
         writer_id: str,
         sequence: int,
-        stages: Sequence[StageContent],
+        stages: Sequence[Staged],
         *,
         overwrite: Sequence[str] = (),
     ) -> Committed:
@@ -401,6 +408,33 @@ _STATUS: Mapping[CommitStatus, Literal["committed", "repeated", "stale"]] = {
     CommitStatus.REPEATED: "repeated",
     CommitStatus.STALE: "stale",
 }
+
+
+class _LogReader(RecordReader):
+    """Turns chunks into records."""
+
+    last_end: int | None = None
+    skips = False
+    skipped = (0, 0)
+
+    def next_records(self) -> Records | None:
+        chunk = self.next_chunk()
+        if chunk is None:
+            return None
+        if self.last_end is not None and chunk.end > self.last_end:
+            chunk, _ = chunk.split(chunk.records - 1)
+        records = read_records(
+            chunk.data,
+            base_offset=chunk.start,
+            found=chunk.found,
+            on_bad="skip" if self.skips else "stop",
+        )
+        if self.skips and len(records) < chunk.records:
+            sizes = records.find_nexts() - records.find_positions()
+            count, size = self.skipped
+            count += chunk.records - len(records)
+            self.skipped = count, size + len(chunk.data) - int(sizes.sum())
+        return records
 
 
 class _TopicWriter(Producer):
