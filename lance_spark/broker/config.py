@@ -122,6 +122,7 @@ class BrokerConfig(StoreConfig):
         tokens: the tokens that are accepted; none means that no token is needed.
         token_file: a file with one more token per line.
         metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
+        rustlog: `host:port` where RustLog is served; not at all if not given.
         ui: `host:port` for the web console; port 0 takes a free one. True is a free
             port of the loopback interface.
         ui_admin: the console may also change things.
@@ -163,6 +164,7 @@ class BrokerConfig(StoreConfig):
     tokens: tuple[str, ...] = field(default=(), repr=False)
     token_file: str | None = None
     metrics: str | None = field(default=None, metadata=ADDRESS)
+    rustlog: str | None = field(default=None, metadata=ADDRESS)
     ui: str | bool | None = None
     ui_admin: bool = False
     topics_max: int = 10_000

@@ -24,6 +24,7 @@ from lance_spark.broker.console import Console
 from lance_spark.broker.exchange import Exchange
 from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
+from lance_spark.broker.rustlog import session_maker as rustlog_session_maker
 from lance_spark.broker.server import Endpoint, Server, SessionMaker
 from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError
@@ -37,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 # The sessions of each protocol, by the name that `address_of` takes. That of all but
 # LWP is also the name of the setting that turns the protocol on.
-PROTOCOLS: dict[str, SessionMaker] = {LWP: session_maker}
+PROTOCOLS: dict[str, SessionMaker] = {
+    LWP: session_maker,
+    "rustlog": rustlog_session_maker,
+}
 
 
 class EmbeddedBroker:

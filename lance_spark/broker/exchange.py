@@ -13,10 +13,18 @@ from dataclasses import dataclass, replace
 
 from lance_spark.broker.access import Principal
 from lance_spark.broker.service import Service
-from lance_spark.errors import OffsetOutOfRange, StorageError, UnknownTopic
+from lance_spark.errors import (
+    OffsetOutOfRange,
+    PayloadTooLarge,
+    StorageError,
+    UnknownTopic,
+)
 from lance_spark.model import Bounds, Buffer, Partition, Retention
 from lance_spark.records import Records
 from lance_spark.store import Appended, Slice, Topic, View
+
+# What a record takes beside its key and its value, at most.
+_RECORD_BYTES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,17 @@ class Exchange:
             families.setdefault(partition.topic, {})[partition.number] = log
         return [_gather(name, logs) for name, logs in sorted(families.items())]
 
+    def family(self, client: Principal, topic: str) -> Family:
+        """Find one topic with its partitions.
+
+        Raises:
+            UnknownTopic: there is none, or none that the client may see.
+        """
+        for found in self.topics(client):
+            if found.name == topic:
+                return found
+        raise UnknownTopic(topic)
+
     def find(self, client: Principal, topic: str, partition: int | None = 0) -> int:
         """Give the id of the log of a partition.
 
@@ -122,6 +141,22 @@ class Exchange:
     def bounds(self, client: Principal, log: int) -> Bounds:
         """Give the number of the first record that can be read, and of the next."""
         return self.service.view(client, log).records
+
+    def measure(self, records: Records) -> int:
+        """Say how many bytes records take at most when they are stored.
+
+        Raises:
+            PayloadTooLarge: that is more than one batch may have.
+        """
+        keys, values = records.keys.lengths.sum(), records.values.lengths.sum()
+        size = int(keys + values) + _RECORD_BYTES_MAX * len(records)
+        most = self.service.store.config.batch_bytes_max
+        if size > most:
+            raise PayloadTooLarge(
+                f"the records take {size} bytes when they are stored, and {most} may "
+                "be written at once: send fewer at a time"
+            )
+        return size
 
     def store(
         self,

@@ -20,14 +20,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lance_spark.errors import LanceError, OptionError
+from lance_spark.net.address import Address
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
+    from prometheus_client.registry import Collector, CollectorRegistry
 
-    from lance_spark.net.address import Address
 
 logger = logging.getLogger(__name__)
 
@@ -345,7 +345,7 @@ class Exporter:
         self,
         metrics: Metrics,
         topics: Callable[[], Iterable[TopicGauge]],
-        address: Address,
+        address: Address | None = None,
     ) -> None:
         """Make an exporter that is not started.
 
@@ -356,7 +356,7 @@ class Exporter:
         """
         self._metrics = metrics
         self._topics = topics
-        self._address = address
+        self._address = address or Address("127.0.0.1", 0)
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -375,15 +375,9 @@ class Exporter:
         """
         if self._server is not None:
             return
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise OptionError(
-                "metrics need the package prometheus-client, which is not installed: "
-                "pip install 'lance-spark[metrics]'"
-            ) from error
-        registry = CollectorRegistry()
-        registry.register(cast("Collector", self))
+        registry = self._make_registry()
+        from prometheus_client import start_http_server
+
         host, port = self._address.host, self._address.port
         try:
             server, thread = start_http_server(port, host, registry)
@@ -394,6 +388,29 @@ class Exporter:
             ) from error
         _bound_scrapes(server)
         self._server, self._thread = server, thread
+
+    def render(self) -> str:
+        """Give what a scrape gets.
+
+        Raises:
+            OptionError: the library is not installed.
+        """
+        registry = self._make_registry()
+        from prometheus_client import generate_latest
+
+        return generate_latest(registry).decode()
+
+    def _make_registry(self) -> CollectorRegistry:
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError as error:
+            raise OptionError(
+                "metrics need the package prometheus-client, which is not installed: "
+                "pip install 'lance-spark[metrics]'"
+            ) from error
+        registry = CollectorRegistry()
+        registry.register(cast("Collector", self))
+        return registry
 
     def stop(self) -> None:
         """Stop listening; a scrape that is under way may still end."""

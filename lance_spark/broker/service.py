@@ -640,14 +640,19 @@ class Service:
             if key.topic in ends
         }
 
-    def gauges(self) -> list[TopicGauge]:
-        """Measure all topics, the default topic too, for the broker's operator."""
+    def gauges(self, client: Principal | None = None) -> list[TopicGauge]:
+        """Measure topics, the default topic too: those of a client, or all of them.
+
+        All are for the broker's operator, who is no client.
+        """
         stages: dict[str, int] = {}
         for stage in self.store.stages():
             name = stage.metadata.topic
             stages[name] = stages.get(name, 0) + 1
         gauges = []
         for topic in self.store.topics(default=True):
+            if client is not None and not self.gate.may_see(client, topic.metadata.id):
+                continue
             start, end, segments = topic.log.snapshot()
             gauges.append(
                 TopicGauge(

@@ -43,7 +43,7 @@ from lance_spark.client.driver import (
 from lance_spark.client.link import Dialer, Link
 from lance_spark.columnar import read_records
 from lance_spark.errors import (
-    AppendConflict,
+    AppendConflictError,
     DataLoss,
     InvalidOffset,
     LanceError,
@@ -102,8 +102,9 @@ class CountedDriver(ABC):
     traits: Traits
     # The server appends only if the records get the numbers that were expected.
     is_conditional = False
-    # The most that one append may hold, and one record of it.
+    # The most that one append holds, unless it is one record, and what that may have.
     append_bytes_max: int
+    record_bytes_max: int
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class CountedDriver(ABC):
         """Read the answer to such a request.
 
         Raises:
-            AppendConflict: the records would not get the numbers that were expected;
+            AppendConflictError: the records would get other numbers than expected;
                 none was appended.
         """
 
@@ -574,9 +575,9 @@ class CountedWriter:
         self._rows, self._row_bytes = [], 0
 
     def _check_row(self, row: int, size: int) -> None:
-        most, protocol = self._driver.append_bytes_max, self._driver.traits.protocol
-        if size > most:
-            reason = f"it has {size} bytes; {protocol} carries {most} at most"
+        most, protocol = self._driver.record_bytes_max, self._driver.traits.protocol
+        if size - _ROW_BYTES > most:
+            reason = f"it has {size - _ROW_BYTES} bytes, {protocol} carries {most}"
             raise RowError(reason, row)
 
     # Sending.
@@ -618,7 +619,7 @@ class CountedWriter:
                 self._driver.check_appended(answer, self._to)
                 self._sent.popleft()
                 return
-        except AppendConflict as conflict:
+        except AppendConflictError as conflict:
             logger.debug("%s: %s", show(self._to), conflict)
         except LanceError as error:
             if not (error.retriable or isinstance(error, RemoteProtocolError)):
@@ -637,7 +638,7 @@ class CountedWriter:
                 )
                 driver.check_appended(answer, self._to)
                 return
-            except AppendConflict as conflict:
+            except AppendConflictError as conflict:
                 assert batch.expected is not None
                 if self._options.sole_writer and self._is_stored(batch):
                     return

@@ -29,7 +29,7 @@ from lance_spark.client.driver import (
     protocols,
 )
 from lance_spark.columnar import make_schema, write_records
-from lance_spark.errors import OptionError, TopicNotFound
+from lance_spark.errors import DataLoss, OptionError, TopicNotFound
 from lance_spark.model import Bounds, Partition
 
 _FETCH_BYTES = 4 * 1024 * 1024
@@ -260,7 +260,10 @@ class LogClient:
                         records, schema, topic=at.topic, partition=at.number
                     )
                     pause_s, idle_s = _PAUSE_S_MIN, 0.0
-                elif patience_s is None or idle_s >= patience_s:
+                elif patience_s is None:
+                    reason = "the log ends before the range"
+                    raise DataLoss(at.topic, reader.position, None, None, reason)
+                elif idle_s >= patience_s:
                     return
                 else:
                     pause_s = min(pause_s, patience_s - idle_s)

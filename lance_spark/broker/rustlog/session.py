@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lance_spark.broker.metrics import Exporter
 from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.session import Owed, Session
 from lance_spark.errors import (
@@ -31,6 +32,9 @@ from lance_spark.records import NO_SPANS, Records
 from lance_spark.wire import rustlog as wire
 
 logger = logging.getLogger(__name__)
+
+# How many times its bytes a record takes while it becomes JSON.
+_JSON_GROWTH = 16
 
 _NO_RECORDS = Records(NO_SPANS)
 
@@ -56,13 +60,13 @@ class RustlogSession(Session[memoryview]):
         as_json = wire.is_json(frame)
         asked = _Asked(None, "Unknown", as_json)
         try:
-            if as_json and not self._hold(len(frame) * wire.JSON_GROWTH):
-                raise Timeout("there was no memory to read the request")
             if not self.is_admitted:
                 raise AuthenticationRequired(
                     "this broker asks for a token, which RustLog can't carry: use TLS "
                     "with a client certificate"
                 )
+            if as_json and not self._hold(wire.find_json_memory(frame)):
+                raise Timeout("there was no memory to read the request")
             try:
                 message = wire.decode_request(frame)
             except RemoteProtocolError as error:
@@ -93,7 +97,7 @@ class RustlogSession(Session[memoryview]):
 
     def _reject(self, error: RemoteProtocolError) -> None:
         super()._reject(error)
-        self._refuse(PayloadTooLarge(str(error)), None)
+        self._fail(PayloadTooLarge(str(error)), _Asked(None, "Unknown", False))
         self._linger()
 
     # Topics.
@@ -170,8 +174,8 @@ class RustlogSession(Session[memoryview]):
             # log's end.
             return wire.FetchResponse(_NO_RECORDS, end if as_json else start)
         most = min(message.max_bytes, wire.PIECE_BYTES_MAX)
-        # What is stored, and the answer that is made of it.
-        self._hold_answer((wire.JSON_GROWTH if as_json else 2) * most)
+        # What is stored, and the answer that is made of it: in JSON, lists of numbers.
+        self._hold_answer((_JSON_GROWTH if as_json else 2) * most)
         records = exchange.load(client, log, start, max_bytes=most).records
         try:
             piece = next(wire.split_records(records, most, as_json=as_json))
@@ -197,7 +201,8 @@ class RustlogSession(Session[memoryview]):
     # The rest.
 
     def _metrics_fetch(self, message: wire.MetricsFetch, as_json: bool) -> wire.Message:
-        return wire.MetricsFetchResponse(self._service.render_metrics(self._client))
+        exporter = Exporter(self._metrics, lambda: self._service.gauges(self._client))
+        return wire.MetricsFetchResponse(exporter.render())
 
     def _ping(self, message: wire.Ping, as_json: bool) -> wire.Message:
         return wire.PingResponse()

@@ -151,6 +151,8 @@ class RustlogDriver(CountedDriver):
 
     traits = TRAITS
     append_bytes_max = wire.PIECE_BYTES_MAX
+    # With a topic's name of any length beside it.
+    record_bytes_max = wire.VALUE_BYTES_MAX - 2**16
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, RustlogDialects(config))
