@@ -83,11 +83,13 @@ class Fetched:
         start: the first position that is covered.
         next: the position behind the last. Positions in between without a record have
             none: the protocol said so.
+        needed_bytes: ask for as much: not even the first record was whole.
     """
 
     records: Records
     start: int
     next: int
+    needed_bytes: int = 0
 
 
 class CountedDriver(ABC):
@@ -431,6 +433,9 @@ class CountedReader:
                 raise DataLoss(
                     show(self._at), self.position, fetched.start, end, _REMOVED
                 )
+            if fetched.needed_bytes > self._fetch_bytes:
+                self._fetch_bytes = fetched.needed_bytes
+                continue
             records = self._trim(fetched.records)
             is_over = fetched.next <= self.position
             self.position = max(self.position, fetched.next)

@@ -1,0 +1,1 @@
+"""The client side of TANK: its dialect and its driver."""

@@ -1,0 +1,297 @@
+"""TANK: how a connection speaks it, and its driver.
+
+Positions are sequence numbers, the first of which is 1. An append says which number its
+first message is to get (message 5), so that a lost answer can be followed by the same
+append: if it was stored, it is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.connection import Connection
+from lance_spark.client.counted import CountedDriver, Fetched, show
+from lance_spark.client.dialect import ConnectionEnded, Dialect
+from lance_spark.client.driver import Traits
+from lance_spark.client.inbox import Pending
+from lance_spark.errors import (
+    ConnectionLost,
+    RecordError,
+    RecordTooLarge,
+    RemoteProtocolError,
+    TlsRefused,
+    TopicNotFound,
+)
+from lance_spark.model import Bounds, Buffer, Partition
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
+from lance_spark.records import NO_SPANS, Records
+from lance_spark.wire import tank as wire
+
+MIB = 1024 * 1024
+TRAITS = Traits(
+    "tank",
+    "records",
+    "counted",
+    columns=("topic", "partition", "offset", "timestamp", "key", "value"),
+    first_position=wire.SEQ_FIRST,
+    compressions=("none", "snappy"),
+)
+# A broker of this library takes no larger message, unless its settings say so.
+_APPEND_BYTES_MAX = 8 * MIB
+_RECORD_BYTES_MAX = 16 * MIB - 2**10
+# TANK's broker does not wait shorter than this, and not longer.
+_WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
+_REQUESTS_MAX = 2**32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ConnectionConfig):
+    """How TANK's servers are reached."""
+
+    protocol: ClassVar[str] = "tank"
+    default_port: ClassVar[int] = 11011
+
+
+class TankDialect:
+    """TANK; answers have the ids of their requests and may overtake each other.
+
+    Args:
+        response_bytes_max: the largest answer to take.
+    """
+
+    requests_max: int | None = None
+    capabilities: frozenset[str] = frozenset()
+
+    def __init__(self, response_bytes_max: int) -> None:
+        self._response_bytes_max = response_bytes_max
+
+    def make_parser(self) -> wire.FrameParser:
+        """Make the parser of what the server sends."""
+        size = self._response_bytes_max
+        return wire.FrameParser(payload_bytes_max=size, payload_bytes_first=size)
+
+    def greet(self, connection: Connection, deadline: Deadline) -> None:
+        """Ask for the status, to learn whether the server speaks TANK."""
+        try:
+            connection.request(wire.GetStatus(0), deadline=deadline)
+        except TlsRefused:
+            raise
+        except ConnectionLost as error:
+            raise ConnectionEnded(
+                f"{error} before its first answer; if it is up, check that it speaks "
+                "TANK, lets clients in without a token, and that tls is what it uses"
+            ) from error
+
+    def name_of(self, request: wire.Message) -> str:
+        """Name a request in error texts."""
+        return type(request).__name__
+
+    def encode(self, request: Any, number: int) -> Sequence[Buffer]:
+        """Write a request with its number as its id."""
+        request = replace(request, request_id=number % _REQUESTS_MAX)
+        return wire.encode_message(request)
+
+    def encode_batch(self, batch: Any, target: int) -> Sequence[Buffer]:
+        """Refuse: batches are requests here."""
+        raise NotImplementedError
+
+    def encode_keepalive(self) -> None:
+        """Return none: TANK has no keepalive."""
+
+    def is_keepalive(self, frame: wire.Frame) -> bool:
+        """Tell that none is."""
+        return False
+
+    def number_of(
+        self, frame: wire.Frame, waiting: Mapping[int, Pending]
+    ) -> int | None:
+        """Read the id of the request; None for a ping, which answers none."""
+        number = wire.number_of(frame)
+        # Only the last 32 bits of a number are sent.
+        return next((n for n in waiting if n % _REQUESTS_MAX == number), number)
+
+    def decode(self, frame: wire.Frame, request: Any) -> wire.Message:
+        """Read the answer to a request for one partition, and raise its error."""
+        answer = wire.decode_response(frame)
+        expected = wire.RESPONSES[_answer_kind(request.KIND)]
+        if not isinstance(answer, expected):
+            raise RemoteProtocolError(
+                f"{type(answer).__name__} came in answer to {self.name_of(request)!r}"
+            )
+        if isinstance(answer, wire.Produced):
+            for topic, write, outcome in answer.match(request):
+                where = show(Partition(topic, write.partition))
+                _check(request.KIND, outcome.code, where, outcome.leader)
+        elif isinstance(answer, wire.Consumed):
+            _check_consumed(answer, request)
+        elif isinstance(answer, wire.Created):
+            _check(request.KIND, answer.code, answer.topic)
+        return answer
+
+    def decode_push(self, frame: wire.Frame) -> None:
+        """Drop it: a broker greets with a ping, and says nothing else unasked."""
+
+
+def _answer_kind(kind: wire.Kind) -> wire.Kind:
+    return wire.Kind.PRODUCE if kind is wire.Kind.PRODUCE_AT else kind
+
+
+def _check(kind: wire.Kind, code: int, where: str, leader: str | None = None) -> None:
+    if code != wire.OK:
+        raise wire.make_error(kind, code, where, leader)
+
+
+def _check_consumed(answer: wire.Consumed, request: wire.Consume) -> None:
+    asked = request.topics[0]
+    where = show(Partition(asked.name, asked.fetches[0].partition))
+    if len(answer.topics) != 1 or answer.topics[0].name != asked.name:
+        raise RemoteProtocolError(f"the answer is not about {where}")
+    topic = answer.topics[0]
+    if topic.unknown is not None:
+        raise wire.make_error(request.KIND, wire.UNKNOWN, where)
+    if [found.partition for found in topic.partitions] != [asked.fetches[0].partition]:
+        raise RemoteProtocolError(f"the answer is not about {where}")
+    found = topic.partitions[0]
+    if found.flag != wire.SPARSE:
+        _check(request.KIND, found.flag, where, found.leader)
+
+
+class TankDialects:
+    """Makes the one dialect there is."""
+
+    def __init__(self, config: Config) -> None:
+        self._response_bytes_max = config.response_bytes_max
+
+    def candidates(self, address: Address) -> Sequence[TankDialect]:
+        """List the one dialect to speak."""
+        return [TankDialect(self._response_bytes_max)]
+
+    def learn(self, address: Address, dialect: Dialect) -> None:
+        """Forget it: there is nothing to choose."""
+
+
+class TankDriver(CountedDriver):
+    """Drives TANK's servers."""
+
+    traits = TRAITS
+    is_conditional = True
+    append_bytes_max = _APPEND_BYTES_MAX
+    record_bytes_max = _RECORD_BYTES_MAX
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, TankDialects(config))
+        self._fetch_bytes_max = config.response_bytes_max // 2
+
+    # Topics.
+
+    def list_topics(self) -> dict[str, int]:
+        """Ask for all topics, of which those count that are enabled."""
+        answer: wire.Topics = self._ask(wire.DiscoverTopics(0))
+        return {topic.name: topic.partitions for topic in answer.topics if topic.enabled}
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic; it is not asked for again, as it may be there by then."""
+        self._ask(wire.CreateTopic(0, name, partitions), retry=False)
+
+    def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
+        """Ask for all partitions of the topic: a list of some ends TANK's broker."""
+        request = wire.DiscoverPartitions(0, topic)
+        answer: wire.Partitions = self._ask(request)
+        if not answer.partitions:
+            raise TopicNotFound(f"there is no topic {topic!r}")
+        found = {}
+        for number in partitions:
+            if number < len(answer.partitions):
+                state = answer.partitions[number]
+                reason, where = state.reason, show(Partition(topic, number))
+                _check(request.KIND, reason.code, where, reason.leader)
+                found[number] = state.bounds
+        return found
+
+    # Records.
+
+    def make_fetch(
+        self, at: Partition, position: int, max_bytes: int, wait_s: float = 0.0
+    ) -> wire.Consume:
+        """Ask for records, and let the server wait for them."""
+        wait_ms = 0
+        if wait_s > 0:
+            wait_ms = int(1000 * min(max(wait_s, _WAIT_S_MIN), _WAIT_S_MAX))
+        fetch = wire.Fetch(at.number, position, min(max_bytes, self._fetch_bytes_max))
+        return wire.Consume(
+            max_wait_ms=wait_ms, topics=(wire.FetchTopic(at.topic, (fetch,)),)
+        )
+
+    def read_fetched(
+        self, answer: wire.Consumed, at: Partition, position: int
+    ) -> Fetched:
+        """Read bundles; the first may start before the position."""
+        found = answer.topics[0].partitions[0]
+        if not memoryview(found.chunk).nbytes:
+            # Without a chunk the other numbers mean nothing.
+            return Fetched(_NO_RECORDS, position, position)
+        is_sparse = found.flag == wire.SPARSE
+        base = 0 if is_sparse else found.base_seq
+        chunk = wire.read_chunk(
+            found.chunk, base, start=position, end=found.hwm + 1,
+            expanded_bytes_max=8 * self.config.response_bytes_max,
+        )
+        records = chunk.records
+        if records.fault is not None:
+            at_seq = chunk.next_seq
+            reason = f"{show(at)}: bundle at {at_seq}: {records.fault}"
+            records = replace(records, fault=RecordError(reason, at_seq))
+            if not len(records):
+                raise records.fault
+        # A sparse bundle says itself which numbers there are none of.
+        start = position if is_sparse else base
+        needed = chunk.cut_bytes if chunk.next_seq <= position else 0
+        if needed > self._fetch_bytes_max:
+            raise RecordTooLarge(
+                f"{show(at)}: a bundle has {needed} bytes: raise response_bytes_max, "
+                "of which one fetch may take the half",
+                position,
+            )
+        return Fetched(records, start, max(chunk.next_seq, position), needed)
+
+    def make_append(
+        self,
+        to: Partition,
+        records: Records,
+        *,
+        expected: int | None,
+        compression: str,
+    ) -> wire.Produce:
+        """Ask to append one bundle; records without a time get that of now."""
+        bundle = wire.write_records(
+            records, stamps_ns=time.time_ns(), compress=compression == "snappy"
+        )
+        write = wire.Write(to.number, bundle, expected)
+        topics = (wire.WriteTopic(to.topic, (write,)),)
+        kind = wire.Produce if expected is None else wire.ProduceAt
+        return kind(topics=topics)
+
+    def check_appended(self, answer: wire.Produced, to: Partition) -> None:
+        """Take it for success: the dialect has raised what else it may be."""
+
+    def _ask(self, request: wire.Message, *, retry: bool = True) -> Any:
+        return self.link.ask(lambda _: request, retry=retry)
+
+
+_NO_RECORDS = Records(NO_SPANS)
+
+
+def open_driver(config: Config) -> TankDriver:
+    """Connect to a server."""
+    driver = TankDriver(config)
+    try:
+        driver.link.connection()
+    except BaseException:
+        driver.close()
+        raise
+    return driver
