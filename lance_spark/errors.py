@@ -489,6 +489,10 @@ class CommitUnknownError(BrokerError):
     retriable = True
 
 
+class AppendConflictError(BrokerError):
+    """An append names the position of its first record, and the log ends elsewhere."""
+
+
 class StoreError(LanceError):
     """The log on disk refused or failed."""
 
