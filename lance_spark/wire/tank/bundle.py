@@ -16,7 +16,6 @@ of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,16 +66,14 @@ class Bundle:
     Args:
         flags: its flags.
         count: how many messages it has.
-        first_seq: the number of its first message, if it is sparse.
-        last_seq: the number of its last message, if it is sparse.
+        numbers: the bytes of the count and of the first and last number.
         data: its messages, maybe compressed.
         expanded_bytes: how many bytes these have when they are not.
     """
 
     flags: int
     count: int
-    first_seq: int | None
-    last_seq: int | None
+    numbers: memoryview
     data: memoryview
     expanded_bytes: int
 
@@ -97,16 +94,14 @@ def inspect_bundle(bundle: Buffer) -> Bundle:
     cursor = Cursor(bundle, "Bundle")
     if not cursor.remaining:
         # The broker in the field stores such bundles too.
-        return Bundle(0, 0, None, None, cursor.take(0), 0)
+        return Bundle(0, 0, cursor.take(0), cursor.take(0), 0)
     flags = cursor.one("B")
     if flags & _RESERVED or flags & _CODEC > _SNAPPY:
         raise cursor.error(f"flags 0x{flags:02X} are unknown")
     count = flags >> _COUNT_SHIFT & _COUNT_MAX or cursor.one("v")
-    first = last = None
     if flags & _SPARSE:
-        first = last = cursor.one("Q")
-        if count > 1:
-            last = first + 1 + cursor.one("v")
+        cursor.read("Qv" if count > 1 else "Q")
+    numbers = memoryview(bundle)[1 : cursor.position]
     data = cursor.take(cursor.remaining)
     size = len(data)
     if flags & _CODEC:
@@ -115,23 +110,14 @@ def inspect_bundle(bundle: Buffer) -> Bundle:
             raise cursor.error(f"{len(data)} bytes of snappy can't become {size}")
     if 2 * count > size:
         raise cursor.error(f"{count} messages in {size} bytes")
-    return Bundle(flags, count, first, last, data, size)
+    return Bundle(flags, count, numbers, data, size)
 
 
-def _expand(bundle: Bundle) -> Iterator[Buffer]:
-    """Give the parts of the same bundle without compression."""
-    yield bytes([bundle.flags & ~(_CODEC | _COUNT_MAX << _COUNT_SHIFT)])
-    yield encode_field("v", bundle.count)
-    if bundle.first_seq is not None and bundle.last_seq is not None:
-        yield encode_field("Q", bundle.first_seq)
-        if bundle.count > 1:
-            yield encode_field("v", bundle.last_seq - bundle.first_seq - 1)
-    if bundle.expanded_bytes:
-        codec = pa.Codec("snappy")
-        try:
-            yield codec.decompress(bundle.data, bundle.expanded_bytes)
-        except (pa.ArrowException, OSError) as error:
-            raise RemoteProtocolError(f"not snappy: {error}") from None
+def _expand(bundle: Bundle) -> Buffer:
+    try:
+        return pa.Codec("snappy").decompress(bundle.data, bundle.expanded_bytes)
+    except (pa.ArrowException, OSError) as error:
+        raise RemoteProtocolError(f"not snappy: {error}") from None
 
 
 # Bytes to records.
@@ -243,9 +229,9 @@ def _make_plain(
                 expanded += bundle.expanded_bytes
                 if expanded > bytes_max:
                     raise PayloadOverLimit("expanded bundle", expanded, bytes_max)
-                plain = list(_expand(bundle))
-                size = sum(memoryview(part).nbytes for part in plain)
-                parts += [encode_field("v", size), *plain]
+                head = bytes([bundle.flags & ~_CODEC]) + bytes(bundle.numbers)
+                size = len(head) + bundle.expanded_bytes
+                parts += [encode_field("v", size), head, _expand(bundle)]
             else:
                 parts.append(rest[: cursor.position])
         except RemoteProtocolError as error:
@@ -334,23 +320,22 @@ def write_records(
     parts = _make_parts(records, times // np.uint64(_NS_PER_MS), gaps)
     size = sum(int((ends - starts).sum()) for _, starts, ends in parts)
     head = _encode_head(records, gaps)
-    if not compress:
-        if framed:
-            head = encode_field("v", len(head) + size) + head
-        out = np.empty(len(head) + size, np.uint8)
-        out[: len(head)] = as_bytes(head)
-        kernel.weave(out[len(head) :], parts)
-        return out
-    messages = np.empty(size, np.uint8)
-    kernel.weave(messages, parts)
-    data: Buffer = pa.Codec("snappy").compress(messages)
-    if len(data) < size:
-        head = bytes([head[0] | _SNAPPY]) + head[1:]
-    else:
-        data = messages
-    if framed:
-        head = encode_field("v", len(head) + memoryview(data).nbytes) + head
-    return b"".join((head, data))
+    if compress:
+        messages = np.empty(size, np.uint8)
+        kernel.weave(messages, parts)
+        packed = pa.Codec("snappy").compress(messages)
+        if len(packed) < size:
+            head = bytes([head[0] | _SNAPPY]) + head[1:]
+            return b"".join((_frame(head, len(packed), framed), packed))
+    head = _frame(head, size, framed)
+    out = np.empty(len(head) + size, np.uint8)
+    out[: len(head)] = as_bytes(head)
+    kernel.weave(out[len(head) :], parts)
+    return out
+
+
+def _frame(head: bytes, size: int, framed: bool) -> bytes:
+    return encode_field("v", len(head) + size) + head if framed else head
 
 
 def _find_gaps(records: Records) -> _Positions:
@@ -369,9 +354,7 @@ def _encode_head(records: Records, gaps: _Positions | None) -> bytes:
     if gaps is not None:
         head += encode_field("Q", records.position(0))
         if count > 1:
-            head += encode_field(
-                "v", records.position(count - 1) - records.position(0) - 1
-            )
+            head += encode_field("v", int(gaps.sum()) + count - 2)
     return head
 
 
@@ -402,11 +385,11 @@ def _make_parts(
     ends = np.cumsum(sizes + value_sizes)
     starts = ends - sizes - value_sizes
     middles = ends - value_sizes
-    # Some more, so that a field of any size can be written where it starts.
-    out = np.empty(int(ends[-1]) + 8, np.uint8)
+    out = np.empty(int(ends[-1]), np.uint8)
     out[starts] = flags
     if len(between) and gaps is not None:
         _put_varints(out, starts[between] + 1, gaps[between - 1])
+    # Item i is the integer at byte i. The first message has a time, so there is room.
     everywhere: NDArray[Any] = np.ndarray(len(out) - 7, "<u8", out, 0, (1,))
     everywhere[starts[timed] + gap_sizes[timed]] = times[timed]
     out[middles[keyed] - 1] = records.keys.lengths

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
@@ -134,12 +134,22 @@ def _encode_varint(value: int) -> bytes:
     return bytes((*out, value))
 
 
+def _encode(code: Any, value: Any, before: Sequence[Any]) -> Iterator[Buffer]:
+    if isinstance(code, str):
+        yield encode_field(code, value)
+    elif isinstance(code, type):
+        yield from value.encode()
+    else:
+        yield from code.encode(value, before)
+
+
 class Struct:
     """Fields one behind the other; subclasses are dataclasses with these fields."""
 
     __slots__ = ()
 
     LAYOUT: ClassVar[Sequence[Any]] = ()
+    __match_args__: ClassVar[tuple[str, ...]]
 
     def encode(self) -> Iterator[Buffer]:
         """Give buffers to be sent one after the other; data is not copied.
@@ -147,16 +157,11 @@ class Struct:
         Raises:
             LocalProtocolError: a field does not fit.
         """
-        # Every subclass is a dataclass, which the type checker can't be told here.
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        values = [getattr(self, name) for name in names[: len(self.LAYOUT)]]
+        # The names of a dataclass's fields, which are those of the layout first.
+        names = self.__match_args__[: len(self.LAYOUT)]
+        values = [getattr(self, name) for name in names]
         for code, value in zip(self.LAYOUT, values, strict=True):
-            if isinstance(code, str):
-                yield encode_field(code, value)
-            elif isinstance(code, type):
-                yield from value.encode()
-            else:
-                yield from code.encode(value, values)
+            yield from _encode(code, value, values)
 
     @classmethod
     def read(cls: type[S], cursor: Cursor, before: Sequence[Any] = ()) -> S:
@@ -205,8 +210,7 @@ class Maybe:
 
     def encode(self, value: Any, before: Sequence[Any]) -> Iterator[Buffer]:
         if self.when(before):
-            simple = isinstance(self.code, str)
-            yield from (encode_field(self.code, value),) if simple else value.encode()
+            yield from _encode(self.code, value, before)
 
     def read(self, cursor: Cursor, before: Sequence[Any]) -> Any:
         return cursor.read((self.code,))[0] if self.when(before) else self.default

@@ -221,7 +221,7 @@ class TestReading:
         assert len(read_chunk(b"", 7).records) == 0
         assert read_chunk(b"", 7).next_seq == 7
         # The broker in the field stores these.
-        for empty in (b"", b"\0\0"):
+        for empty in (b"", b"\0\0", b"\1\0\0"):
             found = read_chunk(frame_bundle(empty) + frame_bundle(bundle(ROWS)), 1)
             assert unpack(found.records) == ROWS
 
@@ -375,6 +375,9 @@ class TestWriting:
         far = make_records([b"", b""], positions=np.array([0, 2**33]))
         with pytest.raises(LocalProtocolError, match="does not fit"):
             write_records(far, sparse=True)
+        huge = Records(Spans(np.empty(0, np.uint8), np.array([0]), np.array([2**32])))
+        with pytest.raises(LocalProtocolError, match="4 GiB"):
+            write_records(huge)
         broken = make_records([b""], fault=RecordError("no", 3))
         with pytest.raises(RecordError, match="no"):
             write_records(broken)
