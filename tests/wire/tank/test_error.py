@@ -33,7 +33,7 @@ def test_the_field_client_exits_on_this_one():
         (Kind.PRODUCE_AT, errors.AppendConflictError, 0x0A),
         (Kind.PRODUCE, errors.InvalidPayload, 0x02),
         (Kind.PRODUCE, errors.PayloadTooLarge, 0x02),
-        (Kind.CONSUME, errors.OffsetOutOfRange, 0x01),
+        (Kind.CONSUME, errors.InvalidOffset, 0x01),
         (Kind.CONSUME, errors.InternalError, 0xFB),
         (Kind.DISCOVER_PARTITIONS, errors.StorageError, 0xFB),
         (Kind.CREATE_TOPIC, errors.TopicAlreadyExists, 0x01),
