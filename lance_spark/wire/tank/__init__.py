@@ -10,7 +10,7 @@ package.
 # fmt: off
 # ruff: noqa: I001
 
-from lance_spark.wire.tank.bundle import (
+from lance_spark.wire.tank.record import (
     EXPANDED_BYTES_MAX, KEY_BYTES_MAX, SEQ_FIRST, Bundle, Chunk, find_long_key,
     inspect_bundle, read_chunk, read_records, write_records,
 )

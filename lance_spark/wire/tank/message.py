@@ -3,7 +3,7 @@
 Each is the fields of its `LAYOUT`; `field` says what the letters mean. Bytes behind the
 last known field are ignored, as the broker in the field does. Every answer has the id
 of its request, and answers may overtake each other. Bundles and chunks are buffers
-here, which `bundle` reads and writes.
+here, which `record` reads and writes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ class Message(Struct):
 
     KIND: ClassVar[Kind]
 
+    def __init_subclass__(cls, kind: Kind | None = None) -> None:
+        # A dataclass with slots is made twice, and the second time without this.
+        if kind is not None:
+            cls.KIND = kind
+
 
 @dataclass(frozen=True, slots=True)
-class Ping(Message):
+class Ping(Message, kind=Kind.PING):
     """The first thing that a broker says on a connection; it gets no answer."""
-
-    KIND = Kind.PING
 
 
 # Requests.
@@ -88,10 +91,9 @@ class WriteTopic(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Produce(Message):
+class Produce(Message, kind=Kind.PRODUCE):
     """Append a bundle to each of some partitions, wherever these end."""
 
-    KIND = Kind.PRODUCE
     LAYOUT = (*"HIsBI", Many(WriteTopic, "B"))
 
     client_version: int = CLIENT_VERSION
@@ -109,10 +111,8 @@ class Produce(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ProduceAt(Produce):
+class ProduceAt(Produce, kind=Kind.PRODUCE_AT):
     """Append if the first message gets the number `first_seq`."""
-
-    KIND = Kind.PRODUCE_AT
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,12 @@ class FetchTopic(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Consume(Message):
+class Consume(Message, kind=Kind.CONSUME):
     """Read partitions; wait where all of them are at their end.
 
     Bit 0 of `op_flags` asks for the node at hand; it is sent from version 3 on.
     """
 
-    KIND = Kind.CONSUME
     LAYOUT = (
         *"HIsQI",
         Maybe("B", lambda before: before[0] >= 3),
@@ -160,14 +159,13 @@ class Consume(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoverPartitions(Message):
+class DiscoverPartitions(Message, kind=Kind.DISCOVER_PARTITIONS):
     """Ask for the bounds of all partitions.
 
     A list of partitions could follow. It makes the broker in the field exit if one of
     them is unknown, so this side never sends it.
     """
 
-    KIND = Kind.DISCOVER_PARTITIONS
     LAYOUT = "Is"
 
     request_id: int
@@ -175,10 +173,9 @@ class DiscoverPartitions(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopic(Message):
+class CreateTopic(Message, kind=Kind.CREATE_TOPIC):
     """Create a topic; `config` has lines `name=value`, as `log.retention.secs=60`."""
 
-    KIND = Kind.CREATE_TOPIC
     LAYOUT = "IsHt"
 
     request_id: int
@@ -188,10 +185,9 @@ class CreateTopic(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ReloadConf(Message):
+class ReloadConf(Message, kind=Kind.RELOAD_CONF):
     """Ask to read a partition's configuration again."""
 
-    KIND = Kind.RELOAD_CONF
     LAYOUT = "IsH"
 
     request_id: int
@@ -200,20 +196,18 @@ class ReloadConf(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class GetStatus(Message):
+class GetStatus(Message, kind=Kind.STATUS):
     """Ask how many topics there are, and since when."""
 
-    KIND = Kind.STATUS
     LAYOUT = "I"
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoverTopics(Message):
+class DiscoverTopics(Message, kind=Kind.DISCOVER_TOPICS):
     """Ask for all topics."""
 
-    KIND = Kind.DISCOVER_TOPICS
     LAYOUT = "IB"
 
     request_id: int
@@ -221,10 +215,9 @@ class DiscoverTopics(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoverTopology(Message):
+class DiscoverTopology(Message, kind=Kind.DISCOVER_TOPOLOGY):
     """Ask for the nodes of the cluster."""
 
-    KIND = Kind.DISCOVER_TOPOLOGY
     LAYOUT = "IB"
 
     request_id: int
@@ -245,14 +238,13 @@ class Outcome(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Produced(Message):
+class Produced(Message, kind=Kind.PRODUCE):
     """The answer to Produce and ProduceAt, as it is on the wire.
 
     One outcome per partition, but only one for a whole topic if that is UNKNOWN or
     READ_ONLY. `match` says which belongs to which.
     """
 
-    KIND = Kind.PRODUCE
     LAYOUT = ("I", Many(Outcome))
 
     request_id: int
@@ -359,10 +351,9 @@ class FetchedTopic(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed(Message):
+class Consumed(Message, kind=Kind.CONSUME):
     """The answer to Consume: a header, and behind it the chunks in the same order."""
 
-    KIND = Kind.CONSUME
     LAYOUT = ("I", Many(FetchedTopic, "B"))
 
     request_id: int
@@ -401,10 +392,9 @@ class PartitionState(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Partitions(Message):
+class Partitions(Message, kind=Kind.DISCOVER_PARTITIONS):
     """The answer to DiscoverPartitions; an unknown topic has none."""
 
-    KIND = Kind.DISCOVER_PARTITIONS
     LAYOUT = (*"Is", Many(PartitionState, "H"))
 
     request_id: int
@@ -413,10 +403,9 @@ class Partitions(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Created(Message):
+class Created(Message, kind=Kind.CREATE_TOPIC):
     """The answer to CreateTopic."""
 
-    KIND = Kind.CREATE_TOPIC
     LAYOUT = "IsB"
 
     request_id: int
@@ -425,10 +414,9 @@ class Created(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded(Message):
+class Reloaded(Message, kind=Kind.RELOAD_CONF):
     """The answer to ReloadConf."""
 
-    KIND = Kind.RELOAD_CONF
     LAYOUT = "IsHB"
 
     request_id: int
@@ -442,10 +430,9 @@ def _in_cluster(before: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Status(Message):
+class Status(Message, kind=Kind.STATUS):
     """The answer to GetStatus."""
 
-    KIND = Kind.STATUS
     LAYOUT = (
         *"IBBII",
         *(
@@ -482,10 +469,9 @@ class TopicEntry(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Topics(Message):
+class Topics(Message, kind=Kind.DISCOVER_TOPICS):
     """The answer to DiscoverTopics."""
 
-    KIND = Kind.DISCOVER_TOPICS
     LAYOUT = ("I", Many(TopicEntry, "I"))
 
     request_id: int
@@ -508,10 +494,9 @@ class Topics(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Topology(Message):
+class Topology(Message, kind=Kind.DISCOVER_TOPOLOGY):
     """The answer to DiscoverTopology; only that of a single broker is understood."""
 
-    KIND = Kind.DISCOVER_TOPOLOGY
     LAYOUT = "IH"
 
     request_id: int
