@@ -99,3 +99,25 @@ def weave(out: Buffer, parts: Sequence[Part]) -> None:
         ValueError: a span is outside of its data, or the spans do not fill the output.
     """
     _source.weave(out, tuple(parts))
+
+
+def walk_tank(
+    data: NDArray[np.uint8], seq: int, single: bool
+) -> tuple[NDArray[np.int64], int, int]:
+    """Follow TANK's bundles and the messages in them.
+
+    Args:
+        data: bundles, each with its length in front, or one bundle without.
+        seq: the sequence number of the first message, from 0; a sparse bundle names
+            its own, which may be higher.
+        single: the data is one bundle.
+
+    Returns:
+        Five rows, with an item per message: where its value starts and ends, where its
+        key starts or -1, its time (u64 in the bits of an int64) and its sequence
+        number. Then where the walk stopped: the end of the data, or the first bundle
+        that is not whole, is compressed or does not hold the messages that it says.
+        Last the sequence number of the next message.
+    """
+    found: tuple[NDArray[np.int64], int, int] = _source.walk_tank(data, seq, single)
+    return found

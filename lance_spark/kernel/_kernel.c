@@ -322,11 +322,196 @@ done:
     return result;
 }
 
+/* Bundles of TANK, which hold messages; varints are LEB128 of up to 32 bits.
+ *
+ *   bundle    length varint | flags | [count varint] | [first u64 [| last varint]] | set
+ *   message   flags | [gap varint] | [time u64] | [length u8, key] | length varint, value
+ *
+ * The length of a bundle is left out where the data is one bundle. Its flags are the
+ * codec (2 bits), the count (4 bits, or 0 and a varint) and `sparse`. A sparse bundle
+ * says which sequence numbers its first and last message have (last - first - 1), and
+ * each one between them how many numbers it leaves out, unless that is none.
+ */
+#define TANK_CODEC 0x03
+#define TANK_COUNT_SHIFT 2
+#define TANK_COUNT_MASK 0x0F
+#define TANK_SPARSE 0x40
+#define TANK_RESERVED 0x80
+#define TANK_KEY 1
+#define TANK_SAME_TIME 2
+#define TANK_NO_GAP 4
+#define TANK_MESSAGE_FLAGS 7
+#define TANK_MESSAGE_BYTES_MIN 2
+#define TANK_COLUMNS 5
+/* Above this a number is nonsense, and below it sums do not overflow. */
+#define TANK_SEQ_MAX (INT64_MAX / 2)
+
+typedef struct {
+    Py_ssize_t start, end;
+    int64_t count, first, last;
+    int sparse;
+} Bundle;
+
+/* Returns -1 where the data ends inside of the varint, or it has more than 32 bits. */
+static int64_t
+read_varint(const uint8_t *data, Py_ssize_t end, Py_ssize_t *at)
+{
+    uint64_t value = 0;
+    for (int shift = 0; shift < 35 && *at < end; shift += 7) {
+        uint8_t byte = data[(*at)++];
+        value |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80)
+            return value <= UINT32_MAX ? (int64_t)value : -1;
+    }
+    return -1;
+}
+
+static uint64_t
+read_u64(const uint8_t *data)
+{
+    uint64_t value = 0;
+    for (int i = 7; i >= 0; i--)
+        value = value << 8 | data[i];
+    return value;
+}
+
+/* Returns 0 where no whole bundle starts that can be walked: also at a codec. */
+static int
+read_bundle(const uint8_t *data, Py_ssize_t size, Py_ssize_t at, int64_t seq, int single,
+            Bundle *bundle)
+{
+    int64_t length = single ? size - at : read_varint(data, size, &at), gap = -1;
+    if (length < 0 || length > size - at || seq > TANK_SEQ_MAX)
+        return 0;
+    *bundle = (Bundle){.end = at + (Py_ssize_t)length, .first = seq};
+    if (length > 0) {
+        uint8_t flags = data[at++];
+        if (flags & (TANK_CODEC | TANK_RESERVED))
+            return 0;
+        bundle->sparse = flags & TANK_SPARSE;
+        bundle->count = flags >> TANK_COUNT_SHIFT & TANK_COUNT_MASK;
+        if (bundle->count == 0)
+            bundle->count = read_varint(data, bundle->end, &at);
+        if (bundle->count < 0)
+            return 0;
+    }
+    if (bundle->sparse) {
+        if (bundle->end - at < 8)
+            return 0;
+        uint64_t first = read_u64(data + at);
+        at += 8;
+        if (first < (uint64_t)seq || first > TANK_SEQ_MAX)
+            return 0;
+        bundle->first = (int64_t)first;
+        if (bundle->count > 1 && (gap = read_varint(data, bundle->end, &at)) < 0)
+            return 0;
+    }
+    bundle->start = at;
+    bundle->last = bundle->first + (gap < 0 ? bundle->count - 1 : gap + 1);
+    return bundle->count <= (bundle->end - at) / TANK_MESSAGE_BYTES_MIN;
+}
+
+/* Fill rows of the table; returns 0 if the messages are not as many as there should be,
+ * of just the bundle's bytes and numbers. */
+static int
+follow_messages(const uint8_t *data, const Bundle *bundle, int64_t *row,
+                Py_ssize_t capacity)
+{
+    Py_ssize_t at = bundle->start, end = bundle->end;
+    int64_t seq = bundle->first - 1;
+    uint64_t time = 0;
+    for (int64_t i = 0; i < bundle->count; i++, row++) {
+        if (at >= end)
+            return 0;
+        uint8_t flags = data[at++];
+        int64_t key = -1, length, gap = 0;
+        if (++seq > bundle->last || flags & ~TANK_MESSAGE_FLAGS)
+            return 0;
+        if (bundle->sparse && i > 0 && !(flags & TANK_NO_GAP)) {
+            if (i == bundle->count - 1)
+                seq = bundle->last;
+            else if ((gap = read_varint(data, end, &at)) < 0)
+                return 0;
+            seq += gap;
+        }
+        if (!(flags & TANK_SAME_TIME)) {
+            if (end - at < 8)
+                return 0;
+            time = read_u64(data + at);
+            at += 8;
+        }
+        if (flags & TANK_KEY) {
+            if (at >= end)
+                return 0;
+            length = data[at++];
+            key = at;
+            if (length > end - at)
+                return 0;
+            at += (Py_ssize_t)length;
+        }
+        length = read_varint(data, end, &at);
+        if (length < 0 || length > end - at)
+            return 0;
+        row[0] = at;
+        at += (Py_ssize_t)length;
+        row[capacity] = at;
+        row[2 * capacity] = key;
+        row[3 * capacity] = (int64_t)time;
+        row[4 * capacity] = seq;
+    }
+    return at == end && seq == bundle->last;
+}
+
+PyDoc_STRVAR(follow_tank_doc,
+"follow_tank(data, seq, single, table) -> (position, rows, seq)\n--\n\n"
+"Fill the int64 buffer `table`, of five columns one behind the other, with the start\n"
+"and end of each message's value, the start of its key or -1, its time and its number,\n"
+"until a bundle is not whole, not plain or does not fit. An empty table only counts.");
+
+static PyObject *
+follow_tank_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, table;
+    Py_ssize_t position = 0, rows = 0, capacity;
+    long long given;
+    int single;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*Lpw*:follow_tank", &data, &given, &single, &table))
+        return NULL;
+    capacity = table.len / (TANK_COLUMNS * (Py_ssize_t)sizeof(int64_t));
+    if (given < 0 || !is_aligned(&table)) {
+        PyErr_SetString(PyExc_ValueError, "follow_tank: argument out of range");
+    } else {
+        int64_t seq = given;
+        Bundle bundle;
+        Py_BEGIN_ALLOW_THREADS
+        while (position < data.len &&
+               read_bundle(data.buf, data.len, position, seq, single, &bundle)) {
+            if (capacity > 0 && bundle.count > capacity - rows)
+                break;
+            if ((capacity > 0 || bundle.count == 0) &&
+                !follow_messages(data.buf, &bundle, (int64_t *)table.buf + rows, capacity))
+                break;
+            position = bundle.end;
+            rows += (Py_ssize_t)bundle.count;
+            seq = bundle.last + 1;
+        }
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nnL", position, rows, (long long)seq);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&table);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"follow_be32", follow_be32_py, METH_VARARGS, follow_be32_doc},
     {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
     {"measure", measure_py, METH_VARARGS, measure_doc},
     {"weave", weave_py, METH_VARARGS, weave_doc},
+    {"follow_tank", follow_tank_py, METH_VARARGS, follow_tank_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,10 +7,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.kernel._kernel import follow_be32, follow_tlv, measure, weave
+from lance_spark.kernel._kernel import (
+    follow_be32,
+    follow_tank,
+    follow_tlv,
+    measure,
+    weave,
+)
 from lance_spark.model import Buffer
 
-__all__ = ["measure", "walk_be32", "walk_tlv", "weave"]
+__all__ = ["measure", "walk_be32", "walk_tank", "walk_tlv", "weave"]
 
 # First guess of a walk's output: a record per this many bytes.
 _GUESS_BYTES = 64
@@ -51,3 +57,14 @@ def _collect(
     # A view would keep the unused rest of a wrong guess alive.
     found = starts[:count]
     return found if 2 * count > len(starts) else found.copy(), position
+
+
+def walk_tank(
+    data: NDArray[np.uint8], seq: int, single: bool
+) -> tuple[NDArray[np.int64], int, int]:
+    """Do what `kernel.walk_tank` says."""
+    # Bundles announce their messages, and were checked to have the bytes for them.
+    _, count, _ = follow_tank(data, seq, single, np.empty((5, 0), np.int64))
+    table = np.empty((5, count), np.int64)
+    position, rows, seq = follow_tank(data, seq, single, table)
+    return table[:, :rows], position, seq

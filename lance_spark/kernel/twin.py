@@ -220,3 +220,186 @@ def _take(
     wanted = pa.array(np.arange(1, len(offsets) - 1, 2, dtype=np.uint32))
     taken = pc.take(spans, wanted, boundscheck=False).buffers()[2]
     target[:] = np.frombuffer(taken, np.uint8, len(target))
+
+
+_U64 = struct.Struct("<Q")
+# As the table has it: the bits of a u64 in an int64.
+_TIME = struct.Struct("<q")
+_TANK_SEQ_MAX = (2**63 - 1) // 2
+# So many messages of the same size, one after the other, are taken for a run.
+_TANK_ALIKE = 64
+
+
+class _Bundle(NamedTuple):
+    start: int
+    end: int
+    messages: int
+    first: int
+    last: int
+    sparse: bool
+
+
+def walk_tank(data: _Bytes, seq: int, single: bool) -> tuple[_Positions, int, int]:
+    """Do what `kernel.walk_tank` says."""
+    table = _TankTable(data)
+    position = rows = 0
+    # The end of the data is met once, so an exception is cheaper than tests per step.
+    with suppress(IndexError, struct.error, _Malformed):
+        while position < len(data):
+            bundle = _read_bundle(data, position, seq, single)
+            table.follow(bundle)
+            position, seq = bundle.end, bundle.last + 1
+            rows += bundle.messages
+    return table.take(rows), position, seq
+
+
+class _Malformed(Exception):
+    pass
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 and value < 1 << 32:
+            return value, at
+    raise _Malformed
+
+
+def _read_bundle(data: _Bytes, at: int, seq: int, single: bool) -> _Bundle:
+    view = data.data
+    length, at = (len(view) - at, at) if single else _read_varint(view, at)
+    end = at + length
+    flags = count = 0
+    gap = None
+    if end > len(view) or seq > _TANK_SEQ_MAX:
+        raise _Malformed
+    view, first = view[:end], seq
+    if length:
+        flags = view[at]
+        count, at = flags >> 2 & 0x0F, at + 1
+        if flags & 0x83:
+            raise _Malformed
+        if not count:
+            count, at = _read_varint(view, at)
+    if flags & 0x40:
+        ((first,), at) = _U64.unpack_from(view, at), at + 8
+        if not seq <= first <= _TANK_SEQ_MAX:
+            raise _Malformed
+        if count > 1:
+            gap, at = _read_varint(view, at)
+    if count > (end - at) // 2:
+        raise _Malformed
+    last = first + (count - 1 if gap is None else gap + 1)
+    return _Bundle(at, end, count, first, last, bool(flags & 0x40))
+
+
+class _TankTable:
+    """Messages as five columns: some stepped over in Python, runs found in bulk."""
+
+    def __init__(self, data: _Bytes) -> None:
+        self._data = data
+        self._steps = array("q")
+        self._parts: list[_Positions] = []
+
+    def take(self, rows: int) -> _Positions:
+        """Give the columns of the first messages."""
+        self._flush()
+        parts = [np.empty((5, 0), np.int64), *self._parts]
+        return np.concatenate(parts, axis=1)[:, :rows]
+
+    def _flush(self) -> None:
+        if self._steps:
+            steps = np.frombuffer(self._steps, np.int64).reshape(-1, 5)
+            self._parts.append(steps.T)
+            self._steps = array("q")
+
+    def follow(self, bundle: _Bundle) -> None:
+        at, end, count, first, last, sparse = bundle
+        view = self._data[:end].data
+        seq, time, number, size, alike = first - 1, 0, 0, 0, 0
+        while number < count:
+            start = at
+            flags = view[at]
+            at += 1
+            seq += 1
+            if seq > last or flags > 7:
+                raise _Malformed
+            if sparse and number and not flags & 4:
+                if number == count - 1:
+                    seq = last
+                else:
+                    gap, at = _read_varint(view, at)
+                    seq += gap
+            if not flags & 2:
+                ((time,), at) = _TIME.unpack_from(view, at), at + 8
+            key = -1
+            if flags & 1:
+                key = at + 1
+                at = key + view[at]
+            value, behind = at + 1, view[at]
+            if behind > 0x7F:
+                behind, value = _read_varint(view, at)
+            behind += value
+            if behind > end:
+                raise _Malformed
+            self._steps.extend((value, behind, key, time, seq))
+            number += 1
+            alike = alike + 1 if behind - start == size else 0
+            size, at = behind - start, behind
+            if alike == _TANK_ALIKE and (flags & 4 or not sparse):
+                alike = 0
+                # The last message of a sparse bundle is another kind.
+                most = min(count - number - 1, (end - at) // size)
+                run = self._count_alike(start, value, key, size, most)
+                if run:
+                    row = value, behind, key, time, seq
+                    time = self._add_run(run, start, size, row)
+                    at, seq, number = at + run * size, seq + run, number + run
+        if at != end or seq != last:
+            raise _Malformed
+
+    def _count_alike(
+        self, start: int, value: int, key: int, size: int, most: int
+    ) -> int:
+        """Count the messages behind one that have its flags and its lengths.
+
+        Each is looked at where the one before it ends, so the count is certain.
+        """
+        data = self._data
+        time = range(start + 1, start + 1 if data[start] & 2 else start + 9)
+        text = range(key, key + int(data[key - 1]) if key >= 0 else key)
+        fixed = [at for at in range(start, value) if at not in time and at not in text]
+        count, window = 0, _RUN_RECORDS_MIN
+        while count < most:
+            shape, step = min(window, most - count), (count + 1) * size
+            good = np.ones(shape, np.bool_)
+            for at in fixed:
+                there = np.ndarray(shape, np.uint8, data, at + step, (size,))
+                good &= there == data[at]
+            if not good.all():
+                return count + int(good.argmin())
+            count += shape
+            window = min(4 * window, _RUN_RECORDS_MAX)
+        return count
+
+    def _add_run(
+        self, run: int, start: int, size: int, row: tuple[int, int, int, int, int]
+    ) -> int:
+        """Add messages like the one before them; returns the time of the last one."""
+        self._flush()
+        value, behind, key, time, seq = row
+        steps = np.arange(1, run + 1)
+        columns = np.empty((5, run), np.int64)
+        columns[:2] = steps * size
+        columns[0] += value
+        columns[1] += behind
+        columns[2] = -1 if key < 0 else key + steps * size
+        columns[3] = time
+        if not self._data[start] & 2:
+            columns[3] = np.ndarray(run, "<i8", self._data, start + size + 1, (size,))
+        columns[4] = seq + steps
+        self._parts.append(columns)
+        return int(columns[3, -1])

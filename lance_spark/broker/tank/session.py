@@ -17,7 +17,6 @@ from typing import Any
 from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.session import Owed, Session, StandingRequest
 from lance_spark.errors import (
-    AppendConflict,
     AuthenticationRequired,
     BrokerError,
     ConnectionLost,
@@ -39,6 +38,9 @@ logger = logging.getLogger(__name__)
 _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 # All partitions of an answer together; one record may be larger.
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
+# Codes that depend on more than the class of an error.
+_UNKNOWN_PARTITION = 0x01
+_FAILED = 0x02
 _RETENTION = "log.retention.secs"
 
 
@@ -58,7 +60,7 @@ class _Writing:
 
     def answer(self) -> wire.Produced:
         """Make the answer: a topic that is unknown has one code for all its writes."""
-        outcomes = []
+        outcomes: list[wire.Outcome] = []
         for at, topic in enumerate(self.request.topics):
             codes = [self.codes[at, n] for n in range(len(topic.writes))]
             if codes and codes[0] == wire.UNKNOWN:
@@ -111,6 +113,11 @@ class TankSession(Session[wire.Frame]):
         """
         told = to_broker_error(error)
         code = wire.code_of(kind, told)
+        if isinstance(error, UnknownTopic) and self._has(error.topic):
+            code = _UNKNOWN_PARTITION
+        if isinstance(error, AppendConflict) and error.next_record < error.expected:
+            # A gap. A writer that replays takes 0a for "written before".
+            code = _FAILED
         if code is None:
             raise told
         self._count("requests_refused")
@@ -131,10 +138,7 @@ class TankSession(Session[wire.Frame]):
                     done.add(where)
                     self._write(writing, (at, n), topic.name, write)
                 except LanceError as error:
-                    code = self._code(message.KIND, error, where)
-                    if isinstance(error, UnknownTopic) and self._has(topic.name):
-                        code = _UNKNOWN_PARTITION
-                    writing.codes[at, n] = code
+                    writing.codes[at, n] = self._code(message.KIND, error, where)
         if not writing.left:
             self._answer(writing.answer())
 
@@ -355,9 +359,7 @@ class TankSession(Session[wire.Frame]):
             self._exchange.find(self._client, message.topic, message.partition)
         except LanceError as error:
             code = self._code(message.KIND, error, message.topic)
-        return wire.Reloaded(
-            message.request_id, message.topic, message.partition, code
-        )
+        return wire.Reloaded(message.request_id, message.topic, message.partition, code)
 
     def _get_status(self, message: wire.GetStatus) -> wire.Message:
         families = self._exchange.topics(self._client)

@@ -192,7 +192,9 @@ class TankDriver(CountedDriver):
     def list_topics(self) -> dict[str, int]:
         """Ask for all topics, of which those count that are enabled."""
         answer: wire.Topics = self._ask(wire.DiscoverTopics(0))
-        return {topic.name: topic.partitions for topic in answer.topics if topic.enabled}
+        return {
+            topic.name: topic.partitions for topic in answer.topics if topic.enabled
+        }
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic; it is not asked for again, as it may be there by then."""
@@ -238,16 +240,20 @@ class TankDriver(CountedDriver):
         is_sparse = found.flag == wire.SPARSE
         base = 0 if is_sparse else found.base_seq
         chunk = wire.read_chunk(
-            found.chunk, base, start=position, end=found.hwm + 1,
+            found.chunk,
+            base,
+            start=position,
+            end=found.hwm + 1,
             expanded_bytes_max=8 * self.config.response_bytes_max,
         )
         records = chunk.records
         if records.fault is not None:
             at_seq = chunk.next_seq
             reason = f"{show(at)}: bundle at {at_seq}: {records.fault}"
-            records = replace(records, fault=RecordError(reason, at_seq))
+            fault = RecordError(reason, at_seq)
             if not len(records):
-                raise records.fault
+                raise fault
+            records = replace(records, fault=fault)
         # A sparse bundle says itself which numbers there are none of.
         start = position if is_sparse else base
         needed = chunk.cut_bytes if chunk.next_seq <= position else 0
