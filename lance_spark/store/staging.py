@@ -62,7 +62,7 @@ from lance_spark.store.decisions import (
     encode_undone,
 )
 from lance_spark.store.files import is_full, list_ids, make_directories
-from lance_spark.store.log import LogState, Point, Tail
+from lance_spark.store.log import Point, Tail
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.stage import (
@@ -114,17 +114,16 @@ class Staging:
         It stays in the journal as it is, and all its topics stay closed: some may have
         a part of it that must not be seen, and is set back once all can be opened.
         """
-        there = [planned for planned in plan.topics if not planned.created]
-        errors = filter(None, (self._catalog.find_damage(t.id) for t in there))
-        error = next(errors, None)
-        if error is None:
-            return False
-        effect = f"{plan.job} waits, and its topics are closed"
-        waiting = DamagedFile(error.root, error.file, error.reason, effect)
-        for planned in plan.topics:
-            self._catalog.hold(planned.id, waiting, planned.name)
-        self._decisions.hold(str(waiting), plan.job)
-        return True
+        for there in (planned.id for planned in plan.topics if not planned.created):
+            error = self._catalog.read_metadata(there)
+            if isinstance(error, DamagedFile):
+                effect = f"{plan.job} waits, and its topics are closed"
+                waiting = DamagedFile(error.root, error.file, error.reason, effect)
+                for planned in plan.topics:
+                    self._catalog.hold(planned.id, waiting, planned.name)
+                self._decisions.hold(str(waiting), plan.job)
+                return True
+        return False
 
     def load(self) -> None:
         """Open all stages, and end the commits that were begun."""
@@ -182,13 +181,12 @@ class Staging:
             findings.damage(JOURNAL, f"{plan.job} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
-            saved = self._save(plan)
             try:
                 created = self._carry_out(plan)
             except (Corrupt, DamagedIndex, StageError) as error:
                 # Its stages are kept, for a person to look at. If it is only that the
                 # disk refuses, the store does not open and nothing is given up.
-                self._undo(plan, saved, error)
+                self._undo(plan, error)
                 findings.damage(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             except (StoreWriteFailed, OSError) as error:
@@ -197,7 +195,7 @@ class Staging:
                     raise
                 # A full disk must not keep the store from opening. The stages stay, so
                 # that the writer can commit again once there is room.
-                self._undo(plan, saved, error)
+                self._undo(plan, error)
                 findings.note(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             self._show(plan, created)
@@ -205,14 +203,6 @@ class Staging:
             self._decisions.note_end(encode_done(plan.commit))
         self._drop(self._job(plan.job))
         findings.note(JOURNAL, f"{plan.job} {outcome.value}")
-
-    def _save(self, plan: CommitPlan) -> dict[int, LogState]:
-        """Copy what `_undo` goes back to."""
-        return {
-            planned.id: self._catalog.get(planned.id).log.state()
-            for planned in plan.topics
-            if not planned.created
-        }
 
     # Stages.
 
@@ -435,12 +425,11 @@ class Staging:
                 # What is begun can be undone also when others take all descriptors.
                 self._context.spare.keep()
             plan = self._plan(job, stages, targets, overwrite, now_ns)
-            saved = self._save(plan)
             with self._decisions.deciding("a commit", job):
-                self._decide(plan, saved)
+                self._decide(plan)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
 
-    def _decide(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
+    def _decide(self, plan: CommitPlan) -> None:
         """Begin a commit, and carry it out or undo it."""
         with self._decisions.writing("begin a commit", plan.job):
             self._decisions.note(encode_begin(plan))
@@ -448,7 +437,7 @@ class Staging:
             created = self._carry_out(plan)
         except Exception as error:
             # Whatever it is, even a bug: the topics are not left half written.
-            self._undo(plan, saved, error)
+            self._undo(plan, error)
             if isinstance(error, (LanceError, OSError)):
                 raise StoreWriteFailed(
                     f"the commit could not be carried out and was undone: {error}"
@@ -505,28 +494,23 @@ class Staging:
             ]
         )
         new = {topic.metadata.id: topic for topic in created}
-        carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
+        carry_out(plan, {**self._catalog.topics, **new}, self._stages)
         self._decisions.note(encode_done(plan.commit))
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
         """Show a commit that is done; nothing here can fail."""
         self._catalog.add(created)
-        show(plan, self._catalog.by_id())
+        show(plan, self._catalog.topics)
 
-    def _undo(
-        self,
-        plan: CommitPlan,
-        saved: dict[int, LogState],
-        cause: Exception,
-    ) -> None:
+    def _undo(self, plan: CommitPlan, cause: Exception) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:
             if self._decisions.journal.failed:
                 raise StoreError("the journal can't be written")
             reserve = self._context.reserve
             self._context.spare.insist(
-                lambda: reserve.spend(lambda: self._set_back(plan, saved))
+                lambda: reserve.spend(lambda: self._set_back(plan))
             )
             self._decisions.note_end(encode_undone(plan.job))
         except Exception as error:
@@ -536,8 +520,8 @@ class Staging:
             self._decisions.fail(reason, plan.job)
             raise CommitUnknown(*plan.job, reason) from error
 
-    def _set_back(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
-        """Bring the topics of a plan back to what was saved; may be repeated."""
+    def _set_back(self, plan: CommitPlan) -> None:
+        """Bring the topics of a plan back to where it found them; may be repeated."""
         self._catalog.discard([each.id for each in plan.topics if each.created])
         for planned in plan.topics:
             if planned.created:
@@ -545,7 +529,7 @@ class Staging:
             topic = self._catalog.get(planned.id)
             if topic.log.failure is not None:
                 raise StoreError(topic.log.failure)
-            with topic.log.going_back(saved[planned.id]):
+            with topic.log.going_back():
                 self._context.segments.drop_topic(planned.id)
                 reset_files(self._context, topic.log.directory, planned.end)
             if planned.overwrite:

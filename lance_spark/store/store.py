@@ -218,8 +218,8 @@ class Store:
     def topics(self, *, default: bool = False) -> list[Topic]:
         """List the open topics by id, with the default topic if that is asked for."""
         self._check_open()
-        named = [t for t in self._catalog if default or t.metadata.id != DEFAULT_TOPIC]
-        return sorted(named, key=lambda topic: topic.metadata.id)
+        topics = sorted(self._catalog.topics.items())
+        return [topic for each, topic in topics if default or each != DEFAULT_TOPIC]
 
     def closed(self, topic: int) -> DamagedFile | None:
         """Tell why a topic is closed; None if it is not."""
@@ -273,15 +273,8 @@ class Store:
             StoreReadOnly: it may be there when the store is opened again.
             Timeout: a commit to that name takes too long.
         """
-        self._check_open()
-        with self._disk(f"create topic {name!r}"):
-            return self._catalog.create(
-                name,
-                retention=retention or Retention(),
-                auth=auth,
-                now_s=self._clock_ns() // 1_000_000_000,
-                topics_max=topics_max,
-            )
+        rules: Any = {"retention": retention, "auth": auth, "topics_max": topics_max}
+        return self.create_topics({name: 1}, **rules)[0]
 
     def create_topics(
         self,
@@ -311,13 +304,13 @@ class Store:
             StoreReadOnly: all of them or none are there when the store is opened again.
         """
         self._check_open()
-        with self._disk(f"create topics {', '.join(topics)}"):
-            return self._catalog.create_all(
+        with self._disk(f"create topic {', '.join(map(repr, topics))}"):
+            return self._catalog.create(
                 topics,
+                topics_max,
+                created_at=self._clock_ns() // 1_000_000_000,
                 retention=retention or Retention(),
                 auth=auth,
-                now_s=self._clock_ns() // 1_000_000_000,
-                topics_max=topics_max,
             )
 
     def partitions(self, name: str) -> int:
@@ -336,10 +329,7 @@ class Store:
             UnknownTopic, DamagedFile: as `topic`.
             StoreError: it is one of several partitions, or the default topic.
         """
-        self._check_open()
-        with self._disk(f"delete topic {topic}"):
-            self._catalog.remove(topic)
-        self._consumers.forget_topic(topic)
+        self.delete_topics([topic])
 
     def delete_topics(self, topics: Sequence[int]) -> None:
         """Delete topics, all or none; of a partition, all others have to be named too.
@@ -348,8 +338,8 @@ class Store:
         """
         self._check_open()
         ids = sorted(set(topics))
-        with self._disk(f"delete topics {ids}"):
-            self._catalog.remove_all(ids)
+        with self._disk(f"delete topic {', '.join(map(str, ids))}"):
+            self._catalog.remove(ids)
         for topic in ids:
             self._consumers.forget_topic(topic)
 
@@ -482,7 +472,7 @@ class Store:
             catalog: call it also when topics come or go.
         """
         self._check_open()
-        known = self._catalog.by_id()
+        known = self._catalog.topics
         watched: list[Watchers] = []
         try:
             if catalog:
@@ -648,7 +638,7 @@ class Store:
         self._check_open()
         now_ns = self._clock_ns()
         failure: StoreError | None = None
-        for topic in self._catalog:
+        for topic in self._catalog.topics.values():
             for step in (self._roll, self._retain):
                 try:
                     step(topic, now_ns)
@@ -741,8 +731,8 @@ class Store:
         return self.topic(topic).log
 
     def _logs(self) -> list[Log]:
-        owners = [*self._catalog, *self._staging.all()]
-        return [owner.log for owner in owners]
+        topics = [topic.log for topic in self._catalog.topics.values()]
+        return topics + [stage.log for stage in self._staging.all()]
 
     def _check_open(self) -> None:
         if self._closed:

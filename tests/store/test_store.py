@@ -226,9 +226,9 @@ def test_a_topic_that_is_made_or_deleted_too_late(store: Store) -> None:
     store.create_topic("one")
     store.close()
     with pytest.raises(StoreClosed):
-        store._catalog.remove(1)
+        store._catalog.remove([1])
     with pytest.raises(StoreClosed):
-        store._catalog.create("two", retention=Retention(), auth=None, now_s=0)
+        store._catalog.create({"two": 1}, None, created_at=0)
 
 
 def test_closing_makes_everything_durable(files: DiskFiles) -> None:
