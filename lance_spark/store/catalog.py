@@ -49,11 +49,10 @@ logger = logging.getLogger(__name__)
 class Catalog:
     """All topics of a store."""
 
-    def __init__(self, context: Context, root: Path, decisions: Decisions) -> None:
+    def __init__(self, context: Context, decisions: Decisions) -> None:
         self._context = context
-        self._root = root
-        self._segments = root / "segments"
-        self._trash = root / "trash"
+        self._segments = context.root / "segments"
+        self._trash = context.root / "trash"
         self._decisions = decisions
         decisions.on_failure = self.fail
         # Held while topics come and go. The two tables are replaced rather than
@@ -162,7 +161,7 @@ class Catalog:
         except StoreError as error:
             file = f"segments/{topic}/{TOPIC_METADATA}"
             effect = f"topic {topic} is closed"
-            return DamagedFile(self._root, file, str(error), effect)
+            return DamagedFile(self._context.root, file, str(error), effect)
         return metadata
 
     def hold(self, topic: int, error: DamagedFile, name: str | None = None) -> None:

@@ -25,7 +25,7 @@ from lance_spark.store.decisions import (
     decode_begin,
 )
 from lance_spark.store.document import IDENTITY, Identity, decode_document
-from lance_spark.store.files import File, Files, OsFiles, list_ids, read_file
+from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -44,7 +44,7 @@ from lance_spark.store.log import Point
 from lance_spark.store.rebuild import find_promise
 from lance_spark.store.recovery import Found, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
-from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
     TOPIC_METADATA,
     TopicMetadata,

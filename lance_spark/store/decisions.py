@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from lance_spark.errors import (
@@ -374,9 +373,8 @@ class History:
 class Decisions:
     """The journal of an open store."""
 
-    def __init__(self, context: Context, root: Path) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._root = root
         self.history = History()
         self.journal: Journal  # Made by `open`, before anything else.
         # Held while an entry is written and taken in.
@@ -394,7 +392,7 @@ class Decisions:
 
     def open(self, *, is_new: bool, now_ns: int) -> None:
         """Read the journal, or make one."""
-        files, path = self._context.files, self._root / JOURNAL
+        files, path = self._context.files, self._context.root / JOURNAL
         findings = self._context.findings
         data = None if is_new else read_file(files, path)
         found = parse_journal(data or b"")
@@ -442,7 +440,7 @@ class Decisions:
             findings.damage(JOURNAL, f"{fault}; it is written anew")
         if found.is_begun_unread:
             reason = "a commit is begun, and its entry can't be read"
-            raise DamagedFile(self._root, JOURNAL, reason)
+            raise DamagedFile(self._context.root, JOURNAL, reason)
         entries, forgotten, known = complete(found), False, find_end(found)
         for start, end in found.damaged:
             # Other entries may be in the same range: only one of that size is known.

@@ -201,13 +201,15 @@ class Identity:
     def derive(cls, files: Files, root: Path, *, is_new: bool) -> Identity:
         """Make ids for a directory without the file, far above all that can be seen."""
         jump = 0 if is_new else _LOST_ID_JUMP
-        segments, trash, stages = (
-            list_ids(files, root / name) for name in ("segments", "trash", "stages")
+        stages = list_ids(files, root / "stages")
+        topics = list_ids(files, root / "segments") + list_ids(files, root / "trash")
+        return cls(
+            files,
+            root / IDENTITY,
+            next_topic=max(topics, default=0) + 1 + jump,
+            next_stage=max(stages, default=FIRST_STAGE_ID - 1) + 1 + jump,
+            upgrading=not is_new,
         )
-        next_topic = max([0, *segments, *trash]) + 1 + jump
-        next_stage = max([FIRST_STAGE_ID - 1, *stages]) + 1 + jump
-        ids = {"next_topic": next_topic, "next_stage": next_stage}
-        return cls(files, root / IDENTITY, **ids, upgrading=not is_new)
 
     def _write(self) -> None:
         if self._closed:

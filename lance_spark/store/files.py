@@ -329,6 +329,7 @@ def remove_tree(files: Files, path: Path) -> None:
         return
 
 
+LOCK = "lock"
 RESERVE = "reserve"
 # Enough for metadata, and for the rebuilt index of a segment of the default size.
 RESERVE_BYTES = 64 * 1024

@@ -18,7 +18,7 @@ from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.context import Context, Findings
+from lance_spark.store.context import Context
 from lance_spark.store.decisions import (
     JOURNAL,
     History,
@@ -28,11 +28,9 @@ from lance_spark.store.decisions import (
 )
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import (
-    RESERVE,
+    LOCK,
     Files,
     OsFiles,
-    Reserve,
-    Spare,
     keep_copy,
     list_ids,
     read_file,
@@ -41,9 +39,8 @@ from lance_spark.store.format import HEADER_BYTES, decode_header
 from lance_spark.store.journal import Journal, JournalContent, parse_journal
 from lance_spark.store.log import Point
 from lance_spark.store.recovery import Found, list_segments, open_log
-from lance_spark.store.segment import SegmentCache
 from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
-from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
     PLACE_MAX,
@@ -146,16 +143,7 @@ class _Repair:
         except DamagedFile as error:
             self._damage = error
         self._identity = identity or Identity.derive(files, root, is_new=False)
-        self._context = Context(
-            files,
-            StoreConfig(),
-            framing,
-            SegmentCache(open_max=8, table_bytes_max=1 << 20),
-            Findings(),
-            Spare(files, root / LOCK),
-            Reserve(files, root / RESERVE),
-            self._identity,
-        )
+        self._context = Context(files, root, StoreConfig(), framing, self._identity)
 
     def plan(self) -> Iterator[RepairStep]:
         if self._damage is not None:

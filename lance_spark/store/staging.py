@@ -81,11 +81,10 @@ class Staging:
     """The stages of a store, and how they are committed, aborted and expired."""
 
     def __init__(
-        self, context: Context, root: Path, catalog: Catalog, decisions: Decisions
+        self, context: Context, catalog: Catalog, decisions: Decisions
     ) -> None:
         self._context = context
-        self._root = root
-        self._directory = root / "stages"
+        self._directory = context.root / "stages"
         self._catalog = catalog
         self._decisions = decisions
         self._history = decisions.history
@@ -105,7 +104,7 @@ class Staging:
         for entry in self._history.pending.values():
             plan = decode_begin(entry)
             if not self._hold(plan):
-                outcome = settle(self._context, self._root, plan)
+                outcome = settle(self._context, plan)
                 self._unsettled.append((plan, outcome))
 
     def _hold(self, plan: CommitPlan) -> bool:
@@ -166,7 +165,7 @@ class Staging:
                         )
             file = f"stages/{stage_id}/{STAGE_METADATA}"
             effect = f"stage {stage_id} can't be used"
-            raise DamagedFile(self._root, file, str(error), effect) from error
+            raise DamagedFile(self._context.root, file, str(error), effect) from error
 
     def _is_over(self, stage: StageMetadata) -> bool:
         last = self._history.last(stage.job.writer)
@@ -549,8 +548,8 @@ class Staging:
             if not self._turns.wait_for(lambda: not self._busy, timeout_s):
                 raise Timeout(
                     f"a commit or abort of writer {min(self._busy)!r} is still under "
-                    f"way after {timeout_s} s: {self._root} stays locked until it has "
-                    "ended and the store is closed once more, or the process ends"
+                    f"way after {timeout_s} s: {self._context.root} stays locked until "
+                    "it has ended and the store is closed again, or the process ends"
                 )
 
     def close(self) -> None:

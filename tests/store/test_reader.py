@@ -345,7 +345,7 @@ def test_a_disk_that_can_not_be_read(files: DiskFiles) -> None:
         files.before_read = refuse
         with pytest.raises(StoreError, match="could not read 135 bytes"):
             piece.read()
-        store._segments._open.clear()
+        store._context.segments._open.clear()
         with pytest.raises(StoreError, match="segments/1: could not read"):
             view.read(0, 100)
         files.before_read = lambda operation, name: None
@@ -355,7 +355,7 @@ def test_a_file_that_is_missing(files: DiskFiles) -> None:
     store = open_store(files=files)
     log = store.create_topic("one").log
     store.append(1, batch("a"))
-    store._segments.drop_topic(1)
+    store._context.segments.drop_topic(1)
     [segment] = log.segments()
     files.unlink(log.directory / segment.name.data_file)
     with pytest.raises(Corrupt, match=r"\[0, 135\): the file .*\.lnc is missing"):

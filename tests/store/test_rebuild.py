@@ -260,7 +260,7 @@ def test_a_mended_index_does_not_promise_what_is_not_durable(files: DiskFiles) -
     store.create_topic("one")
     store.append(1, batch("a"))
     store.append(1, batch("b"), wait=False)
-    store._segments._open.clear()
+    store._context.segments._open.clear()
     damage_row(files)
     store.read(1, 0, 10)
     left = DiskFiles(files.disk.without_power("drop", random.Random(0)))

@@ -461,7 +461,7 @@ def test_open_files_are_bounded_with_many_topics(store: Store) -> None:
     grow(store, 20)
     for topic in store.topics():
         assert len(read_all(topic.log)) == 2700
-        assert store._segments.open_files <= 2 * SMALL["open_segments_max"]
+        assert store._context.segments.open_files <= 2 * SMALL["open_segments_max"]
 
 
 def test_index_memory_is_bounded(files: DiskFiles) -> None:
@@ -470,7 +470,7 @@ def test_index_memory_is_bounded(files: DiskFiles) -> None:
         grow(store, 6)
         for topic in store.topics():
             assert len(read_all(topic.log)) == 2700
-            opened = store._segments._open.values()
+            opened = store._context.segments._open.values()
             assert sum(segment.table_bytes for segment in opened) <= 5_000
     check_clean(files=files)
 

@@ -712,10 +712,10 @@ def crowded(store: Store, files: DiskFiles, *, stolen: int = 0) -> Iterator[list
 
     def taken() -> bool:
         nonlocal stolen
-        if not store._spare._kept and stolen:
+        if not store._context.spare._kept and stolen:
             stolen -= 1
             return True
-        return bool(store._spare._kept)
+        return bool(store._context.spare._kept)
 
     def refuse(operation: str, name: str) -> None:
         nonlocal begun
@@ -740,7 +740,7 @@ def test_a_commit_without_descriptors_is_undone(
         store.create_topic("one")
         store.append(1, batch("a"))
         named = [stage(store, t, "w", 1, batch(t, records)) for t in ("one", "two")]
-        store._segments.drop_topic(1)
+        store._context.segments.drop_topic(1)
         with (
             crowded(store, files, stolen=stolen) as refused,
             pytest.raises(StoreWriteFailed, match=r"undone: .*Too many open files"),

@@ -515,7 +515,7 @@ def test_a_wrong_checksum_is_noticed_when_it_is_read(files: DiskFiles) -> None:
     with open_store(files=files) as store:
         store.create_topic("one")
         store.append(1, batch("a"), data_crc=1)
-        store._segments.clear()
+        store._context.segments.clear()
         with pytest.raises(Corrupt):
             store.read(1, 0, 1000)
 
