@@ -224,9 +224,8 @@ def encode_batch_row(
     position: int, record: int, append_ns: int, length: int, records: int, data_crc: int
 ) -> bytes:
     """Encode the one row of a batch that needs no inner rows."""
-    return _encode_row(
-        position, record, append_ns, length, records, data_crc, _BATCH, 0, 0
-    )
+    batch = (position, record, append_ns, length, records, data_crc)
+    return _encode_row(*batch, _BATCH, 0, 0)
 
 
 def _encode_row(*fields: int) -> bytes:

@@ -549,7 +549,8 @@ class Staging:
                 raise Timeout(
                     f"a commit or abort of writer {min(self._busy)!r} is still under "
                     f"way after {timeout_s} s: {self._context.root} stays locked until "
-                    "it has ended and the store is closed again, or the process ends"
+                    "it has ended and the store is closed once more, or the process "
+                    "ends"
                 )
 
     def close(self) -> None:

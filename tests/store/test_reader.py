@@ -556,7 +556,8 @@ def found(store: Store) -> Boundaries:
     for sizes in SIZES:
         store.append(topic.metadata.id, b"".join(record(bytes(n - 5)) for n in sizes))
     view = View.of(topic.log)
-    return view._boundaries(view.segments[0])
+    with view._boundaries(view.segments[0]) as found:
+        return found
 
 
 def test_every_position(found: Boundaries) -> None:
@@ -575,14 +576,7 @@ def test_every_record(found: Boundaries) -> None:
 
 
 def test_nothing_behind_the_limit_is_found(found: Boundaries) -> None:
-    limited = Boundaries(
-        found.where,
-        found.base,
-        found.opened,
-        found.table,
-        found.framing,
-        Boundary(200, 5),
-    )
+    limited = replace(found, limit=Boundary(200, 5))
     assert limited.at_or_after(190) == Boundary(200, 5)
     assert limited.at_or_after(300) == Boundary(200, 5)
     assert limited.at_or_before(300) == Boundary(200, 5)
