@@ -311,15 +311,12 @@ class _SegmentChecker:
             self._directory / found.name.index_file, write=False
         )
         head = index.pread(HEADER_BYTES, 0)
-        header = decode_header(head)
+        header = decode_header(head, of=(self._topic, found.name))
         if isinstance(header, str):
             if last and not found.data_bytes and found.index_bytes < HEADER_BYTES:
                 yield _note(name, "half-made segment; the next opening mends it")
             else:
                 yield _damage(name, header)
-            return
-        if (header.topic, header.name) != (self._topic, found.name):
-            yield _damage(name, "the index belongs to other data")
             return
         self._base = header.base_offset
         base = (header.base_offset, header.base_record)
@@ -390,7 +387,7 @@ class _SegmentChecker:
                 text = "a batch of one record that does not follow the framing"
                 yield _note(self._where, text, start, start + length)
             position, record = position + length, record + records
-            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST)
+            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST and not records)
             last_ns = max(last_ns, int(group[0]["append_ns"]))
             self._store.progress(length)
         if not self._is_uncounted:

@@ -41,6 +41,7 @@ from lance_spark.store.context import Context, Watchers
 from lance_spark.store.files import is_out_of_files, remove_if_there
 from lance_spark.store.format import (
     ROW_BYTES,
+    IndexHeader,
     Rows,
     SegmentName,
     make_batch_rows,
@@ -61,6 +62,11 @@ class Point(NamedTuple):
     offset: int = 0
     record: int = 0
     segment: int = 0
+
+
+def start_of(segment: Segment | IndexHeader) -> Point:
+    """Tell where a log starts whose first segment this is."""
+    return Point(segment.base_offset, segment.base_record, segment.name.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class Boundaries:
 
     def _scan(self, known: Boundary, end: int) -> Scan:
         start = known.position
-        if self.table.batch(self.table.batch_at(start)).records == 1:
+        batch = self.table.batch(self.table.batch_at(start))
+        if batch.records == 1 and not batch.lost:
             # Nothing to find inside, and its bytes need not follow the framing.
             return _NO_RECORD
         self.verify(start, end)
@@ -321,7 +322,9 @@ class View:
             return self.locate_offset(offset)
         batch = found.table.batch(found.table.batch_at(at.position))
         append_ns = max(batch.append_ns, segment.time_floor_ns)
-        return Location(offset, segment.base_record + at.record, append_ns)
+        # Records that have lost their numbers have that of the record behind them.
+        record = segment.base_record + min(at.record, found.limit.record)
+        return Location(offset, record, append_ns)
 
     def _segment_at(self, offset: int) -> Segment:
         if not self.start.offset <= offset < self.end.offset:

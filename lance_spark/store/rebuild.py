@@ -112,9 +112,11 @@ class Rebuilt:
             if scan.end:
                 self._make_batch(chunk[: scan.end], scan.starts)
                 window = _WINDOW_BYTES
-            elif scan.fault and scan.fault.truncated and start + len(chunk) < end:
+            elif not (scan.fault and scan.fault.truncated):
+                self.lose(end)
+            elif window == len(chunk) < end - start:
                 window *= 2
-            elif scan.fault and scan.fault.truncated and cut_tail:
+            elif cut_tail:
                 break
             else:
                 self.lose(end)
@@ -197,9 +199,9 @@ def rebuild(
 
 
 def count_unknown(rows: Rows) -> int:
-    """Count the bytes of the lost rows that are the last ones."""
-    kinds = np.flatnonzero(rows["kind"] != Kind.LOST)
-    return int(rows["length"][kinds[-1] + 1 if len(kinds) else 0 :].sum())
+    """Count the bytes of the last rows, if nothing tells what they held."""
+    known = np.flatnonzero((rows["kind"] != Kind.LOST) | (rows["records"] > 0))
+    return int(rows["length"][known[-1] + 1 if len(known) else 0 :].sum())
 
 
 def sound_rows(
@@ -207,8 +209,9 @@ def sound_rows(
 ) -> int:
     """Count the first rows that are whole batches, in line within [start, end).
 
-    All rows are looked at together: an index may have hundreds of thousands. `valid`
-    is what `valid_rows` says of them, where that is known.
+    Lost bytes need not be there. All rows are looked at together: an index may have
+    hundreds of thousands. `valid` is what `valid_rows` says of them, where that is
+    known.
     """
     if valid is None:
         valid = valid_rows(rows)
@@ -218,7 +221,8 @@ def sound_rows(
     next_head = heads + 1 + batches["inner"]
     ends = (batches["position"] + batches["length"]).astype(np.int64)
     begins = np.concatenate(([start], ends[:-1])) if len(ends) else ends
-    good = (batches["position"] == begins) & (ends <= end) & (next_head <= len(rows))
+    there = (ends <= end) | (batches["kind"] == Kind.LOST)
+    good = (batches["position"] == begins) & there & (next_head <= len(rows))
     good[:-1] &= next_head[:-1] == heads[1:]
     if len(heads) and heads[0] != 0:
         return 0

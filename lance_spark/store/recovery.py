@@ -19,6 +19,7 @@ The rules, in the order in which they are applied to a directory:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,9 +45,10 @@ from lance_spark.store.format import (
     has_lost_mark,
     mark_position,
     parse_segment_name,
+    seal_rows,
     valid_rows,
 )
-from lance_spark.store.log import Log, Point, Tail
+from lance_spark.store.log import Log, Point, Tail, start_of
 from lance_spark.store.rebuild import (
     Rebuilt,
     count_unknown,
@@ -120,32 +122,14 @@ def open_log(context: Context, topic: int, directory: Path, start: Point | None)
     found = list_segments(context.files, directory)
     if start is not None:
         found = _remove_before(context.files, directory, found, start)
-    recovery = _Recovery(context, topic, directory)
-    end = Point(start.offset, start.record) if start else Point(0, 0)
-    segments: list[Segment] = []
+    recovery = _Recovery(context, topic, directory, start)
     for number, files in enumerate(found):
-        following = found[number + 1] if number + 1 < len(found) else None
-        known = bool(start or segments)
-        recovery.is_counted = not segments or segments[-1].is_counted
-        segment = recovery.load(files, following, end, known=known)
-        if segment is None:
-            continue
-        if start is None and not segments:
-            end = Point(segment.base_offset, segment.base_record)
-        if segment.base_offset > end.offset:
-            recovery.report_gap(end.offset, segment.base_offset)
-        elif segments and not segments[-1].is_counted:
-            # Its header knows how many records there were, also if they are lost.
-            segments[-1].records = segment.base_record - segments[-1].base_record
-        segments.append(segment)
-        recovery.floor_ns = segment.last_append_ns
-        end = Point(segment.end, segment.end_record)
+        recovery.load(files, found[number + 1 :])
+    segments = recovery.segments
+    if segments and not segments[-1].is_counted:
+        recovery.count_lost(segments[-1], segments[-1].end_record)
     if start is None:
-        first = segments[0] if segments else None
-        start = Point()
-        if first is not None:
-            number = first.name.number
-            start = Point(first.base_offset, first.base_record, number)
+        start = start_of(segments[0]) if segments else Point()
     return Log(context, topic, directory, start, segments)
 
 
@@ -174,7 +158,9 @@ def _cut(opened: OpenSegment, size: int, rows: int) -> None:
         opened.index.sync()
     # A row without its bytes would be damage in a lazy segment.
     opened.index.truncate(HEADER_BYTES + rows * ROW_BYTES)
-    opened.data.truncate(size)
+    # A file that has lost bytes stays as short as it is: zeros might pass for records.
+    if opened.data.size() > size:
+        opened.data.truncate(size)
     opened.sync()
 
 
@@ -198,39 +184,63 @@ def _remove_before(
 
 
 class _Recovery:
-    """Loads the segments of one log."""
+    """Loads the segments of one log, in order."""
 
-    def __init__(self, context: Context, topic: int, directory: Path) -> None:
+    def __init__(
+        self, context: Context, topic: int, directory: Path, start: Point | None
+    ) -> None:
         self._context = context
         self._topic = topic
         self._directory = directory
         self._where = f"{directory.parent.name}/{directory.name}"
         self._indexes: dict[SegmentName, _Index] = {}
-        # Time of the last batch so far. No later one counts as older: a search by time
-        # relies on that, also where a rebuilt index does not know the times any more.
-        self.floor_ns = 0
-        # Whether it is known how many records the segment before holds.
-        self.is_counted = True
+        # Where the segments so far end, if that is known.
+        self._end = start
+        self.segments: list[Segment] = []
 
-    def report_gap(self, start: int, end: int) -> None:
-        """Say that a segment between two others is gone."""
-        text = "the segment is missing"
-        self._context.findings.damage(self._where, text, start, end)
-
-    def load(
-        self, found: Found, following: Found | None, end: Point, *, known: bool
-    ) -> Segment | None:
-        """Load a segment; None if there was nothing to keep of it.
+    def load(self, found: Found, following: Sequence[Found]) -> None:
+        """Load the next segment, if there is anything to keep of it.
 
         Args:
             found: its files.
-            following: the files of the segment behind it, if there is one.
-            end: where the segment before it ends.
-            known: whether `end` can be relied on.
+            following: the files of the segments behind it.
         """
+        segment = self._load(found, following)
+        if segment is None:
+            return
+        before = self.segments[-1] if self.segments else None
+        if self._end is not None and segment.base_offset > self._end.offset:
+            gap = (self._end.offset, segment.base_offset)
+            self._context.findings.damage(self._where, "the segment is missing", *gap)
+        elif before is not None and not before.is_counted:
+            self.count_lost(before, segment.base_record)
+        if before is not None:
+            records = segment.base_record - before.base_record
+            before.records = min(before.records, records)
+        self.segments.append(segment)
+        self._end = Point(segment.end, segment.end_record)
+
+    def count_lost(self, segment: Segment, end_record: int) -> None:
+        """Note how many numbers the lost end of a segment takes.
+
+        The header of the next segment tells how many. It goes into the row of the lost
+        bytes, because that header may be lost one day as well.
+        """
+        segment.records = end_record - segment.base_record
+        opened = OpenSegment(self._context.files, self._directory, segment.name)
+        at = segment.index_bytes - ROW_BYTES
+        row = decode_rows(opened.index.pread(ROW_BYTES, at)).copy()
+        lost = segment.records - int(row["record"][0])
+        if 0 < lost < 2**32:
+            row["records"], segment.is_counted = lost, True
+            sealed = seal_rows(row)
+            self._context.reserve.spend(lambda: opened.index.pwrite(sealed, at))
+            opened.index.sync()
+
+    def _load(self, found: Found, following: Sequence[Found]) -> Segment | None:
         header, mark, rows, promising = self._read_index(found)
         if isinstance(header, str):
-            return self._without_index(found, following, header, end, known=known)
+            return self._without_index(found, following, header)
         segment = self._segment(found, header.base_offset, header.base_record)
         segment.lift(header.time_floor_ns)
         # A segment is written under one policy, which its header tells.
@@ -249,9 +259,11 @@ class _Recovery:
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
-            limit = self._end_before(following, segment)
-            if limit is not None and limit < mark.position:
-                return self._recover_overlong(segment, found, limit)
+            behind = self._read_index(following[0]).header
+            if isinstance(behind, IndexHeader):
+                limit = behind.base_offset - segment.base_offset
+                if limit < mark.position:
+                    return self._recover_overlong(segment, found, limit)
         rows_agree = segment.rows == mark.rows == _row_count(found)
         if segment.size == data_bytes == mark.position and rows_agree:
             return segment
@@ -264,7 +276,10 @@ class _Recovery:
 
     def _segment(self, found: Found, base_offset: int, base_record: int) -> Segment:
         segment = Segment(found.name, base_offset, base_record, lazy=self._lazy)
-        segment.lift(self.floor_ns)
+        if self.segments:
+            # No later batch counts as older: a search by time relies on that, also
+            # where a rebuilt index does not know the times any more.
+            segment.lift(self.segments[-1].last_append_ns)
         return segment
 
     def _read_index(self, found: Found) -> _Index:
@@ -283,11 +298,9 @@ class _Recovery:
         at = HEADER_BYTES + (_row_count(found) - last) * ROW_BYTES
         rows = decode_rows(file.pread(last * ROW_BYTES, at))
         file.close()
-        header = decode_header(data)
+        header = decode_header(data, of=(self._topic, found.name))
         if isinstance(header, str):
             return _Index(header)
-        if (header.topic, header.name) != (self._topic, found.name):
-            return _Index("it belongs to other data")
         promising = header.lazy or has_lost_mark(data)
         return _Index(header, decode_mark(data), rows, promising)
 
@@ -302,13 +315,7 @@ class _Recovery:
         return decode_rows(rows)
 
     def _without_index(
-        self,
-        found: Found,
-        following: Found | None,
-        reason: str,
-        end: Point,
-        *,
-        known: bool,
+        self, found: Found, following: Sequence[Found], reason: str
     ) -> Segment | None:
         """Rule 4: make a new index, as far as the bytes can be framed."""
         if found.data_bytes is None:
@@ -316,11 +323,11 @@ class _Recovery:
                 self._context.files, self._directory / found.name.index_file
             )
             return None
+        end = self._end or Point()
         segment = self._segment(found, end.offset, end.record)
-        cut_tail = following is None
+        cut_tail = not following
         rebuilt = self._rebuild(_NO_ROWS, found, found.data_bytes, cut_tail=cut_tail)
-        if following:
-            self._place_before(segment, following, rebuilt, known=known)
+        self._place(segment, [found, *following], rebuilt)
         shown = replace(found, index_bytes=None)
         self._finish(segment, shown, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
@@ -328,27 +335,34 @@ class _Recovery:
         self._context.findings.note(self._where, text, base, segment.end)
         return segment
 
-    def _place_before(
-        self, segment: Segment, following: Found, rebuilt: Rebuilt, *, known: bool
-    ) -> None:
-        """Find a segment's first offset and record from the segment behind it."""
-        header = self._read_index(following).header
-        if isinstance(header, IndexHeader):
-            if not known:
-                segment.base_offset = header.base_offset - rebuilt.end.position
-            if not known or not (self.is_counted or rebuilt.lost):
-                segment.base_record = header.base_record - rebuilt.end.record
+    def _place(self, segment: Segment, rest: Sequence[Found], rebuilt: Rebuilt) -> None:
+        """Find a segment's first offset and record, where those before do not tell.
 
-    def _end_before(self, following: Found, segment: Segment) -> int | None:
-        """Find where a segment has to end, from the one behind it."""
-        header = self._read_index(following).header
-        if isinstance(header, str):
-            return None
-        return header.base_offset - segment.base_offset
+        Args:
+            segment: it has none but those that follow from the segments before.
+            rest: its files and those of the segments behind it.
+            rebuilt: its rows.
+        """
+        behind = self._read_index(rest[1]).header if rest[1:] else None
+        is_counted = not self.segments or self.segments[-1].is_counted
+        if isinstance(behind, IndexHeader):
+            if self._end is None:
+                segment.base_offset = behind.base_offset - rebuilt.end.position
+            if self._end is None or not is_counted:
+                # Records that can't be numbered get no number of their own: those that
+                # they may have had are lost.
+                held = 0 if rebuilt.lost else rebuilt.end.record
+                segment.base_record = behind.base_record - held
+        elif not is_counted:
+            # Above every number that a record from here on can have been given: none
+            # is shorter than a byte.
+            segment.base_record += sum(found.data_bytes or 0 for found in rest)
 
     def _recover_overlong(self, segment: Segment, found: Found, limit: int) -> Segment:
         """Leave out what is behind a segment's end: offsets behind it must not move."""
-        rebuilt = self._rebuild(self._read_rows(found), found, limit)
+        rows = self._read_rows(found)
+        inside = rows["position"] + rows["length"] <= limit
+        rebuilt = self._rebuild(rows[inside], found, limit)
         start = segment.base_offset + limit
         text = f"{found.name.data_file} goes on behind the start of the next segment"
         self._context.findings.damage(self._where, text, start, start)
@@ -370,7 +384,8 @@ class _Recovery:
         there = min(mark.position, data_bytes)
         rebuilt = self._rebuild(rows[: mark.rows], found, there)
         if data_bytes < mark.position:
-            rebuilt.lose(mark.position)
+            if rebuilt.end.position < mark.position:
+                rebuilt.lose(mark.position)
             segment.closed = True
         elif damaged and data_bytes > mark.position:
             self._make_tail(rebuilt, data_bytes, segment)
@@ -470,6 +485,7 @@ def _take_rows(segment: Segment, rows: Rows, count: int) -> None:
         unknown = count_unknown(rows)
         records = int(rows[-1]["record"] + rows[-1]["records"]) + unknown
         segment.is_counted = not unknown
+        segment.closed |= bool(rows[-1]["kind"] == Kind.LOST)
         _set_end(segment, Boundary(end, records), count, int(rows[-1]["append_ns"]))
 
 

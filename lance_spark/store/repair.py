@@ -37,7 +37,7 @@ from lance_spark.store.files import (
 )
 from lance_spark.store.format import HEADER_BYTES, decode_header
 from lance_spark.store.journal import Journal, JournalContent, parse_journal
-from lance_spark.store.log import Point
+from lance_spark.store.log import Point, start_of
 from lance_spark.store.recovery import Found, list_segments, open_log
 from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
 from lance_spark.store.store import CONSUMERS
@@ -312,13 +312,9 @@ class _Repair:
 
     def _read_base(self, topic: int, found: Found) -> Point | None:
         path = self._directory(topic) / found.name.index_file
-        header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
-        if isinstance(header, str) or (header.topic, header.name) != (
-            topic,
-            found.name,
-        ):
-            return None
-        return Point(header.base_offset, header.base_record, found.name.number)
+        data = (read_file(self._files, path) or b"")[:HEADER_BYTES]
+        header = decode_header(data, of=(topic, found.name))
+        return None if isinstance(header, str) else start_of(header)
 
     def _directory(self, topic: int) -> Path:
         return self._root / "segments" / str(topic)

@@ -34,7 +34,7 @@ from lance_spark.store.document import (
     integer,
 )
 from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.log import Log, Point
+from lance_spark.store.log import Log, Point, start_of
 from lance_spark.store.segment import Segment
 
 TOPIC_METADATA = "metadata.json"
@@ -313,5 +313,4 @@ def plan_retention(
             keep += 1
     if keep == 0:
         return None
-    first = segments[keep]
-    return Point(first.base_offset, first.base_record, first.name.number)
+    return start_of(segments[keep])
