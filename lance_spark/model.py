@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
@@ -141,3 +142,13 @@ class Location:
     offset: int
     record: int
     append_time_ns: int
+
+
+class CommitStatus(IntEnum):
+    """What became of a commit."""
+
+    COMMITTED = 0
+    # The same commit was made before; the offsets are those of that time.
+    REPEATED = 1
+    # The writer has committed a higher sequence; nothing was changed.
+    STALE = 2

@@ -1,7 +1,8 @@
 """The segmented log on disk. It knows no protocol: its user brings the framing."""
 
+from lance_spark.model import CommitStatus
 from lance_spark.store.check import Progress, check_store
-from lance_spark.store.commit import CommitResult, CommitStatus, NamedStage
+from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, parse_consumers
 from lance_spark.store.context import Finding, Severity, Wake

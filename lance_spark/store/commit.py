@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lance_spark.errors import Corrupt, StageMismatch, StoreError
+from lance_spark.model import CommitStatus
 from lance_spark.store.context import Context
 from lance_spark.store.decisions import Commit, CommitPlan, CommittedRange, TopicPlan
 from lance_spark.store.files import remove_tree
@@ -53,14 +54,6 @@ from lance_spark.store.stage import Stage, read_stage
 from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
 
 logger = logging.getLogger(__name__)
-
-
-class CommitStatus(str, Enum):
-    """What a commit did."""
-
-    COMMITTED = "committed"
-    REPEATED = "repeated"  # Was committed before; the same ranges again.
-    STALE = "stale"  # The writer has committed a later sequence; nothing was done.
 
 
 class NamedStage(NamedTuple):

@@ -35,10 +35,10 @@ from lance_spark.errors import (
     StoreWriteFailed,
     Timeout,
 )
+from lance_spark.model import CommitStatus
 from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import (
     CommitResult,
-    CommitStatus,
     NamedStage,
     Outcome,
     carry_out,

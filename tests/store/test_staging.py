@@ -1095,7 +1095,7 @@ def test_an_interrupt_leaves_a_commit_to_the_next_opening(
     store.close()
     with open_store(files=files) as store:
         status = store.commit_stages("w", 1, named).status
-        assert status is CommitStatus("committed" if kind == "undone" else "repeated")
+        assert status is (COMMITTED if kind == "undone" else REPEATED)
         topic = store.find_topic("one")
         assert topic is not None and read_all(topic.log) == data
     check_clean(files=files)

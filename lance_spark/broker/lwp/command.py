@@ -56,12 +56,6 @@ _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 _GROUPS_SHOWN_BYTES = 64 * 1024
 _CONSUMERS_SHOWN = 1000
 
-_STATUS = {
-    "committed": wire.CommitStatus.COMMITTED,
-    "repeated": wire.CommitStatus.REPEATED,
-    "stale": wire.CommitStatus.STALE,
-}
-
 
 class LwpSession(FrameSession):
     """A client of the whole protocol, extensions included."""
@@ -289,7 +283,7 @@ class LwpSession(FrameSession):
             overwrite=message.overwrite,
         )
         spans = [wire.TopicSpan(r.topic, r.name, r.start, r.end) for r in result.ranges]
-        return wire.StagesCommitted(_STATUS[result.status.value], tuple(spans))
+        return wire.StagesCommitted(result.status, tuple(spans))
 
     def _abort_stages(self, message: wire.AbortStages) -> Message:
         dropped = self._service.abort_stages(

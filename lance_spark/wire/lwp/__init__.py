@@ -9,6 +9,7 @@ docs/codec.md is the guide. What is not listed here is private to the package.
 # fmt: off
 # ruff: noqa: I001
 
+from lance_spark.model import CommitStatus
 from lance_spark.wire.assembler import PAYLOAD_BYTES_FIRST
 from lance_spark.wire.lwp.catalog import (
     REQUESTS, RESPONSES, decode_request, decode_response, encode_message,
@@ -23,7 +24,7 @@ from lance_spark.wire.lwp.control import (
 from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse, code_of
 from lance_spark.wire.lwp.extension import (
     LIST_LIMITS, STAGE_ID_MIN, WAIT_POSITIONS_MAX, AbortStages, AssignedTopic,
-    AssignmentStrategy, Capability, CommitStages, CommitStatus, GroupHeartbeat,
+    AssignmentStrategy, Capability, CommitStages, GroupHeartbeat,
     GroupHeartbeatResponse, GroupJoined, GroupLeft, JoinGroup, LeaveGroup, Locate,
     LocateKind, LocateResponse, OpenStage, StageContent, StageOpened, StagesAborted,
     StagesCommitted, TopicPosition, TopicSpan, Wait, WaitResponse,

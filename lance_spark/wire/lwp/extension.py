@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from lance_spark.model import Location
+from lance_spark.model import CommitStatus, Location
 from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,
@@ -144,16 +144,6 @@ class CommitStages(LayoutMessage):
     sequence: int
     overwrite: tuple[str, ...]
     stages: tuple[StageContent, ...]
-
-
-class CommitStatus(IntEnum):
-    """What became of a commit."""
-
-    COMMITTED = 0
-    # The same commit was made before; the offsets are those of that time.
-    REPEATED = 1
-    # The writer has committed a higher sequence; nothing was changed.
-    STALE = 2
 
 
 @dataclass(frozen=True, slots=True)
