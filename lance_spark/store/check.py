@@ -24,7 +24,7 @@ from lance_spark.store.decisions import (
     complete,
     decode_begin,
 )
-from lance_spark.store.document import IDENTITY, Identity, decode_document
+from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
@@ -209,29 +209,25 @@ class _Checker:
         found: list[TopicMetadata] = []
         closed = False
         for topic in list_ids(self.files, self.root / "segments"):
-            where = f"segments/{topic}"
-            name = f"{where}/{TOPIC_METADATA}"
-            data = read_file(self.files, self.root / name)
-            start: Point | None = None
             if topic in doomed:
                 continue
-            if data is None:
-                if not list_segments(self.files, self.root / where):
-                    yield _note(where, "half-made topic; the next opening removes it")
-                    continue
-                closed = True
-                yield _damage(name, f"missing; {_REPAIR}")
-            else:
-                try:
-                    identity.accept(decode_document(data))
-                    metadata = decode_topic(data)
-                    if metadata.id != topic:
-                        raise StoreError(f"it is that of topic {metadata.id}")
+            where = f"segments/{topic}"
+            name, start = f"{where}/{TOPIC_METADATA}", None
+            try:
+                path = self.root / name
+                metadata = identity.read_metadata(path, "topic", decode_topic)
+                if metadata is not None:
                     start = metadata.start
                     found.append(metadata)
-                except StoreError as error:
+                elif list_segments(self.files, path.parent):
                     closed = True
-                    yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
+                    yield _damage(name, f"missing; {_REPAIR}")
+                else:
+                    yield _note(where, "half-made topic; the next opening removes it")
+                    continue
+            except StoreError as error:
+                closed = True
+                yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
             yield from self._log(where, topic, start, pending.get(topic))
         if not closed:  # Else it may be the one that is missing.
             yield from self._partitions({metadata.name: metadata for metadata in found})
@@ -249,15 +245,11 @@ class _Checker:
 
     def _stage(self, where: str, stage: int, identity: Identity) -> Iterator[Finding]:
         name = f"{where}/{STAGE_METADATA}"
-        data = read_file(self.files, self.root / name)
-        if data is None:
-            yield _note(where, "half-made or dropped; the next opening removes it")
-            return
         try:
-            identity.accept(decode_document(data))
-            metadata = decode_stage(data)
-            if metadata.id != stage:
-                raise StoreError(f"it is that of stage {metadata.id}")
+            path = self.root / name
+            if identity.read_metadata(path, "stage", decode_stage) is None:
+                yield _note(where, "half-made or dropped; the next opening removes it")
+                return
         except StoreError as error:
             yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
         yield from self._log(where, stage, Point())

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from crc32c import crc32c
 
@@ -136,6 +136,14 @@ _STAGE_BLOCK = 1024
 _LOST_ID_JUMP = 1_000_000
 
 
+class _HasId(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+_Metadata = TypeVar("_Metadata", bound=_HasId)
+
+
 class Identity:
     """Gives out ids of topics and stages.
 
@@ -228,8 +236,8 @@ class Identity:
             if not self._written:
                 self._write()
 
-    def accept(self, document: Document) -> dict[str, Any]:
-        """Take the fields of a file; one of format 1 only while there may be some.
+    def accept(self, document: Document) -> None:
+        """Refuse a file of format 1, unless there may be some.
 
         Raises:
             StoreError: it has no checksum where all files have one, or a newer release
@@ -239,7 +247,23 @@ class Identity:
             raise StoreError(_NEWER.format(document.format))
         if document.format == UNCHECKED_FORMAT and not self.upgrading:
             raise StoreError("it has format 1 and no checksum, in an upgraded store")
-        return document.fields
+
+    def read_metadata(
+        self, path: Path, what: str, decode: Callable[[bytes], _Metadata]
+    ) -> _Metadata | None:
+        """Read the file of a topic or stage in its directory; None if there is none.
+
+        Raises:
+            StoreError: it is damaged, or that of another one.
+        """
+        data = read_file(self._files, path)
+        if data is None:
+            return None
+        self.accept(decode_document(data))
+        metadata = decode(data)
+        if str(metadata.id) != path.parent.name:
+            raise StoreError(f"it is that of {what} {metadata.id}")
+        return metadata
 
     def finish_upgrade(self) -> None:
         """Say that no file of format 1 is left."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lance_spark.model import Framing
 from lance_spark.store.context import Context
-from lance_spark.store.files import File, remove_if_there
+from lance_spark.store.files import File, replace_file
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW,
@@ -263,22 +263,10 @@ def write_index(
     context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
 ) -> None:
     """Put a rebuilt index in the place of the old one."""
-    context.reserve.spend(lambda: _write_index(context, directory, header, rebuilt))
-
-
-def _write_index(
-    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
-) -> None:
-    path = directory / header.name.index_file
-    temporary = path.with_name(path.name + ".tmp")
-    remove_if_there(context.files, temporary)
-    file = context.files.open(temporary, create=True)
     mark = IndexMark(rebuilt.end.position, rebuilt.rows)
-    file.pwrite(encode_header(header, mark) + b"".join(rebuilt.parts), 0)
-    file.sync()
-    file.close()
-    context.files.replace(temporary, path)
-    context.files.sync_dir(directory)
+    data = encode_header(header, mark) + b"".join(rebuilt.parts)
+    path = directory / header.name.index_file
+    context.reserve.spend(lambda: replace_file(context.files, path, data))
 
 
 def report_rebuilt(context: Context, where: str, base: int, rebuilt: Rebuilt) -> None:

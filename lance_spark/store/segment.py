@@ -434,16 +434,13 @@ class SegmentCache:
             self._open.clear()
 
     def _make_room(self) -> None:
-        for key in list(self._open):
-            if len(self._open) < self._open_max:
-                return
-            if not self._open[key].dirty:
-                del self._open[key]
-        for key in list(self._open):
+        # Those that need no sync go first.
+        for key in sorted(self._open, key=lambda key: self._open[key].dirty):
             if len(self._open) < self._open_max:
                 return
             try:
-                self._open[key].sync()
+                if self._open[key].dirty:
+                    self._open[key].sync()
             except OSError:
                 # It stays, and above the limit: the failure has to reach the log
                 # whose bytes these are, with its next sync.

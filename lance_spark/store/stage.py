@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -31,7 +30,6 @@ from lance_spark.store.document import (
     integer,
 )
 from lance_spark.store.files import (
-    read_file,
     remove_if_there,
     remove_tree,
     replace_file,
@@ -74,10 +72,7 @@ def decode_stage(data: bytes) -> StageMetadata:
     Raises:
         StoreError: it is damaged.
     """
-    return _take(decode_document(data).fields)
-
-
-def _take(fields: dict[str, Any]) -> StageMetadata:
+    fields = decode_document(data).fields
     check_keys(fields, _KEYS)
     if not isinstance(fields["topic"], str) or not isinstance(fields["writer"], str):
         raise StoreError("topic or writer is not text")
@@ -207,13 +202,8 @@ def read_stage(context: Context, directory: Path) -> StageMetadata | None:
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / STAGE_METADATA)
-    if data is None:
-        return None
-    metadata = _take(context.identity.accept(decode_document(data)))
-    if str(metadata.id) != directory.name:
-        raise StoreError(f"it is that of stage {metadata.id}")
-    return metadata
+    path = directory / STAGE_METADATA
+    return context.identity.read_metadata(path, "stage", decode_stage)
 
 
 def remove_stage(context: Context, directory: Path) -> None:

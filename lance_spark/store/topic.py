@@ -33,7 +33,7 @@ from lance_spark.store.document import (
     encode_document,
     integer,
 )
-from lance_spark.store.files import read_file, replace_file
+from lance_spark.store.files import replace_file
 from lance_spark.store.log import Log, Point, start_of
 from lance_spark.store.segment import Segment
 
@@ -161,10 +161,7 @@ def decode_topic(data: bytes) -> TopicMetadata:
     Raises:
         StoreError: it is damaged.
     """
-    return _take(decode_document(data).fields)
-
-
-def _take(fields: dict[str, Any]) -> TopicMetadata:
+    fields = decode_document(data).fields
     partitions = "partitions" in fields
     check_keys(fields, _KEYS | {"partitions"} if partitions else _KEYS)
     retention, start, name = fields["retention"], fields["log_start"], fields["name"]
@@ -188,20 +185,14 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         auth=fields["auth"],
         retention=kept,
         start=Point(*(integer(start, key, PLACE_MAX) for key in Point._fields)),
-        partitions=integer(fields, "partitions", PARTITIONS_MAX)
-        if partitions
-        else None,
     )
-    if partitions and not _has_number(metadata):
-        raise StoreError(f"{name!r} is not one of {metadata.partitions} partitions")
+    if not partitions:
+        return metadata
+    count = integer(fields, "partitions", PARTITIONS_MAX)
+    metadata = replace(metadata, partitions=count)
+    if not (is_partition_name(name) and metadata.partition.number < count > 1):
+        raise StoreError(f"{name!r} is not one of {count} partitions")
     return metadata
-
-
-def _has_number(metadata: TopicMetadata) -> bool:
-    return (
-        is_partition_name(metadata.name)
-        and metadata.partition.number < (metadata.partitions or 0) > 1
-    )
 
 
 def read_topic(context: Context, directory: Path) -> TopicMetadata | None:
@@ -210,14 +201,8 @@ def read_topic(context: Context, directory: Path) -> TopicMetadata | None:
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / TOPIC_METADATA)
-    if data is None:
-        return None
-    fields = context.identity.accept(decode_document(data))
-    metadata = _take(fields)
-    if str(metadata.id) != directory.name:
-        raise StoreError(f"it is that of topic {metadata.id}")
-    return metadata
+    path = directory / TOPIC_METADATA
+    return context.identity.read_metadata(path, "topic", decode_topic)
 
 
 def write_topic(context: Context, directory: Path, metadata: TopicMetadata) -> None:
@@ -230,13 +215,8 @@ class Topic:
     """A topic of the store."""
 
     def __init__(self, metadata: TopicMetadata, log: Log) -> None:
-        self._metadata = metadata
+        self.metadata = metadata
         self.log = log
-
-    @property
-    def metadata(self) -> TopicMetadata:
-        """What is known of the topic."""
-        return self._metadata
 
     def update(
         self,
@@ -255,17 +235,17 @@ class Topic:
         with self.log.exclusive():
             self.log.check_writable()
             changed = replace(
-                self._metadata,
-                retention=retention or self._metadata.retention,
-                auth=self._metadata.auth if auth is None else dict(auth) or None,
-                start=start or self._metadata.start,
+                self.metadata,
+                retention=retention or self.metadata.retention,
+                auth=self.metadata.auth if auth is None else dict(auth) or None,
+                start=start or self.metadata.start,
             )
             try:
                 write_topic(self.log.context, self.log.directory, changed)
             except OSError as error:
                 self._take_back(error)
                 raise
-            self._metadata = changed
+            self.metadata = changed
 
     def _take_back(self, cause: OSError) -> None:
         """See to it that a change that is refused does not count after a restart.
@@ -274,8 +254,8 @@ class Topic:
         """
         context, directory = self.log.context, self.log.directory
         try:
-            if read_topic(context, directory) != self._metadata:
-                write_topic(context, directory, self._metadata)
+            if read_topic(context, directory) != self.metadata:
+                write_topic(context, directory, self.metadata)
         except (OSError, StoreError) as error:
             raise StoreReadOnly(
                 f"{self.log.where}: the change could not be written ({cause}) and not "
