@@ -21,8 +21,6 @@ from lance_spark.store.context import Finding, Severity
 from lance_spark.store.decisions import (
     JOURNAL,
     History,
-    complete,
-    decode_begin,
 )
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
@@ -41,8 +39,7 @@ from lance_spark.store.format import (
 )
 from lance_spark.store.journal import parse_journal
 from lance_spark.store.log import Point
-from lance_spark.store.rebuild import find_promise
-from lance_spark.store.recovery import Found, list_segments
+from lance_spark.store.recovery import Found, find_promise, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
 from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
@@ -157,8 +154,7 @@ class _Checker:
         if len(data) > max(parsed.end, parsed.mark.end):
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
-        history = History()
-        history.replay(complete(parsed))
+        history = History.of(parsed)
         for _ in history.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
         for topics in sorted(history.removals):
@@ -195,14 +191,12 @@ class _Checker:
             behind those is set back. And the topics that are removed.
         """
         data = read_file(self.files, self.root / JOURNAL)
-        history = History()
         try:
-            history.replay(complete(parse_journal(data or b"")))
-            plans = [decode_begin(entry) for entry in history.pending.values()]
+            history = History.of(parse_journal(data or b""))
+            topics = [topic for plan in history.plans() for topic in plan.topics]
         except StoreError:
             return {}, frozenset()  # Reported with the journal.
-        ends = {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
-        return ends, frozenset().union(*history.removals)
+        return {topic.id: topic.end.segment for topic in topics}, history.doomed
 
     def _topics(self, identity: Identity) -> Iterator[Finding]:
         pending, doomed = self._pending()

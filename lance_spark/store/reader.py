@@ -26,7 +26,7 @@ from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Bounds, Location, Scan
 from lance_spark.store.files import File
 from lance_spark.store.log import Log, Point
-from lance_spark.store.rebuild import open_with_table
+from lance_spark.store.recovery import open_with_table
 from lance_spark.store.segment import (
     Boundary,
     IndexTable,

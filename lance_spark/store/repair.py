@@ -24,7 +24,6 @@ from lance_spark.store.decisions import (
     History,
     TopicPlan,
     complete,
-    decode_begin,
 )
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import (
@@ -130,10 +129,9 @@ class _Repair:
         self._answers = answers
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
-        history = History()
-        history.replay(complete(self._journal))
-        self._doomed = frozenset[int]().union(*history.removals)
-        self._pending = [decode_begin(entry) for entry in history.pending.values()]
+        history = History.of(self._journal)
+        self._doomed = history.doomed
+        self._pending = history.plans()
         self._damage: DamagedFile | None = None
         # How many partitions the topics have that can be read.
         self._partitions: dict[str, int] = {}

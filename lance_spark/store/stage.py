@@ -35,8 +35,7 @@ from lance_spark.store.files import (
     replace_file,
 )
 from lance_spark.store.log import Appended, Log, Point
-from lance_spark.store.rebuild import open_with_table
-from lance_spark.store.recovery import open_log
+from lance_spark.store.recovery import open_log, open_with_table
 from lance_spark.store.topic import check_log_name
 
 STAGE_METADATA = "stage.json"

@@ -51,11 +51,9 @@ from lance_spark.store.decisions import (
     JOURNAL,
     CommitPlan,
     Decisions,
-    Expiry,
     Job,
     TopicPlan,
     check_job,
-    decode_begin,
     encode_begin,
     encode_done,
     encode_expired,
@@ -101,8 +99,7 @@ class Staging:
 
     def settle(self) -> None:
         """Decide about commits that a crash has interrupted, before topics open."""
-        for entry in self._history.pending.values():
-            plan = decode_begin(entry)
+        for plan in self._history.plans():
             if not self._hold(plan):
                 outcome = settle(self._context, plan)
                 self._unsettled.append((plan, outcome))
@@ -280,9 +277,9 @@ class Staging:
         stages = self._job(job)
         if max((stage.active_ns for stage in stages), default=now_ns) >= oldest_ns:
             return
-        ids = frozenset(stage.metadata.id for stage in stages)
+        ids = [stage.metadata.id for stage in stages]
         with self._decisions.writing("note an expiry"):
-            self._decisions.note(encode_expired(Expiry(job, now_ns, ids)))
+            self._decisions.note(encode_expired(job, now_ns, ids))
         logger.info("%d stages of %s expired", self._forget(stages), job)
 
     def _job(self, job: Job) -> list[Stage]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lance_spark.errors import StoreError, StoreReadOnly
-from lance_spark.store import rebuild as module
+from lance_spark.store import recovery as module
 from lance_spark.store.format import (
     ROW,
     Kind,
@@ -19,7 +19,7 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.rebuild import Rebuilt, _mend, rebuild, sound_rows
+from lance_spark.store.recovery import Rebuilt, _mend, rebuild, sound_rows
 from lance_spark.store.segment import Boundary
 from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFile, DiskFiles
