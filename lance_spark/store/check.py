@@ -26,7 +26,6 @@ from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
-    ROW_BYTES,
     IndexHeader,
     IndexMark,
     Kind,
@@ -58,7 +57,7 @@ def check_store(
     *,
     framing: Framing,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda verified: None,
 ) -> list[Finding]:
     """Verify a store that no process has open.
 
@@ -81,7 +80,7 @@ def check_store(
         locked = files.exists(path / LOCK)
         lock = files.lock(path / LOCK, write=False) if locked else None
         try:
-            return list(_Checker(path, files, framing, progress or _silent).check())
+            return list(_Checker(path, files, framing, progress).check())
         finally:
             if lock is not None:
                 lock.close()
@@ -90,10 +89,6 @@ def check_store(
 
 
 _REPAIR = "`lance-spark check --repair` says what to do"
-
-
-def _silent(verified: int) -> None:
-    """Report no progress."""
 
 
 def _note(where: str, text: str, *span: int) -> Finding:
@@ -270,18 +265,22 @@ class _Checker:
             end = check.end
 
 
+@dataclass(slots=True)
 class _SegmentChecker:
     """Checks one segment; `end` says afterwards where it ends."""
 
-    def __init__(self, store: _Checker, where: str, topic: int, found: Found) -> None:
-        self._store = store
-        self._where = where
-        self._topic = topic
-        self._found = found
-        self._directory = store.root / where
-        self._base = 0
-        self._is_uncounted = False
-        self.end: tuple[int, int] | None = None
+    _store: _Checker
+    _where: str
+    _topic: int
+    _found: Found
+    _base: int = 0
+    _is_uncounted: bool = False
+    end: tuple[int, int] | None = None
+
+    def _open(self, name: str) -> File:
+        return self._store.files.open(
+            self._store.root / self._where / name, write=False
+        )
 
     def check(
         self, expected: tuple[int, int] | None, *, last: bool
@@ -293,9 +292,7 @@ class _SegmentChecker:
             else:
                 yield _damage(name, "missing; the next opening rebuilds it")
             return
-        index = self._store.files.open(
-            self._directory / found.name.index_file, write=False
-        )
+        index = self._open(found.name.index_file)
         head = index.pread(HEADER_BYTES, 0)
         header = decode_header(head, of=(self._topic, found.name))
         if isinstance(header, str):
@@ -309,7 +306,8 @@ class _SegmentChecker:
         if expected is not None and base != expected:
             text = f"starts at {base}, the log before it ends at {expected}"
             yield _damage(name, text, *sorted((base[0], expected[0])))
-        mark, rows = decode_mark(head), self._rows(index)
+        rows = decode_rows(index.pread(index.size() - HEADER_BYTES, HEADER_BYTES))
+        mark = decode_mark(head)
         if found.data_bytes is None:
             if mark.rows or len(rows):
                 text = f"the data file {found.name.data_file} is missing"
@@ -321,10 +319,6 @@ class _SegmentChecker:
         if last and (header.lazy or has_lost_mark(head)):
             mark, damaged = find_promise(mark, rows)
         yield from self._check_rows(header, mark, rows, damaged, last=last)
-
-    def _rows(self, index: File) -> Rows:
-        size = index.size() - HEADER_BYTES
-        return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
         self,
@@ -350,9 +344,7 @@ class _SegmentChecker:
         if not sound.all():
             rows = rows[: int(np.argmin(sound))]
         position, record, last_ns = 0, 0, 0
-        data = self._store.files.open(
-            self._directory / self._found.name.data_file, write=False
-        )
+        data = self._open(self._found.name.data_file)
         heads = np.flatnonzero(rows["kind"] != Kind.INNER)
         for number in heads:
             group = rows[number : number + 1 + int(rows[number]["inner"])]
@@ -427,12 +419,8 @@ class _SegmentChecker:
         if not (inner["kind"] == Kind.INNER).all() or len(inner) != group[0]["inner"]:
             return "inner rows are missing"
         numbers = (inner["record"] - record).astype(np.int64)
+        starts = (inner["position"] - position).astype(np.int64)
         outside = (numbers < 0) | (numbers >= len(scan.starts))
-        if (
-            outside.any()
-            or (
-                scan.starts[numbers] != (inner["position"] - position).astype(np.int64)
-            ).any()
-        ):
+        if outside.any() or (scan.starts[numbers] != starts).any():
             return "an inner row is not at a record's start"
         return None

@@ -468,26 +468,34 @@ class Log:
                     return
                 segment = replace(self._segments[-1])
                 writes, names = self._writes, self._names
-            try:
-                opened = self.open_segment(segment)
-            except OSError as error:
-                raise self._not_synced(error) from error
+            opened = self._open_to_sync(segment)
             began = time.perf_counter()
-            try:
+            with self._syncing_disk():
                 opened.sync()
                 if names > self._names_synced:
                     self._sync_names()
                 opened.write_mark(segment.size, segment.rows)
-            except OSError as error:
-                # The kernel may have dropped the pages: a later sync that succeeds
-                # would prove nothing about them.
-                self.fail(f"a sync failed ({error})")
-                raise StoreReadOnly(self.failure) from error
             self.context.observe_sync(time.perf_counter() - began)
             with self._state:
                 # Only what was there when the sync began: more may have come.
                 self._writes_synced, self._names_synced = writes, names
             self._publish(Point(segment.end, segment.end_record))
+
+    def _open_to_sync(self, segment: Segment) -> OpenSegment:
+        try:
+            return self.open_segment(segment)
+        except OSError as error:
+            raise self._not_synced(error) from error
+
+    @contextmanager
+    def _syncing_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # The kernel may have dropped the pages: a later sync that succeeds would
+            # prove nothing about them.
+            self.fail(f"a sync failed ({error})")
+            raise StoreReadOnly(self.failure) from error
 
     def _sync_names(self) -> None:
         try:
@@ -518,15 +526,9 @@ class Log:
         for segment in segments:
             # The other ones were made durable before they got a successor.
             if segment.lazy and segment.name.number >= self._lazy_from:
-                try:
-                    opened = self.open_segment(segment)
-                except OSError as error:
-                    raise self._not_synced(error) from error
-                try:
+                opened = self._open_to_sync(segment)
+                with self._syncing_disk():
                     opened.sync()
-                except OSError as error:
-                    self.fail(f"a sync failed ({error})")
-                    raise StoreReadOnly(self.failure) from error
         if self._writes > self._writes_synced:
             self.sync()
         with self._state:

@@ -261,25 +261,24 @@ class _Repair:
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
             check_log_name(name)
+            fault = self._find_conflict(topic, name, taken)
         except InvalidName as error:
-            raise OptionError(f"--name {topic}={name}: {error}") from error
-        if name in taken:
-            raise OptionError(
-                f"--name {topic}={name}: topic {taken[name]} has that name"
-            )
-        owner = name.rpartition("/")[0]
-        if name in self._partitions or (owner and owner in taken):
-            raise OptionError(
-                f"--name {topic}={name}: a topic has either partitions or a log of its "
-                "own name"
-            )
+            fault = str(error)
+        if fault is not None:
+            raise OptionError(f"--name {topic}={name}: {fault}")
         taken[name] = topic
-        planned = self._planned(topic)
+
+    def _find_conflict(
+        self, topic: int, name: str, taken: dict[str, int]
+    ) -> str | None:
+        owner, planned = name.rpartition("/")[0], self._planned(topic)
+        if name in taken:
+            return f"topic {taken[name]} has that name"
+        if name in self._partitions or (owner and owner in taken):
+            return "a topic has either partitions or a log of its own name"
         if planned is not None and planned.name != name:
-            raise OptionError(
-                f"--name {topic}={name}: a commit that was begun calls the topic "
-                f"{planned.name!r}"
-            )
+            return f"a commit that was begun calls the topic {planned.name!r}"
+        return None
 
     def _planned(self, topic: int) -> TopicPlan | None:
         topics = [t for plan in self._pending for t in plan.topics]

@@ -58,8 +58,7 @@ def encode_stage(metadata: StageMetadata) -> bytes:
         {
             "id": metadata.id,
             "topic": metadata.topic,
-            "writer": metadata.job.writer,
-            "sequence": metadata.job.sequence,
+            **metadata.job._asdict(),
             "opened_ns": metadata.opened_ns,
         }
     )

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -620,9 +619,9 @@ class Store:
         now_ns = self._clock_ns()
         failure: StoreError | None = None
         for topic in self._catalog.topics.values():
-            for step in (self._roll, self._retain):
+            for step in (topic.log.roll_if_aged, partial(self._retain, topic)):
                 try:
-                    step(topic, now_ns)
+                    step(now_ns)
                 except StoreError as error:
                     failure = error
         self._staging.expire(now_ns)
@@ -630,10 +629,6 @@ class Store:
         self._context.reserve.keep()
         if failure is not None:
             raise failure
-
-    @staticmethod
-    def _roll(topic: Topic, now_ns: int) -> None:
-        topic.log.roll_if_aged(now_ns)
 
     def _retain(self, topic: Topic, now_ns: int) -> None:
         # No commit may run meanwhile: an overwrite moves the start as well.
@@ -673,12 +668,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Inside.
