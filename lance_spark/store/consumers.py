@@ -213,8 +213,8 @@ class Consumers:
     def _rewrite(self) -> File:
         self._prepare()
         entries = [encode_entry(k, offset) for k, offset in self._offsets.items()]
-        file, mark = write_beside(self._files, self._path, MAGIC, b"".join(entries))
-        self._files.replace(self._path.with_name(self._path.name + ".tmp"), self._path)
+        beside = write_beside(self._files, self._path, MAGIC, b"".join(entries))
+        self._files.replace(beside.path, self._path)
         self._files.sync_dir(self._path.parent)
-        self._entries, self._mark = len(entries), mark
-        return file
+        self._entries, self._mark = len(entries), beside.mark
+        return beside.file

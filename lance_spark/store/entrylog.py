@@ -88,9 +88,17 @@ def mark_position(mark: DurableMark) -> int:
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
 
+class Beside(NamedTuple):
+    """A new file that is to replace another, and its mark."""
+
+    path: Path
+    file: File
+    mark: DurableMark
+
+
 def write_beside(
     files: Files, path: Path, magic: bytes, body: bytes, state: int = 0
-) -> tuple[File, DurableMark]:
+) -> Beside:
     """Write a new file, durably, beside the one that it is to replace."""
     beside = path.with_name(path.name + ".tmp")
     remove_if_there(files, beside)
@@ -98,7 +106,7 @@ def write_beside(
     file = files.open(beside, create=True)
     file.pwrite(encode_head(magic, mark) + body, 0)
     file.sync()
-    return file, mark
+    return Beside(beside, file, mark)
 
 
 def move_mark(file: File, old: DurableMark, end: int, state: int = 0) -> DurableMark:

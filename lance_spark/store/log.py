@@ -38,7 +38,7 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context, Watchers
-from lance_spark.store.files import is_out_of_files, remove_if_there
+from lance_spark.store.files import is_out_of_files
 from lance_spark.store.format import (
     ROW_BYTES,
     IndexHeader,
@@ -47,7 +47,13 @@ from lance_spark.store.format import (
     make_batch_rows,
     seal_rows,
 )
-from lance_spark.store.segment import OpenSegment, Segment, SegmentKey, create_files
+from lance_spark.store.segment import (
+    OpenSegment,
+    Segment,
+    SegmentKey,
+    create_files,
+    remove_files,
+)
 
 
 class Point(NamedTuple):
@@ -354,8 +360,7 @@ class Log:
 
     def _remove_files(self, name: SegmentName) -> None:
         try:
-            remove_if_there(self.context.files, self.directory / name.data_file)
-            remove_if_there(self.context.files, self.directory / name.index_file)
+            remove_files(self.context.files, self.directory, name)
         except OSError as error:
             # The names would be in the way of the next attempt.
             self.fail(f"a half-made segment could not be removed ({error})")
@@ -445,8 +450,7 @@ class Log:
         for segment in gone:
             self.context.segments.drop(SegmentKey(self.topic, segment.name.number))
             try:
-                for name in (segment.name.data_file, segment.name.index_file):
-                    remove_if_there(self.context.files, self.directory / name)
+                remove_files(self.context.files, self.directory, segment.name)
             except OSError as error:
                 # The next opening removes what lies before the start.
                 logger.warning("%s: could not remove: %s", self.where, error)

@@ -68,6 +68,7 @@ from lance_spark.store.segment import (
     Segment,
     SegmentKey,
     check_batch,
+    remove_files,
 )
 
 # How much is framed at once; a longer record makes it grow.
@@ -261,20 +262,15 @@ def sound_rows(
     return int(next_head[whole - 1]) if whole else 0
 
 
-class Promise(NamedTuple):
-    """Up to where the rows of a lazy segment promise their batches.
+def find_promise(mark: IndexMark, rows: Rows) -> tuple[IndexMark, int]:
+    """Find what was acknowledged of a lazy segment, beyond its mark.
 
-    `damaged` rows behind that can't be read, or are missing before the mark. What they
-    and later ones stood for was acknowledged as well: a process that is killed leaves
-    half a row behind its last one, never a whole one that differs.
+    Returns:
+        Up to where rows promise their batches; and how many rows behind that can't be
+        read, or are missing before the mark. What they and later ones stood for was
+        acknowledged as well: a process that is killed leaves half a row behind its
+        last one, never a whole one that differs.
     """
-
-    mark: IndexMark
-    damaged: int
-
-
-def find_promise(mark: IndexMark, rows: Rows) -> Promise:
-    """Find what was acknowledged of a lazy segment, beyond its mark."""
     valid = valid_rows(rows)
     end = len(rows)
     heads = np.flatnonzero(valid & (rows["kind"] != Kind.INNER))
@@ -287,7 +283,7 @@ def find_promise(mark: IndexMark, rows: Rows) -> Promise:
         row = rows[known[-1]]
         count = int(known[-1]) + 1 + int(row["inner"])
         mark = IndexMark(int(row["position"] + row["length"]), count)
-    return Promise(mark, abs(end - mark.rows))
+    return mark, abs(end - mark.rows)
 
 
 def write_index(
@@ -416,8 +412,7 @@ def reset_files(context: Context, directory: Path, end: Tail) -> None:
     files = context.files
     for segment in list_segments(files, directory):
         if segment.name.number > end.segment:
-            remove_if_there(files, directory / segment.name.data_file)
-            remove_if_there(files, directory / segment.name.index_file)
+            remove_files(files, directory, segment.name)
         elif segment.name.number == end.segment:
             opened = OpenSegment(files, directory, segment.name)
             _cut(opened, end.size, end.rows)
@@ -456,8 +451,7 @@ def _remove_before(
         files.sync_dir(directory)
     for segment in found:
         if segment.name.number < start.segment:
-            remove_if_there(files, directory / segment.name.data_file)
-            remove_if_there(files, directory / segment.name.index_file)
+            remove_files(files, directory, segment.name)
     return [s for s in found if s.name.number >= start.segment]
 
 
@@ -527,9 +521,7 @@ class _Recovery:
         _take_rows(segment, rows, _row_count(found))
         if found.data_bytes is None and not (mark.rows or _row_count(found)):
             # The crash came between the making of the two files.
-            remove_if_there(
-                self._context.files, self._directory / found.name.index_file
-            )
+            remove_files(self._context.files, self._directory, found.name)
             return None
         data_bytes = found.data_bytes or 0
         if following:
@@ -597,9 +589,7 @@ class _Recovery:
     ) -> Segment | None:
         """Rule 4: make a new index, as far as the bytes can be framed."""
         if found.data_bytes is None:
-            remove_if_there(
-                self._context.files, self._directory / found.name.index_file
-            )
+            remove_files(self._context.files, self._directory, found.name)
             return None
         end = self._end or Point()
         segment = self._segment(found, end.offset, end.record)

@@ -24,7 +24,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.errors import Corrupt, StoreError
-from lance_spark.store.files import File, Files
+from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW,
@@ -336,6 +336,12 @@ def create_files(files: Files, directory: Path, header: IndexHeader) -> None:
     index.close()
     files.open(directory / header.name.data_file, create=True).close()
     files.sync_dir(directory)
+
+
+def remove_files(files: Files, directory: Path, name: SegmentName) -> None:
+    """Remove the two files of a segment, as far as they are there."""
+    remove_if_there(files, directory / name.data_file)
+    remove_if_there(files, directory / name.index_file)
 
 
 def check_batch(batch: IndexedBatch, data: File) -> str | None:

@@ -30,7 +30,7 @@ from lance_spark.store.catalog import Catalog
 from lance_spark.store.commit import CommitResult, NamedStage
 from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.consumers import ConsumerKey, Consumers, parse_consumers
-from lance_spark.store.context import Context, Finding, Wake, Watchers
+from lance_spark.store.context import Context, Finding, Wake
 from lance_spark.store.decisions import Decisions
 from lance_spark.store.document import (
     FIRST_STAGE_ID,
@@ -453,20 +453,16 @@ class Store:
         """
         self._check_open()
         known = self._catalog.topics
-        watched: list[Watchers] = []
-        try:
+        with ExitStack() as watched:
             if catalog:
                 self._catalog.watchers.add(wake)
-                watched.append(self._catalog.watchers)
+                watched.callback(self._catalog.watchers.remove, wake)
             for topic, offset in offsets.items():
                 if topic in known:
                     watchers = known[topic].log.watchers
                     watchers.add(wake, offset)
-                    watched.append(watchers)
+                    watched.callback(watchers.remove, wake)
             yield
-        finally:
-            for watchers in watched:
-                watchers.remove(wake)
 
     # Stages.
 
