@@ -7,7 +7,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 from lance_spark.errors import (
@@ -99,9 +98,9 @@ class Catalog:
 
     def finish_removals(self) -> None:
         """Remove topics that a crash has left half made or half deleted."""
-        files = self._context.files
+        files, directory = self._context.files, self._context.topic_directory
         for topics, making in sorted(self._decisions.history.removals.items()):
-            logs = [list_segments(files, self.directory(topic)) for topic in topics]
+            logs = [list_segments(files, directory(topic)) for topic in topics]
             if making and any(logs):
                 # Records came once all of them were there: what says so is damaged.
                 text = f"topics {list(topics)} hold records, so that they are all made"
@@ -109,7 +108,7 @@ class Catalog:
                 self._settle(topics)
                 continue
             for topic in topics:
-                remove_tree(files, self.directory(topic))
+                remove_tree(files, directory(topic))
             make_directories(files, self._segments)
             files.sync_dir(self._segments)
             text = f"topics {list(topics)} were being made or deleted; removed"
@@ -139,7 +138,7 @@ class Catalog:
     def _load_topic(self, topic: int) -> Topic | None:
         if topic in self._closed_topics:
             return None
-        directory = self.directory(topic)
+        directory = self._context.topic_directory(topic)
         metadata = self.read_metadata(topic)
         if isinstance(metadata, DamagedFile):
             self.hold(topic, metadata)
@@ -153,9 +152,9 @@ class Catalog:
 
     def read_metadata(self, topic: int) -> TopicMetadata | DamagedFile | None:
         """Read a topic's metadata, or tell why the topic can't be opened."""
-        directory = self.directory(topic)
+        directory = self._context.topic_directory(topic)
         try:
-            metadata = read_topic(self._context, directory)
+            metadata = read_topic(self._context, topic)
             if metadata is None and list_segments(self._context.files, directory):
                 raise StoreError("it is missing")
         except StoreError as error:
@@ -174,10 +173,6 @@ class Catalog:
         found = self._closed_topics.get(topic)
         # With a traceback it would be part of a cycle.
         return None if found is None else copy(found[0])
-
-    def directory(self, topic: int) -> Path:
-        """Tell where a topic's files are."""
-        return self._segments / str(topic)
 
     # Looking up.
 
@@ -336,9 +331,9 @@ class Catalog:
         """
         prepared = []
         for metadata in topics:
-            directory = self.directory(metadata.id)
+            directory = self._context.topic_directory(metadata.id)
             self._context.files.mkdir(directory)
-            write_topic(self._context, directory, metadata)
+            write_topic(self._context, metadata)
             log = Log(self._context, metadata.id, directory, metadata.start, ())
             prepared.append(Topic(metadata, log))
         if prepared:
@@ -351,7 +346,7 @@ class Catalog:
             self._context.segments.drop_topic(topic)
             if topic in self.topics:
                 self._forget([topic])  # The last process had made it: see `settle`.
-            remove_tree(self._context.files, self.directory(topic))
+            remove_tree(self._context.files, self._context.topic_directory(topic))
         if topics:
             # They must not come back once the journal says that they are gone.
             self._context.files.sync_dir(self._segments)
@@ -498,7 +493,7 @@ class Catalog:
     def _bury(self, topic: int) -> None:
         grave = self._trash / str(topic)
         remove_tree(self._context.files, grave)
-        self._context.files.replace(self.directory(topic), grave)
+        self._context.files.replace(self._context.topic_directory(topic), grave)
 
     def close(self) -> None:
         """Close all topics; raise what the last one that failed has raised."""

@@ -48,7 +48,7 @@ from lance_spark.store.format import (
     valid_rows,
 )
 from lance_spark.store.log import Log
-from lance_spark.store.recovery import list_segments, reset_files
+from lance_spark.store.recovery import Found, list_segments, reset_files
 from lance_spark.store.segment import DamagedIndex, Segment, verify_range
 from lance_spark.store.stage import Stage, read_stage
 from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
@@ -245,7 +245,7 @@ def settle(context: Context, plan: CommitPlan) -> Outcome:
     if made:
         # They were made one after the other, so that of the last one only it is not
         # known whether its names are durable.
-        context.files.sync_dir(_topic_directory(context, made[-1]))
+        context.files.sync_dir(context.topic_directory(made[-1].id))
     if any(topic.created for topic in plan.topics):
         context.files.sync_dir(context.root / "segments")
     return Outcome.AGAIN if whole else Outcome.UNDONE
@@ -259,27 +259,21 @@ def _is_made(context: Context, topic: TopicPlan) -> bool:
     """
     if not topic.created or topic.bytes:
         return False
-    directory = _topic_directory(context, topic)
-    metadata = _read_topic(context, directory)
-    if metadata is None or (metadata.id, metadata.name) != (topic.id, topic.name):
+    metadata = _read_topic(context, topic)
+    if metadata is None or metadata.name != topic.name:
         return False
-    return not list_segments(context.files, directory)
-
-
-def _topic_directory(context: Context, topic: TopicPlan) -> Path:
-    return context.root / "segments" / str(topic.id)
+    return not _list_segments(context, topic)
 
 
 def _is_behind(context: Context, topic: TopicPlan) -> bool:
     """Tell whether a topic shows what only happens once a commit is done."""
-    directory = _topic_directory(context, topic)
-    if not context.files.exists(directory):
+    if not context.files.exists(context.topic_directory(topic.id)):
         return not topic.created  # It was deleted since.
-    metadata = _read_topic(context, directory)
+    metadata = _read_topic(context, topic)
     if metadata is not None and metadata.start.offset > topic.end.offset:
         return True  # Retention has moved the start.
     if topic.overwrite and topic.end.segment >= topic.start.segment:
-        numbers = {s.name.number for s in list_segments(context.files, directory)}
+        numbers = {s.name.number for s in _list_segments(context, topic)}
         if topic.end.segment not in numbers:
             return True  # What is overwritten is removed at the very end.
     return _added_bytes(context, topic) > topic.bytes
@@ -287,34 +281,37 @@ def _is_behind(context: Context, topic: TopicPlan) -> bool:
 
 def _added_bytes(context: Context, topic: TopicPlan) -> int:
     """Count the bytes that a topic has gained since the plan was made."""
-    directory = _topic_directory(context, topic)
-    found = list_segments(context.files, directory)
+    found = _list_segments(context, topic)
     sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
     return sum(sizes) - topic.end.size
 
 
-def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+def _list_segments(context: Context, topic: TopicPlan) -> list[Found]:
+    return list_segments(context.files, context.topic_directory(topic.id))
+
+
+def _read_topic(context: Context, topic: TopicPlan) -> TopicMetadata | None:
     try:
-        return read_topic(context, directory)
+        return read_topic(context, topic.id)
     except StoreError:
         return None  # Reported when the topic is opened.
 
 
 def _has_stage(context: Context, stage: int) -> bool:
     try:
-        return read_stage(context, context.root / "stages" / str(stage)) is not None
+        return read_stage(context, stage) is not None
     except StoreError:
         return True  # It is damaged, not gone, and the plan says what it is for.
 
 
 def _set_back(context: Context, topic: TopicPlan) -> None:
-    directory = _topic_directory(context, topic)
+    directory = context.topic_directory(topic.id)
     if topic.created:
         remove_tree(context.files, directory)
         return
-    metadata = _read_topic(context, directory)
+    metadata = _read_topic(context, topic)
     if metadata is not None and metadata.start != topic.start:
         # Else opening the topic would drop what is overwritten before its time.
         before = replace(metadata, start=topic.start)
-        context.reserve.spend(lambda: write_topic(context, directory, before))
+        context.reserve.spend(lambda: write_topic(context, before))
     reset_files(context, directory, topic.end)

@@ -153,3 +153,11 @@ class Context:
         )
         self.spare = Spare(files, root / LOCK)
         self.reserve = Reserve(files, root / RESERVE)
+
+    def topic_directory(self, topic: int) -> Path:
+        """Tell where a topic's files are."""
+        return self.root / "segments" / str(topic)
+
+    def stage_directory(self, stage: int) -> Path:
+        """Tell where a stage's files are."""
+        return self.root / "stages" / str(stage)

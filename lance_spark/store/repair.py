@@ -179,14 +179,13 @@ class _Repair:
         damaged: dict[int, str] = {}
         topics = list_ids(self._files, self._root / "segments")
         for topic in [t for t in topics if t not in self._doomed]:
-            directory = self._directory(topic)
             try:
-                metadata = read_topic(self._context, directory)
+                metadata = read_topic(self._context, topic)
                 if metadata is not None:
                     taken[metadata.name] = topic
                     if metadata.partitions is not None:
                         self._partitions[metadata.partition.topic] = metadata.partitions
-                elif list_segments(self._files, directory):
+                elif self._list_segments(topic):
                     damaged[topic] = "it is missing"
             except StoreError as error:
                 damaged[topic] = str(error)
@@ -293,7 +292,7 @@ class _Repair:
         if planned is not None:
             # The next opening sets the topic back to what the commit has found.
             return planned.start
-        found = list_segments(self._files, self._directory(topic))
+        found = self._list_segments(topic)
         if not found:
             offset = self._highest_offset(topic)
             # No record is shorter than a byte, and no number is given out twice.
@@ -307,14 +306,14 @@ class _Repair:
             return Point()
         return "nothing proves where its log starts: its first indexes are damaged"
 
+    def _list_segments(self, topic: int) -> list[Found]:
+        return list_segments(self._files, self._context.topic_directory(topic))
+
     def _read_base(self, topic: int, found: Found) -> Point | None:
-        path = self._directory(topic) / found.name.index_file
+        path = self._context.topic_directory(topic) / found.name.index_file
         data = (read_file(self._files, path) or b"")[:HEADER_BYTES]
         header = decode_header(data, of=(topic, found.name))
         return None if isinstance(header, str) else start_of(header)
-
-    def _directory(self, topic: int) -> Path:
-        return self._root / "segments" / str(topic)
 
     def _highest_offset(self, topic: int) -> int:
         """Find the highest offset of an empty topic that other files speak of."""
@@ -333,13 +332,13 @@ class _Repair:
         return max(offsets, default=0)
 
     def _write_topic(self, metadata: TopicMetadata, *, prove: bool) -> None:
-        directory = self._directory(metadata.id)
+        directory = self._context.topic_directory(metadata.id)
         if prove:
             start = open_log(self._context, metadata.id, directory, None).start
             metadata = replace(metadata, start=start)
         if self._files.exists(directory / TOPIC_METADATA):
             keep_copy(self._files, directory / TOPIC_METADATA)
-        write_topic(self._context, directory, metadata)
+        write_topic(self._context, metadata)
 
     # Stages.
 
@@ -347,7 +346,7 @@ class _Repair:
         damaged = {}
         for stage in list_ids(self._files, self._root / "stages"):
             try:
-                read_stage(self._context, self._root / "stages" / str(stage))
+                read_stage(self._context, stage)
             except StoreError as error:
                 damaged[stage] = str(error)
         for stage in self._answers.dropped - damaged.keys():
@@ -358,7 +357,6 @@ class _Repair:
             yield self._plan_stage(stage, reason)
 
     def _plan_stage(self, stage: int, reason: str) -> RepairStep:
-        directory = self._root / "stages" / str(stage)
         file = f"stages/{stage}/{STAGE_METADATA}"
         if stage not in self._answers.dropped:
             return RepairStep(
@@ -367,4 +365,4 @@ class _Repair:
                 f"has to write them again; say --drop-stage {stage} to remove them",
             )
         text = f"{reason}: remove the stage with the rows that wait in it"
-        return RepairStep(file, text, lambda: remove_stage(self._context, directory))
+        return RepairStep(file, text, lambda: remove_stage(self._context, stage))

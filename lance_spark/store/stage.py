@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
@@ -95,10 +94,9 @@ class Stage:
         self.active_ns = max(metadata.opened_ns, log.last_append_ns)
 
     @classmethod
-    def create(
-        cls, context: Context, directory: Path, metadata: StageMetadata
-    ) -> Stage:
+    def create(cls, context: Context, metadata: StageMetadata) -> Stage:
         """Make a stage on disk, durably."""
+        directory = context.stage_directory(metadata.id)
         context.identity.prepare()
         context.files.mkdir(directory)
         replace_file(context.files, directory / STAGE_METADATA, encode_stage(metadata))
@@ -107,8 +105,9 @@ class Stage:
         return cls(metadata, log, array("I"))
 
     @classmethod
-    def open(cls, context: Context, directory: Path, metadata: StageMetadata) -> Stage:
+    def open(cls, context: Context, metadata: StageMetadata) -> Stage:
         """Open a stage."""
+        directory = context.stage_directory(metadata.id)
         log = open_log(context, metadata.id, directory, Point())
         crcs = array("I")
         for segment in log.snapshot()[2]:
@@ -190,21 +189,22 @@ class Stage:
     def drop(self) -> None:
         """Remove the stage; what can't be removed now goes with the next opening."""
         self.retire()
-        remove_stage(self.log.context, self.log.directory)
+        remove_stage(self.log.context, self.metadata.id)
         self.log.context.segments.drop_topic(self.metadata.id)
 
 
-def read_stage(context: Context, directory: Path) -> StageMetadata | None:
+def read_stage(context: Context, stage: int) -> StageMetadata | None:
     """Read what a stage was opened for; None if it is half made or half removed.
 
     Raises:
         StoreError: it is damaged.
     """
-    path = directory / STAGE_METADATA
+    path = context.stage_directory(stage) / STAGE_METADATA
     return context.identity.read_metadata(path, "stage", decode_stage)
 
 
-def remove_stage(context: Context, directory: Path) -> None:
+def remove_stage(context: Context, stage: int) -> None:
     """Remove a stage's files, the one that makes it a stage first."""
+    directory = context.stage_directory(stage)
     remove_if_there(context.files, directory / STAGE_METADATA)
     remove_tree(context.files, directory)

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
@@ -133,15 +132,14 @@ class Staging:
         self._unsettled = []
 
     def _load_stage(self, stage_id: int) -> None:
-        directory = self._directory / str(stage_id)
         try:
-            metadata = self._read_stage(stage_id, directory)
+            metadata = self._read_stage(stage_id)
             # A stage that a crash left over behind its commit is not even opened: its
             # files may be a topic's by now, and are not to be mended as a stage's.
             if metadata is None or self._is_over(metadata):
-                remove_stage(self._context, directory)
+                remove_stage(self._context, stage_id)
                 return
-            stage = Stage.open(self._context, directory, metadata)
+            stage = Stage.open(self._context, metadata)
         except StoreError as error:
             # Kept until a person drops it: a commit that names it is refused.
             self._damaged[stage_id] = error
@@ -149,9 +147,9 @@ class Staging:
             return
         self._stages[stage_id] = stage
 
-    def _read_stage(self, stage_id: int, directory: Path) -> StageMetadata | None:
+    def _read_stage(self, stage_id: int) -> StageMetadata | None:
         try:
-            return read_stage(self._context, directory)
+            return read_stage(self._context, stage_id)
         except StoreError as error:
             for plan, _ in self._unsettled:
                 for planned in plan.topics:
@@ -215,11 +213,10 @@ class Staging:
         with self._decisions.writing("open a stage"):
             stage_id = self._context.identity.new_stage()
             metadata = StageMetadata(stage_id, topic, Job(writer, sequence), now_ns)
-            directory = self._directory / str(stage_id)
             try:
-                stage = Stage.create(self._context, directory, metadata)
+                stage = Stage.create(self._context, metadata)
             except OSError:
-                remove_stage(self._context, directory)
+                remove_stage(self._context, stage_id)
                 raise
         with self._stages_lock:
             self._stages[stage_id] = stage

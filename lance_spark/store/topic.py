@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -195,20 +194,21 @@ def decode_topic(data: bytes) -> TopicMetadata:
     return metadata
 
 
-def read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+def read_topic(context: Context, topic: int) -> TopicMetadata | None:
     """Read a topic's metadata; None if it has none.
 
     Raises:
         StoreError: it is damaged.
     """
-    path = directory / TOPIC_METADATA
+    path = context.topic_directory(topic) / TOPIC_METADATA
     return context.identity.read_metadata(path, "topic", decode_topic)
 
 
-def write_topic(context: Context, directory: Path, metadata: TopicMetadata) -> None:
+def write_topic(context: Context, metadata: TopicMetadata) -> None:
     """Replace a topic's metadata, durably."""
     context.identity.prepare()
-    replace_file(context.files, directory / TOPIC_METADATA, encode_topic(metadata))
+    path = context.topic_directory(metadata.id) / TOPIC_METADATA
+    replace_file(context.files, path, encode_topic(metadata))
 
 
 class Topic:
@@ -241,7 +241,7 @@ class Topic:
                 start=start or self.metadata.start,
             )
             try:
-                write_topic(self.log.context, self.log.directory, changed)
+                write_topic(self.log.context, changed)
             except OSError as error:
                 self._take_back(error)
                 raise
@@ -252,10 +252,10 @@ class Topic:
 
         The new file may be in its place already: only its name is not durable then.
         """
-        context, directory = self.log.context, self.log.directory
+        context = self.log.context
         try:
-            if read_topic(context, directory) != self.metadata:
-                write_topic(context, directory, self.metadata)
+            if read_topic(context, self.metadata.id) != self.metadata:
+                write_topic(context, self.metadata)
         except (OSError, StoreError) as error:
             raise StoreReadOnly(
                 f"{self.log.where}: the change could not be written ({cause}) and not "
