@@ -123,6 +123,7 @@ class BrokerConfig(StoreConfig):
         token_file: a file with one more token per line.
         metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
         rustlog: `host:port` where RustLog is served; not at all if not given.
+        tank: the same for TANK.
         ui: `host:port` for the web console; port 0 takes a free one. True is a free
             port of the loopback interface.
         ui_admin: the console may also change things.
@@ -165,6 +166,7 @@ class BrokerConfig(StoreConfig):
     token_file: str | None = None
     metrics: str | None = field(default=None, metadata=ADDRESS)
     rustlog: str | None = field(default=None, metadata=ADDRESS)
+    tank: str | None = field(default=None, metadata=ADDRESS)
     ui: str | bool | None = None
     ui_admin: bool = False
     topics_max: int = 10_000

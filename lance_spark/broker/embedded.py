@@ -27,6 +27,7 @@ from lance_spark.broker.metrics import Exporter, Metrics
 from lance_spark.broker.rustlog import session_maker as rustlog_session_maker
 from lance_spark.broker.server import Endpoint, Server, SessionMaker
 from lance_spark.broker.service import Service
+from lance_spark.broker.tank import session_maker as tank_session_maker
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 PROTOCOLS: dict[str, SessionMaker] = {
     LWP: session_maker,
     "rustlog": rustlog_session_maker,
+    "tank": tank_session_maker,
 }
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lance_spark.broker.access import Principal
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
@@ -49,6 +52,8 @@ class Loaded:
 
     records: Records
     bounds: Bounds
+    # When each record was appended, if that was asked for.
+    append_ns: NDArray[np.uint64] | None = None
 
 
 class Exchange:
@@ -182,7 +187,13 @@ class Exchange:
         return self.service.append(client, log, 0, data, expected_record=expected)
 
     def load(
-        self, client: Principal, log: int, start: int, *, max_bytes: int
+        self,
+        client: Principal,
+        log: int,
+        start: int,
+        *,
+        max_bytes: int,
+        times: bool = False,
     ) -> Loaded:
         """Read records from exactly a number on; their positions are numbers.
 
@@ -191,6 +202,7 @@ class Exchange:
             log: its id.
             start: the first record; the next one to be written gives no records.
             max_bytes: the most to read of what is stored, unless one record is larger.
+            times: tell when the records were appended, too.
 
         Raises:
             OffsetOutOfRange: there is no record of that number, any more or yet; the
@@ -208,7 +220,10 @@ class Exchange:
                 )
             found, records = self._read(view, log, start, max_bytes)
             self.service.metrics.fetched(log, len(records), len(found))
-            return Loaded(records, bounds)
+            if not times:
+                return Loaded(records, bounds)
+            append_ns = view.find_append_times(found, start).astype(np.uint64)
+            return Loaded(records, bounds, append_ns)
 
         return self.service.look(client, log, look)
 

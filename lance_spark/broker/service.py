@@ -102,6 +102,7 @@ class Service:
         consumers_max: int = 100_000,
     ) -> None:
         self.store = store
+        self.started_s = time.time()
         self.gate = Gate(store, policy=policy, tokens=tokens, named=named)
         self.metrics = metrics or Metrics()
         self.groups = groups or Groups()

@@ -657,6 +657,7 @@ class DriverModule(Protocol):
 _DRIVERS = {
     "lance": "lance_spark.client.lwp.driver",
     "rustlog": "lance_spark.client.rustlog.driver",
+    "tank": "lance_spark.client.tank.driver",
 }
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 from lance_spark.errors import (
@@ -21,7 +20,6 @@ from lance_spark.errors import (
     TopicExists,
     UnknownTopic,
 )
-from lance_spark.model import Retention
 from lance_spark.store.context import Context, Watchers
 from lance_spark.store.decisions import (
     JOURNAL,
@@ -38,7 +36,6 @@ from lance_spark.store.topic import (
     Topic,
     TopicMetadata,
     check_log_name,
-    check_name,
     is_partition_name,
     name_partitions,
     read_topic,
@@ -51,12 +48,10 @@ logger = logging.getLogger(__name__)
 class Catalog:
     """All topics of a store."""
 
-    def __init__(self, context: Context, root: Path, decisions: Decisions) -> None:
+    def __init__(self, context: Context, decisions: Decisions) -> None:
         self._context = context
-        self._root = root
-        self._segments = root / "segments"
-        self._trash = root / "trash"
-        self._identity = context.identity
+        self._segments = context.root / "segments"
+        self._trash = context.root / "trash"
         self._decisions = decisions
         decisions.on_failure = self.fail
         # Held while topics come and go. The two tables are replaced rather than
@@ -66,7 +61,7 @@ class Catalog:
         # time: the lock is not held meanwhile, so that other topics come and go.
         self._claimed: set[str] = set()
         self._released = threading.Condition(self._lock)
-        self._topics: dict[int, Topic] = {}
+        self.topics: dict[int, Topic] = {}
         self._names: dict[str, int] = {}
         # Topics with several partitions, and how many.
         self._partitioned: dict[str, int] = {}
@@ -103,9 +98,9 @@ class Catalog:
 
     def finish_removals(self) -> None:
         """Remove topics that a crash has left half made or half deleted."""
-        files = self._context.files
+        files, directory = self._context.files, self._context.topic_directory
         for topics, making in sorted(self._decisions.history.removals.items()):
-            logs = [list_segments(files, self.directory(topic)) for topic in topics]
+            logs = [list_segments(files, directory(topic)) for topic in topics]
             if making and any(logs):
                 # Records came once all of them were there: what says so is damaged.
                 text = f"topics {list(topics)} hold records, so that they are all made"
@@ -113,7 +108,7 @@ class Catalog:
                 self._settle(topics)
                 continue
             for topic in topics:
-                remove_tree(files, self.directory(topic))
+                remove_tree(files, directory(topic))
             make_directories(files, self._segments)
             files.sync_dir(self._segments)
             text = f"topics {list(topics)} were being made or deleted; removed"
@@ -143,11 +138,10 @@ class Catalog:
     def _load_topic(self, topic: int) -> Topic | None:
         if topic in self._closed_topics:
             return None
-        directory = self.directory(topic)
-        try:
-            metadata = self._read_metadata(topic)
-        except DamagedFile as error:
-            self.hold(topic, error)
+        directory = self._context.topic_directory(topic)
+        metadata = self.read_metadata(topic)
+        if isinstance(metadata, DamagedFile):
+            self.hold(topic, metadata)
             return None
         if metadata is None:
             # The crash came before the topic was reported as created.
@@ -156,25 +150,18 @@ class Catalog:
         log = open_log(self._context, topic, directory, metadata.start)
         return Topic(metadata, log)
 
-    def _read_metadata(self, topic: int) -> TopicMetadata | None:
-        directory = self.directory(topic)
+    def read_metadata(self, topic: int) -> TopicMetadata | DamagedFile | None:
+        """Read a topic's metadata, or tell why the topic can't be opened."""
+        directory = self._context.topic_directory(topic)
         try:
-            metadata = read_topic(self._context, directory)
+            metadata = read_topic(self._context, topic)
             if metadata is None and list_segments(self._context.files, directory):
                 raise StoreError("it is missing")
         except StoreError as error:
             file = f"segments/{topic}/{TOPIC_METADATA}"
             effect = f"topic {topic} is closed"
-            raise DamagedFile(self._root, file, str(error), effect) from error
+            return DamagedFile(self._context.root, file, str(error), effect)
         return metadata
-
-    def find_damage(self, topic: int) -> DamagedFile | None:
-        """Tell why a topic can't be opened, before any is; None if it can."""
-        try:
-            self._read_metadata(topic)
-        except DamagedFile as error:
-            return error
-        return None
 
     def hold(self, topic: int, error: DamagedFile, name: str | None = None) -> None:
         """Keep a topic closed, with its name where that is known."""
@@ -187,14 +174,7 @@ class Catalog:
         # With a traceback it would be part of a cycle.
         return None if found is None else copy(found[0])
 
-    def directory(self, topic: int) -> Path:
-        """Tell where a topic's files are."""
-        return self._segments / str(topic)
-
     # Looking up.
-
-    def __iter__(self) -> Iterator[Topic]:
-        return iter(self._topics.values())
 
     def get(self, topic: int) -> Topic:
         """Find a topic by its id.
@@ -204,11 +184,11 @@ class Catalog:
             DamagedFile: it is closed.
         """
         try:
-            return self._topics[topic]
+            return self.topics[topic]
         except KeyError:
             if (closed := self.closed(topic)) is not None:
                 raise closed from None
-            deleted = 0 < topic < self._identity.next_topic
+            deleted = 0 < topic < self._context.identity.next_topic
             raise UnknownTopic(topic, deleted) from None
 
     def find(self, name: str) -> Topic | None:
@@ -217,13 +197,9 @@ class Catalog:
         Raises:
             DamagedFile: it is closed, or may be one that is closed and has no name.
         """
-        topic = self._names.get(name)
-        found = None if topic is None else self._topics.get(topic)
-        if found is None:
-            self._check_unknown(name)
-        return found
-
-    def _check_unknown(self, name: str) -> None:
+        found = self.topics.get(self._names.get(name, -1))
+        if found is not None:
+            return found
         for topic, (error, known) in self._closed_topics.items():
             if known is not None and name in (known, known.rpartition("/")[0]):
                 raise copy(error)
@@ -233,10 +209,11 @@ class Catalog:
                     "whose name can't be read"
                 )
                 raise DamagedFile(error.root, error.file, error.reason, effect)
+        return None
 
     def has(self, topic: int) -> bool:
         """Tell whether there is a topic with that id, open or closed."""
-        return topic in self._topics or topic in self._closed_topics
+        return topic in self.topics or topic in self._closed_topics
 
     def partitions(self, name: str) -> int:
         """Tell how many partitions a topic has; 0 if there is no such topic."""
@@ -270,56 +247,19 @@ class Catalog:
             if is_partition_name(name):
                 raise UnknownTopic(name)
 
-    def by_id(self) -> Mapping[int, Topic]:
-        """Give all topics by id."""
-        return self._topics
-
     # Coming and going.
 
     def create(
-        self,
-        name: str,
-        *,
-        retention: Retention,
-        auth: Mapping[str, Any] | None,
-        now_s: int,
-        topics_max: int | None = None,
-    ) -> Topic:
-        """Create a topic, durably.
-
-        Raises:
-            InvalidName: the name can't be used.
-            TopicExists: there is one of that name.
-            LimitReached: there are `topics_max` already.
-            Timeout: a commit to that name takes too long.
-            StoreReadOnly: the topic may be there after the next opening.
-            DamagedFile: see `find`.
-        """
-        check_name(name)
-        with self._lock:
-            self._await_names([name])
-            self._check_free(name)
-            self._check_room([name], topics_max)
-            topic = self._identity.new_topic()
-            metadata = TopicMetadata(topic, name, now_s, retention=retention, auth=auth)
-            return self.make(metadata)
-
-    def _check_free(self, name: str) -> None:
-        if self.partitions(name):
-            raise TopicExists(f"topic {name!r} exists already")
-
-    def create_all(
-        self,
-        topics: Mapping[str, int],
-        *,
-        retention: Retention,
-        auth: Mapping[str, Any] | None,
-        now_s: int,
-        topics_max: int | None,
+        self, topics: Mapping[str, int], topics_max: int | None, **settings: Any
     ) -> list[Topic]:
         """Create topics with their partitions, all or none; see `Store.create_topics`.
 
-        The journal condemns them until the last one is there: see `encode_remove`.
+        The journal condemns several until the last one is there: see `encode_remove`.
+
+        Args:
+            topics: how many partitions each has.
+            topics_max: how many logs there may be.
+            settings: what their metadata says besides.
         """
         names = {
             name: count if count > 1 else None
@@ -329,14 +269,16 @@ class Catalog:
         with self._lock:
             self._await_names([*topics, *names])
             for topic in topics:
-                self._check_free(topic)
-            self._check_room(list(names), topics_max)
-            ids = self._identity.new_topics(len(names))
-            rules: Any = {"retention": retention, "auth": auth}
+                if self.partitions(topic):
+                    raise TopicExists(f"topic {topic!r} exists already")
+            self._check_room(names, topics_max)
+            ids = self._context.identity.new_topics(len(names))
             planned = [
-                TopicMetadata(topic, name, now_s, partitions=count, **rules)
+                TopicMetadata(topic, name, partitions=count, **settings)
                 for topic, (name, count) in zip(ids, names.items(), strict=True)
             ]
+            if len(planned) == 1:
+                return [self.make(planned[0])]
             making = self._decisions.deciding("the making of topics")
             with making, self._decisions.writing("make topics"):
                 self._decisions.note(encode_remove(ids, making=True))
@@ -389,9 +331,9 @@ class Catalog:
         """
         prepared = []
         for metadata in topics:
-            directory = self.directory(metadata.id)
+            directory = self._context.topic_directory(metadata.id)
             self._context.files.mkdir(directory)
-            write_topic(self._context, directory, metadata)
+            write_topic(self._context, metadata)
             log = Log(self._context, metadata.id, directory, metadata.start, ())
             prepared.append(Topic(metadata, log))
         if prepared:
@@ -402,9 +344,9 @@ class Catalog:
         """Remove the files of topics that were never shown to a client."""
         for topic in topics:
             self._context.segments.drop_topic(topic)
-            if topic in self._topics:
+            if topic in self.topics:
                 self._forget([topic])  # The last process had made it: see `settle`.
-            remove_tree(self._context.files, self.directory(topic))
+            remove_tree(self._context.files, self._context.topic_directory(topic))
         if topics:
             # They must not come back once the journal says that they are gone.
             self._context.files.sync_dir(self._segments)
@@ -412,11 +354,8 @@ class Catalog:
     def add(self, topics: Iterable[Topic]) -> None:
         """Show topics that were prepared, all at once."""
         with self._lock:
-            new = {topic.metadata.id: topic for topic in topics}
-            if not new:
-                return
-            self._set_topics({**self._topics, **new})
-            self._changed()
+            if new := {topic.metadata.id: topic for topic in topics}:
+                self._set_topics({**self.topics, **new})
 
     @contextmanager
     def claimed(
@@ -473,62 +412,63 @@ class Catalog:
             LimitReached: nothing of it may be made.
         """
         new = [name for name in names if name not in self._names]
-        coming = sum(name not in self._names for name in self._claimed)
-        if new and topics_max is not None:
-            there = len(self._names) + coming
-            if there + len(new) > topics_max:
-                raise LimitReached(
-                    f"topic {new[0]!r} can't be made: there are {there}, with "
-                    f"{len(new)} more it would be over {topics_max}, which is the most "
-                    "(topics_max)"
-                )
+        there = len(self._names.keys() | self._claimed)
+        if new and topics_max is not None and there + len(new) > topics_max:
+            raise LimitReached(
+                f"topic {new[0]!r} can't be made: there are {there}, with "
+                f"{len(new)} more it would be over {topics_max}, which is the most "
+                "(topics_max)"
+            )
 
-    def remove(self, topic: int) -> None:
-        """Delete a topic and its data.
-
-        Raises:
-            UnknownTopic: there is none.
-            StoreError: it is the default topic, or a part of one.
-            StoreReadOnly: it is gone, but may be back after the loss of power.
-            Timeout: a commit to it takes too long.
-        """
-        with self._lock:
-            [found] = self._find_whole([topic])
-            with found.log.exclusive():
-                self._bury(topic)
-                # The files are gone from their place: whatever happens from here on,
-                # nothing more may be written to them.
-                found.log.retire("the topic was deleted")
-                self._forget([topic])
-            try:
-                self._context.files.sync_dir(self._segments)
-            except OSError as error:
-                raise StoreReadOnly(
-                    f"topic {topic} is deleted, but may be back after a loss of power, "
-                    f"as its directory could not be synced: {error}"
-                ) from error
-        self._empty_trash([topic])
-
-    def remove_all(self, topics: Collection[int]) -> None:
+    def remove(self, topics: Collection[int]) -> None:
         """Delete topics and their data, all or none; see `Store.delete_topics`."""
         with self._lock:
             found = self._find_whole(topics)
-            with self._decisions.deciding("the deletion of topics"):
-                with self._decisions.writing("delete topics"):
-                    self._decisions.note(encode_remove(topics))
-                # They are deleted from here on, now or by the next opening.
-                for topic in found:
-                    with topic.log.exclusive():
-                        topic.log.retire("the topic was deleted")
-                self._forget(topics)
-                try:
-                    for each in topics:
-                        self._bury(each)
-                    self._context.files.sync_dir(self._segments)
-                    self._settle(topics)
-                except OSError as error:
-                    logger.warning("topics %s: could not remove: %s", topics, error)
-        self._empty_trash(topics)
+            if len(found) == 1:
+                self._remove_one(found[0])
+            else:
+                self._remove_several(found)
+        for each in topics:
+            self._context.segments.drop_topic(each)
+            try:
+                remove_tree(self._context.files, self._trash / str(each))
+            except OSError as error:
+                # The topic is gone all the same; the next opening empties the trash.
+                logger.warning("trash/%d: could not remove: %s", each, error)
+
+    def _remove_one(self, found: Topic) -> None:
+        topic = found.metadata.id
+        with found.log.exclusive():
+            self._bury(topic)
+            # The files are gone from their place: whatever happens from here on,
+            # nothing more may be written to them.
+            found.log.retire("the topic was deleted")
+            self._forget([topic])
+        try:
+            self._context.files.sync_dir(self._segments)
+        except OSError as error:
+            raise StoreReadOnly(
+                f"topic {topic} is deleted, but may be back after a loss of power, "
+                f"as its directory could not be synced: {error}"
+            ) from error
+
+    def _remove_several(self, found: Sequence[Topic]) -> None:
+        topics = [topic.metadata.id for topic in found]
+        with self._decisions.deciding("the deletion of topics"):
+            with self._decisions.writing("delete topics"):
+                self._decisions.note(encode_remove(topics))
+            # They are deleted from here on, now or by the next opening.
+            for topic in found:
+                with topic.log.exclusive():
+                    topic.log.retire("the topic was deleted")
+            self._forget(topics)
+            try:
+                for each in topics:
+                    self._bury(each)
+                self._context.files.sync_dir(self._segments)
+                self._settle(topics)
+            except OSError as error:
+                logger.warning("topics %s: could not remove: %s", topics, error)
 
     def _find_whole(self, topics: Collection[int]) -> list[Topic]:
         """Find topics that are to be deleted, once no commit writes to them.
@@ -553,23 +493,14 @@ class Catalog:
     def _bury(self, topic: int) -> None:
         grave = self._trash / str(topic)
         remove_tree(self._context.files, grave)
-        self._context.files.replace(self.directory(topic), grave)
-
-    def _empty_trash(self, topics: Collection[int]) -> None:
-        for topic in topics:
-            self._context.segments.drop_topic(topic)
-            try:
-                remove_tree(self._context.files, self._trash / str(topic))
-            except OSError as error:
-                # The topic is gone all the same; the next opening empties the trash.
-                logger.warning("trash/%d: could not remove: %s", topic, error)
+        self._context.files.replace(self._context.topic_directory(topic), grave)
 
     def close(self) -> None:
         """Close all topics; raise what the last one that failed has raised."""
         failure: StoreError | None = None
         with self._lock:
             self._closed = True
-            for topic in self:
+            for topic in self.topics.values():
                 try:
                     topic.log.close()
                 except StoreError as error:
@@ -580,7 +511,7 @@ class Catalog:
     def fail(self, reason: str) -> None:
         """Let no topic come, go or change: the next opening decides about some."""
         self._failure = self._failure or reason
-        for topic in self:
+        for topic in self.topics.values():
             topic.log.fail(reason)
 
     def _check_open(self) -> None:
@@ -594,16 +525,13 @@ class Catalog:
             )
 
     def _forget(self, gone: Collection[int]) -> None:
-        self._set_topics({t: o for t, o in self._topics.items() if t not in gone})
-        self._changed()
+        self._set_topics({t: o for t, o in self.topics.items() if t not in gone})
 
     def _set_topics(self, topics: dict[int, Topic]) -> None:
         named = [t.metadata for i, t in topics.items() if i != DEFAULT_TOPIC]
         counts = ((m.partition.topic, m.partitions) for m in named if m.partitions)
         self._partitioned = dict(counts)
         self._names = {metadata.name: metadata.id for metadata in named}
-        self._topics = topics
-
-    def _changed(self) -> None:
+        self.topics = topics
         self.version += 1
         self.watchers.notify()

@@ -21,14 +21,11 @@ from lance_spark.store.context import Finding, Severity
 from lance_spark.store.decisions import (
     JOURNAL,
     History,
-    complete,
-    decode_begin,
 )
-from lance_spark.store.document import IDENTITY, Identity, decode_document
-from lance_spark.store.files import File, Files, OsFiles, list_ids, read_file
+from lance_spark.store.document import IDENTITY, Identity
+from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
     HEADER_BYTES,
-    ROW_BYTES,
     IndexHeader,
     IndexMark,
     Kind,
@@ -41,10 +38,9 @@ from lance_spark.store.format import (
 )
 from lance_spark.store.journal import parse_journal
 from lance_spark.store.log import Point
-from lance_spark.store.rebuild import find_promise
-from lance_spark.store.recovery import Found, list_segments
+from lance_spark.store.recovery import Found, find_promise, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
-from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
     TOPIC_METADATA,
     TopicMetadata,
@@ -61,7 +57,7 @@ def check_store(
     *,
     framing: Framing,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda verified: None,
 ) -> list[Finding]:
     """Verify a store that no process has open.
 
@@ -84,7 +80,7 @@ def check_store(
         locked = files.exists(path / LOCK)
         lock = files.lock(path / LOCK, write=False) if locked else None
         try:
-            return list(_Checker(path, files, framing, progress or _silent).check())
+            return list(_Checker(path, files, framing, progress).check())
         finally:
             if lock is not None:
                 lock.close()
@@ -93,10 +89,6 @@ def check_store(
 
 
 _REPAIR = "`lance-spark check --repair` says what to do"
-
-
-def _silent(verified: int) -> None:
-    """Report no progress."""
 
 
 def _note(where: str, text: str, *span: int) -> Finding:
@@ -157,8 +149,7 @@ class _Checker:
         if len(data) > max(parsed.end, parsed.mark.end):
             text = "an entry is not finished; the next opening cuts it off"
             yield _note(JOURNAL, text, parsed.end, len(data))
-        history = History()
-        history.replay(complete(parsed))
+        history = History.of(parsed)
         for _ in history.pending:
             yield _note(JOURNAL, "a commit is begun; the next opening ends it")
         for topics in sorted(history.removals):
@@ -195,43 +186,37 @@ class _Checker:
             behind those is set back. And the topics that are removed.
         """
         data = read_file(self.files, self.root / JOURNAL)
-        history = History()
         try:
-            history.replay(complete(parse_journal(data or b"")))
-            plans = [decode_begin(entry) for entry in history.pending.values()]
+            history = History.of(parse_journal(data or b""))
+            topics = [topic for plan in history.plans() for topic in plan.topics]
         except StoreError:
             return {}, frozenset()  # Reported with the journal.
-        ends = {topic.id: topic.end.segment for plan in plans for topic in plan.topics}
-        return ends, frozenset().union(*history.removals)
+        return {topic.id: topic.end.segment for topic in topics}, history.doomed
 
     def _topics(self, identity: Identity) -> Iterator[Finding]:
         pending, doomed = self._pending()
         found: list[TopicMetadata] = []
         closed = False
         for topic in list_ids(self.files, self.root / "segments"):
-            where = f"segments/{topic}"
-            name = f"{where}/{TOPIC_METADATA}"
-            data = read_file(self.files, self.root / name)
-            start: Point | None = None
             if topic in doomed:
                 continue
-            if data is None:
-                if not list_segments(self.files, self.root / where):
-                    yield _note(where, "half-made topic; the next opening removes it")
-                    continue
-                closed = True
-                yield _damage(name, f"missing; {_REPAIR}")
-            else:
-                try:
-                    identity.accept(decode_document(data))
-                    metadata = decode_topic(data)
-                    if metadata.id != topic:
-                        raise StoreError(f"it is that of topic {metadata.id}")
+            where = f"segments/{topic}"
+            name, start = f"{where}/{TOPIC_METADATA}", None
+            try:
+                path = self.root / name
+                metadata = identity.read_metadata(path, "topic", decode_topic)
+                if metadata is not None:
                     start = metadata.start
                     found.append(metadata)
-                except StoreError as error:
+                elif list_segments(self.files, path.parent):
                     closed = True
-                    yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
+                    yield _damage(name, f"missing; {_REPAIR}")
+                else:
+                    yield _note(where, "half-made topic; the next opening removes it")
+                    continue
+            except StoreError as error:
+                closed = True
+                yield _damage(name, f"{error}; the topic is closed: {_REPAIR}")
             yield from self._log(where, topic, start, pending.get(topic))
         if not closed:  # Else it may be the one that is missing.
             yield from self._partitions({metadata.name: metadata for metadata in found})
@@ -249,15 +234,11 @@ class _Checker:
 
     def _stage(self, where: str, stage: int, identity: Identity) -> Iterator[Finding]:
         name = f"{where}/{STAGE_METADATA}"
-        data = read_file(self.files, self.root / name)
-        if data is None:
-            yield _note(where, "half-made or dropped; the next opening removes it")
-            return
         try:
-            identity.accept(decode_document(data))
-            metadata = decode_stage(data)
-            if metadata.id != stage:
-                raise StoreError(f"it is that of stage {metadata.id}")
+            path = self.root / name
+            if identity.read_metadata(path, "stage", decode_stage) is None:
+                yield _note(where, "half-made or dropped; the next opening removes it")
+                return
         except StoreError as error:
             yield _damage(name, f"{error}; the stage can't be used: {_REPAIR}")
         yield from self._log(where, stage, Point())
@@ -284,18 +265,22 @@ class _Checker:
             end = check.end
 
 
+@dataclass(slots=True)
 class _SegmentChecker:
     """Checks one segment; `end` says afterwards where it ends."""
 
-    def __init__(self, store: _Checker, where: str, topic: int, found: Found) -> None:
-        self._store = store
-        self._where = where
-        self._topic = topic
-        self._found = found
-        self._directory = store.root / where
-        self._base = 0
-        self._is_uncounted = False
-        self.end: tuple[int, int] | None = None
+    _store: _Checker
+    _where: str
+    _topic: int
+    _found: Found
+    _base: int = 0
+    _is_uncounted: bool = False
+    end: tuple[int, int] | None = None
+
+    def _open(self, name: str) -> File:
+        return self._store.files.open(
+            self._store.root / self._where / name, write=False
+        )
 
     def check(
         self, expected: tuple[int, int] | None, *, last: bool
@@ -307,26 +292,22 @@ class _SegmentChecker:
             else:
                 yield _damage(name, "missing; the next opening rebuilds it")
             return
-        index = self._store.files.open(
-            self._directory / found.name.index_file, write=False
-        )
+        index = self._open(found.name.index_file)
         head = index.pread(HEADER_BYTES, 0)
-        header = decode_header(head)
+        header = decode_header(head, of=(self._topic, found.name))
         if isinstance(header, str):
             if last and not found.data_bytes and found.index_bytes < HEADER_BYTES:
                 yield _note(name, "half-made segment; the next opening mends it")
             else:
                 yield _damage(name, header)
             return
-        if (header.topic, header.name) != (self._topic, found.name):
-            yield _damage(name, "the index belongs to other data")
-            return
         self._base = header.base_offset
         base = (header.base_offset, header.base_record)
         if expected is not None and base != expected:
             text = f"starts at {base}, the log before it ends at {expected}"
             yield _damage(name, text, *sorted((base[0], expected[0])))
-        mark, rows = decode_mark(head), self._rows(index)
+        rows = decode_rows(index.pread(index.size() - HEADER_BYTES, HEADER_BYTES))
+        mark = decode_mark(head)
         if found.data_bytes is None:
             if mark.rows or len(rows):
                 text = f"the data file {found.name.data_file} is missing"
@@ -338,10 +319,6 @@ class _SegmentChecker:
         if last and (header.lazy or has_lost_mark(head)):
             mark, damaged = find_promise(mark, rows)
         yield from self._check_rows(header, mark, rows, damaged, last=last)
-
-    def _rows(self, index: File) -> Rows:
-        size = index.size() - HEADER_BYTES
-        return decode_rows(index.pread(size - size % ROW_BYTES, HEADER_BYTES))
 
     def _check_rows(
         self,
@@ -367,9 +344,7 @@ class _SegmentChecker:
         if not sound.all():
             rows = rows[: int(np.argmin(sound))]
         position, record, last_ns = 0, 0, 0
-        data = self._store.files.open(
-            self._directory / self._found.name.data_file, write=False
-        )
+        data = self._open(self._found.name.data_file)
         heads = np.flatnonzero(rows["kind"] != Kind.INNER)
         for number in heads:
             group = rows[number : number + 1 + int(rows[number]["inner"])]
@@ -390,7 +365,7 @@ class _SegmentChecker:
                 text = "a batch of one record that does not follow the framing"
                 yield _note(self._where, text, start, start + length)
             position, record = position + length, record + records
-            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST)
+            self._is_uncounted = bool(group[0]["kind"] == Kind.LOST and not records)
             last_ns = max(last_ns, int(group[0]["append_ns"]))
             self._store.progress(length)
         if not self._is_uncounted:
@@ -444,12 +419,8 @@ class _SegmentChecker:
         if not (inner["kind"] == Kind.INNER).all() or len(inner) != group[0]["inner"]:
             return "inner rows are missing"
         numbers = (inner["record"] - record).astype(np.int64)
+        starts = (inner["position"] - position).astype(np.int64)
         outside = (numbers < 0) | (numbers >= len(scan.starts))
-        if (
-            outside.any()
-            or (
-                scan.starts[numbers] != (inner["position"] - position).astype(np.int64)
-            ).any()
-        ):
+        if outside.any() or (scan.starts[numbers] != starts).any():
             return "an inner row is not at a record's start"
         return None

@@ -48,7 +48,7 @@ from lance_spark.store.format import (
     valid_rows,
 )
 from lance_spark.store.log import Log
-from lance_spark.store.recovery import list_segments, reset_files
+from lance_spark.store.recovery import Found, list_segments, reset_files
 from lance_spark.store.segment import DamagedIndex, Segment, verify_range
 from lance_spark.store.stage import Stage, read_stage
 from lance_spark.store.topic import Topic, TopicMetadata, read_topic, write_topic
@@ -228,30 +228,30 @@ class Outcome(str, Enum):
     UNDONE = "is undone: its stages are missing"
 
 
-def settle(context: Context, root: Path, plan: CommitPlan) -> Outcome:
+def settle(context: Context, plan: CommitPlan) -> Outcome:
     """Decide about an interrupted commit and set its topics back if need be."""
-    if any(_is_behind(context, root, topic) for topic in plan.topics):
+    if any(_is_behind(context, topic) for topic in plan.topics):
         return Outcome.DONE
-    whole = all(_has_stage(context, root, stage) for stage in plan.stages)
+    whole = all(_has_stage(context, stage) for stage in plan.stages)
     if not whole and all(
-        _added_bytes(context, root, topic) == topic.bytes for topic in plan.topics
+        _added_bytes(context, topic) == topic.bytes for topic in plan.topics
     ):
         return Outcome.DONE
-    made = [t for t in plan.topics if whole and _is_made(context, root, t)]
+    made = [t for t in plan.topics if whole and _is_made(context, t)]
     kept = {topic.id for topic in made}
     for topic in plan.topics:
         if topic.id not in kept:
-            _set_back(context, root, topic)
+            _set_back(context, topic)
     if made:
         # They were made one after the other, so that of the last one only it is not
         # known whether its names are durable.
-        context.files.sync_dir(_topic_directory(root, made[-1]))
+        context.files.sync_dir(context.topic_directory(made[-1].id))
     if any(topic.created for topic in plan.topics):
-        context.files.sync_dir(root / "segments")
+        context.files.sync_dir(context.root / "segments")
     return Outcome.AGAIN if whole else Outcome.UNDONE
 
 
-def _is_made(context: Context, root: Path, topic: TopicPlan) -> bool:
+def _is_made(context: Context, topic: TopicPlan) -> bool:
     """Tell whether a new topic without records is as the commit wants it.
 
     Such topics are kept: a commit that makes very many of them is not repeated as a
@@ -259,62 +259,59 @@ def _is_made(context: Context, root: Path, topic: TopicPlan) -> bool:
     """
     if not topic.created or topic.bytes:
         return False
-    directory = _topic_directory(root, topic)
-    metadata = _read_topic(context, directory)
-    if metadata is None or (metadata.id, metadata.name) != (topic.id, topic.name):
+    metadata = _read_topic(context, topic)
+    if metadata is None or metadata.name != topic.name:
         return False
-    return not list_segments(context.files, directory)
+    return not _list_segments(context, topic)
 
 
-def _topic_directory(root: Path, topic: TopicPlan) -> Path:
-    return root / "segments" / str(topic.id)
-
-
-def _is_behind(context: Context, root: Path, topic: TopicPlan) -> bool:
+def _is_behind(context: Context, topic: TopicPlan) -> bool:
     """Tell whether a topic shows what only happens once a commit is done."""
-    directory = _topic_directory(root, topic)
-    if not context.files.exists(directory):
+    if not context.files.exists(context.topic_directory(topic.id)):
         return not topic.created  # It was deleted since.
-    metadata = _read_topic(context, directory)
+    metadata = _read_topic(context, topic)
     if metadata is not None and metadata.start.offset > topic.end.offset:
         return True  # Retention has moved the start.
     if topic.overwrite and topic.end.segment >= topic.start.segment:
-        numbers = {s.name.number for s in list_segments(context.files, directory)}
+        numbers = {s.name.number for s in _list_segments(context, topic)}
         if topic.end.segment not in numbers:
             return True  # What is overwritten is removed at the very end.
-    return _added_bytes(context, root, topic) > topic.bytes
+    return _added_bytes(context, topic) > topic.bytes
 
 
-def _added_bytes(context: Context, root: Path, topic: TopicPlan) -> int:
+def _added_bytes(context: Context, topic: TopicPlan) -> int:
     """Count the bytes that a topic has gained since the plan was made."""
-    directory = _topic_directory(root, topic)
-    found = list_segments(context.files, directory)
+    found = _list_segments(context, topic)
     sizes = [s.data_bytes or 0 for s in found if s.name.number >= topic.end.segment]
     return sum(sizes) - topic.end.size
 
 
-def _read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+def _list_segments(context: Context, topic: TopicPlan) -> list[Found]:
+    return list_segments(context.files, context.topic_directory(topic.id))
+
+
+def _read_topic(context: Context, topic: TopicPlan) -> TopicMetadata | None:
     try:
-        return read_topic(context, directory)
+        return read_topic(context, topic.id)
     except StoreError:
         return None  # Reported when the topic is opened.
 
 
-def _has_stage(context: Context, root: Path, stage: int) -> bool:
+def _has_stage(context: Context, stage: int) -> bool:
     try:
-        return read_stage(context, root / "stages" / str(stage)) is not None
+        return read_stage(context, stage) is not None
     except StoreError:
         return True  # It is damaged, not gone, and the plan says what it is for.
 
 
-def _set_back(context: Context, root: Path, topic: TopicPlan) -> None:
-    directory = _topic_directory(root, topic)
+def _set_back(context: Context, topic: TopicPlan) -> None:
+    directory = context.topic_directory(topic.id)
     if topic.created:
         remove_tree(context.files, directory)
         return
-    metadata = _read_topic(context, directory)
+    metadata = _read_topic(context, topic)
     if metadata is not None and metadata.start != topic.start:
         # Else opening the topic would drop what is overwritten before its time.
         before = replace(metadata, start=topic.start)
-        context.reserve.spend(lambda: write_topic(context, directory, before))
+        context.reserve.spend(lambda: write_topic(context, before))
     reset_files(context, directory, topic.end)

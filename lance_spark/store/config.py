@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 from lance_spark.errors import OptionError
 
@@ -14,6 +15,10 @@ DAY_S = 24 * 3600
 # Settings that may have a fraction, and the largest value that makes sense.
 _SECONDS = ("sync_interval_s", "wait_timeout_s")
 _SECONDS_MAX = 3600
+
+
+def _setting(default: float, *, least: float) -> Any:
+    return field(default=default, metadata={"least": least})
 
 
 class Fsync(str, Enum):
@@ -56,51 +61,35 @@ class StoreConfig:
     """
 
     fsync: Fsync = Fsync.BATCH
-    sync_interval_s: float = 0.0
-    segment_bytes: int = 64 * MIB
-    segment_age_s: int = DAY_S
-    index_bytes_max: int = 16 * MIB
-    index_stride_bytes: int = 8 * KIB
-    batch_bytes_max: int = 64 * MIB
-    open_segments_max: int = 256
-    index_cache_bytes: int = 64 * MIB
-    stage_adopt_bytes: int = 4 * MIB
-    stage_ttl_s: int = DAY_S
-    stages_max: int = 10_000
-    overwrite_max: int = 100
-    writer_ttl_s: int = 7 * DAY_S
-    journal_bytes_max: int = 4 * MIB
-    wait_timeout_s: float = 30.0
+    sync_interval_s: float = _setting(0.0, least=0)
+    segment_bytes: int = _setting(64 * MIB, least=1)
+    segment_age_s: int = _setting(DAY_S, least=0)
+    index_bytes_max: int = _setting(16 * MIB, least=4 * KIB)
+    index_stride_bytes: int = _setting(8 * KIB, least=64)
+    batch_bytes_max: int = _setting(64 * MIB, least=1)
+    open_segments_max: int = _setting(256, least=4)
+    index_cache_bytes: int = _setting(64 * MIB, least=0)
+    stage_adopt_bytes: int = _setting(4 * MIB, least=1)
+    stage_ttl_s: int = _setting(DAY_S, least=1)
+    stages_max: int = _setting(10_000, least=1)
+    overwrite_max: int = _setting(100, least=1)
+    writer_ttl_s: int = _setting(7 * DAY_S, least=1)
+    journal_bytes_max: int = _setting(4 * MIB, least=KIB)
+    wait_timeout_s: float = _setting(30.0, least=0.001)
 
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "fsync", Fsync(self.fsync))
         except ValueError:
             _refuse("fsync", self.fsync, "one of none, batch, always")
-        lowest = {
-            "sync_interval_s": 0,
-            "segment_bytes": 1,
-            "segment_age_s": 0,
-            "index_bytes_max": 4 * KIB,
-            "index_stride_bytes": 64,
-            "batch_bytes_max": 1,
-            "open_segments_max": 4,
-            "index_cache_bytes": 0,
-            "stage_adopt_bytes": 1,
-            "stage_ttl_s": 1,
-            "stages_max": 1,
-            "overwrite_max": 1,
-            "writer_ttl_s": 1,
-            "journal_bytes_max": KIB,
-            "wait_timeout_s": 0.001,
-        }
-        for name, low in lowest.items():
+        for setting in fields(StoreConfig)[1:]:
+            name, least = setting.name, setting.metadata["least"]
             value = getattr(self, name)
             if name in _SECONDS and type(value) in (int, float):
-                if not low <= value <= _SECONDS_MAX:
-                    _refuse(name, value, f"from {low} to {_SECONDS_MAX} seconds")
-            elif type(value) is not int or value < low:
-                _refuse(name, value, f"a whole number of at least {low}")
+                if not least <= value <= _SECONDS_MAX:
+                    _refuse(name, value, f"from {least} to {_SECONDS_MAX} seconds")
+            elif type(value) is not int or value < least:
+                _refuse(name, value, f"a whole number of at least {least}")
         if self.batch_bytes_max >= 2**31:
             _refuse("batch_bytes_max", self.batch_bytes_max, "below 2 GiB")
 

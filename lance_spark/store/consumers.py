@@ -287,9 +287,10 @@ class Consumers:
         has_groups |= any(isinstance(key, GroupKey) for key in self._positions)
         body = b"".join(encode_entry(key, at) for key, at in self._positions.items())
         version = _VERSION_GROUPS if has_groups else VERSION
-        file, mark = write_beside(self._files, self._path, MAGIC, body, version=version)
-        self._files.replace(self._path.with_name(self._path.name + ".tmp"), self._path)
+        beside = write_beside(self._files, self._path, MAGIC, body, version=version)
+        self._files.replace(beside.path, self._path)
         self._files.sync_dir(self._path.parent)
-        self._entries, self._end, self._mark = len(self._positions), mark.end, mark
+        mark = self._mark = beside.mark
+        self._entries, self._end = len(self._positions), mark.end
         self._has_groups = has_groups
-        return file
+        return beside.file

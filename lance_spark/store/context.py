@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from lance_spark.model import Framing
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.document import Identity
-from lance_spark.store.files import Files, Reserve, Spare
+from lance_spark.store.files import LOCK, RESERVE, Files, Reserve, Spare
 from lance_spark.store.segment import SegmentCache
 
 # The name that the documentation gives.
@@ -60,21 +61,19 @@ class Findings:
     def __init__(self) -> None:
         self.all: list[Finding] = []
 
-    def note(
-        self, where: str, text: str, start: int | None = None, end: int | None = None
-    ) -> None:
+    def note(self, where: str, text: str, *span: int) -> None:
         """Add something that is in order after a crash."""
-        self._add(Finding(Severity.NOTE, where, text, start, end), logging.WARNING)
+        self.add(Finding(Severity.NOTE, where, text, *span))
 
-    def damage(
-        self, where: str, text: str, start: int | None = None, end: int | None = None
-    ) -> None:
+    def damage(self, where: str, text: str, *span: int) -> None:
         """Add a loss."""
-        self._add(Finding(Severity.DAMAGE, where, text, start, end), logging.ERROR)
+        self.add(Finding(Severity.DAMAGE, where, text, *span))
 
-    def _add(self, finding: Finding, level: int) -> None:
+    def add(self, finding: Finding) -> None:
+        """Add a finding."""
         self.all.append(finding)
-        logger.log(level, "%s", finding)
+        is_loss = finding.severity is Severity.DAMAGE
+        logger.log(logging.ERROR if is_loss else logging.WARNING, "%s", finding)
 
 
 Wake = Callable[[], None]
@@ -121,23 +120,44 @@ class Watchers:
             wake()
 
 
-def _ignore(seconds: float) -> None:
-    """Take note of nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class Context:
-    """Files, settings, framing, open segments, findings, what is kept back, ids.
+    """What all parts of an open store share.
 
-    `observe_sync` is told how long each sync of a log has taken.
+    Args:
+        files: file operations.
+        root: the data directory.
+        config: settings.
+        framing: finds where records start in a batch.
+        identity: gives out ids.
+        observe_sync: told how many seconds each sync of a log has taken.
     """
 
-    files: Files
-    config: StoreConfig
-    framing: Framing
-    segments: SegmentCache
-    findings: Findings
-    spare: Spare
-    reserve: Reserve
-    identity: Identity
-    observe_sync: Callable[[float], None] = _ignore
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        config: StoreConfig,
+        framing: Framing,
+        identity: Identity,
+        observe_sync: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.files = files
+        self.root = root
+        self.config = config
+        self.framing = framing
+        self.identity = identity
+        self.observe_sync = observe_sync
+        self.findings = Findings()
+        self.segments = SegmentCache(
+            open_max=config.open_segments_max, table_bytes_max=config.index_cache_bytes
+        )
+        self.spare = Spare(files, root / LOCK)
+        self.reserve = Reserve(files, root / RESERVE)
+
+    def topic_directory(self, topic: int) -> Path:
+        """Tell where a topic's files are."""
+        return self.root / "segments" / str(topic)
+
+    def stage_directory(self, stage: int) -> Path:
+        """Tell where a stage's files are."""
+        return self.root / "stages" / str(stage)

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from lance_spark.errors import (
@@ -102,15 +101,6 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
-    """Stages that were dropped for want of activity."""
-
-    job: Job
-    at_ns: int
-    stages: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
 class TopicPlan:
     """What a commit does to one topic.
 
@@ -196,10 +186,10 @@ def encode_undone(job: Job) -> JournalEntry:
     return {"kind": "undone", **job._asdict()}
 
 
-def encode_expired(expiry: Expiry) -> JournalEntry:
-    """Make the entry of an expiry."""
-    fields = {"at_ns": expiry.at_ns, "stages": sorted(expiry.stages)}
-    return {"kind": "expired", **expiry.job._asdict(), **fields}
+def encode_expired(job: Job, at_ns: int, stages: Iterable[int]) -> JournalEntry:
+    """Make the entry of stages that were dropped for want of activity."""
+    fields = {"at_ns": at_ns, "stages": sorted(stages)}
+    return {"kind": "expired", **job._asdict(), **fields}
 
 
 def encode_remove(topics: Iterable[int], *, making: bool = False) -> JournalEntry:
@@ -239,24 +229,18 @@ def decode_begin(entry: JournalEntry) -> CommitPlan:
         StoreError: it is not one that this version writes.
     """
     try:
-        return _decode_begin(entry)
+        topics = tuple(
+            replace(
+                TopicPlan(**topic),
+                start=Point(*topic["start"]),
+                end=Tail(**topic["end"]),
+                stages=tuple(topic["stages"]),
+            )
+            for topic in entry["topics"]
+        )
+        return CommitPlan(_job(entry), entry["at_ns"], entry["next_stage"], topics)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"a commit of another version is begun: {error!r}") from error
-
-
-def _decode_begin(entry: JournalEntry) -> CommitPlan:
-    topics = [
-        TopicPlan(
-            **{
-                **t,
-                "start": Point(*t["start"]),
-                "end": Tail(**t["end"]),
-                "stages": tuple(t["stages"]),
-            }
-        )
-        for t in entry["topics"]
-    ]
-    return CommitPlan(_job(entry), entry["at_ns"], entry["next_stage"], tuple(topics))
 
 
 def find_end(parsed: JournalContent) -> JournalEntry | None:
@@ -297,13 +281,29 @@ class History:
 
     def __init__(self) -> None:
         self._last: dict[str, Commit] = {}
-        self._expired: dict[Job, Expiry] = {}
+        self._expired: dict[Job, JournalEntry] = {}
         # When the journal was lost, as long as that matters.
         self.lost_ns: list[int] = []
         # The commits that are begun and not ended. They write different topics.
         self.pending: dict[Job, JournalEntry] = {}
         # Topics that are half made or half deleted, and whether they are being made.
         self.removals: dict[tuple[int, ...], bool] = {}
+
+    @classmethod
+    def of(cls, parsed: JournalContent) -> History:
+        """Add up the entries of a journal, with what its mark makes up for."""
+        history = cls()
+        history.replay(complete(parsed))
+        return history
+
+    def plans(self) -> list[CommitPlan]:
+        """Read the plans of the commits that are not ended."""
+        return [decode_begin(entry) for entry in self.pending.values()]
+
+    @property
+    def doomed(self) -> frozenset[int]:
+        """All topics that the next opening removes."""
+        return frozenset[int]().union(*self.removals)
 
     def replay(self, entries: Iterable[JournalEntry]) -> None:
         """Take in the entries of a journal, in order.
@@ -333,12 +333,12 @@ class History:
             self.pending.pop(commit.job, None)
             self._last[commit.job.writer] = commit
         elif kind == "expired":
-            expiry = Expiry(_job(entry), entry["at_ns"], frozenset(entry["stages"]))
-            before = self._expired.get(expiry.job)
-            if before is not None:
-                expiry = replace(expiry, stages=expiry.stages | before.stages)
+            job = _job(entry)
+            before = self._expired.get(job, {"stages": ()})
+            stages = {*entry["stages"], *before["stages"]}
+            expired = encode_expired(job, entry["at_ns"], stages)
             # Replaced rather than changed: `is_expired` is asked by other threads.
-            self._expired = {**self._expired, expiry.job: expiry}
+            self._expired = {**self._expired, job: expired}
         elif kind == "remove":
             self.removals[tuple(entry["topics"])] = bool(entry.get("making"))
         elif kind == "settled":
@@ -352,19 +352,20 @@ class History:
 
     def is_expired(self, stage: int) -> bool:
         """Tell whether a stage was dropped for want of activity."""
-        return any(stage in expiry.stages for expiry in self._expired.values())
+        return any(stage in entry["stages"] for entry in self._expired.values())
 
     def forget_before(self, oldest_ns: int) -> None:
         """Forget what is older than a time."""
         self._last = {w: c for w, c in self._last.items() if c.at_ns >= oldest_ns}
-        self._expired = {j: e for j, e in self._expired.items() if e.at_ns >= oldest_ns}
+        expired = self._expired.items()
+        self._expired = {j: e for j, e in expired if e["at_ns"] >= oldest_ns}
         self.lost_ns = [at for at in self.lost_ns if at >= oldest_ns]
 
     def entries(self) -> list[JournalEntry]:
         """Make the shortest journal that says the same."""
         return [
             *({"kind": "lost", "at_ns": at} for at in self.lost_ns),
-            *map(encode_expired, self._expired.values()),
+            *self._expired.values(),
             *map(encode_done, self._last.values()),
             *self.pending.values(),
             *(encode_remove(t, making=m) for t, m in sorted(self.removals.items())),
@@ -374,9 +375,8 @@ class History:
 class Decisions:
     """The journal of an open store."""
 
-    def __init__(self, context: Context, root: Path) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._root = root
         self.history = History()
         self.journal: Journal  # Made by `open`, before anything else.
         # Held while an entry is written and taken in.
@@ -394,7 +394,7 @@ class Decisions:
 
     def open(self, *, is_new: bool, now_ns: int) -> None:
         """Read the journal, or make one."""
-        files, path = self._context.files, self._root / JOURNAL
+        files, path = self._context.files, self._context.root / JOURNAL
         findings = self._context.findings
         data = None if is_new else read_file(files, path)
         found = parse_journal(data or b"")
@@ -442,7 +442,7 @@ class Decisions:
             findings.damage(JOURNAL, f"{fault}; it is written anew")
         if found.is_begun_unread:
             reason = "a commit is begun, and its entry can't be read"
-            raise DamagedFile(self._root, JOURNAL, reason)
+            raise DamagedFile(self._context.root, JOURNAL, reason)
         entries, forgotten, known = complete(found), False, find_end(found)
         for start, end in found.damaged:
             # Other entries may be in the same range: only one of that size is known.

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from crc32c import crc32c
 
@@ -90,17 +90,7 @@ def decode_document(data: bytes, *, added: Set[str] = frozenset()) -> Document:
     return Document(fields, version)
 
 
-def check_supported(document: Document) -> None:
-    """Refuse a file that a newer release wrote.
-
-    Raises:
-        StoreError: it has a format that is not known here.
-    """
-    if document.format > FORMAT:
-        raise StoreError(
-            f"format {document.format} is not supported; this is lance_spark's "
-            f"format {FORMAT}"
-        )
+_NEWER = f"format {{}} is not supported; this is lance_spark's format {FORMAT}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -146,6 +136,14 @@ _STAGE_BLOCK = 1024
 _LOST_ID_JUMP = 1_000_000
 
 
+class _HasId(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+_Metadata = TypeVar("_Metadata", bound=_HasId)
+
+
 class Identity:
     """Gives out ids of topics and stages.
 
@@ -171,8 +169,8 @@ class Identity:
         self._files = files
         self._path = path
         self._lock = threading.Lock()
-        self._next_topic = next_topic
-        self._next_stage = self._reserved_stage = next_stage
+        self.next_topic = next_topic
+        self.next_stage = self._reserved_stage = next_stage
         self._written = written
         self._closed = False
         self.upgrading = upgrading
@@ -189,55 +187,43 @@ class Identity:
         if data is None:
             return None
         try:
-            document = decode_document(data, added=_ADDED)
+            fields, version = decode_document(data, added=_ADDED)
+            if version <= FORMAT:
+                checked = version == FORMAT
+                check_keys(fields, _KEYS | _ADDED if checked else _KEYS)
+                return cls(
+                    files,
+                    path,
+                    next_topic=integer(fields, "next_topic", FIRST_STAGE_ID),
+                    next_stage=integer(
+                        fields, "next_stage", STAGE_ID_END + _STAGE_BLOCK
+                    ),
+                    upgrading=fields.get("upgrading") is not False,
+                    written=checked,
+                )
         except StoreError as error:
             raise DamagedFile(path.parent, IDENTITY, str(error)) from error
-        try:
-            check_supported(document)
-        except StoreError as error:
-            raise StoreError(f"{path}: {error}") from error
-        fields, checked = document.fields, document.format == FORMAT
-        try:
-            check_keys(fields, _KEYS | _ADDED if checked else _KEYS)
-            return cls(
-                files,
-                path,
-                next_topic=integer(fields, "next_topic", FIRST_STAGE_ID),
-                next_stage=integer(fields, "next_stage", STAGE_ID_END + _STAGE_BLOCK),
-                upgrading=fields.get("upgrading") is not False,
-                written=checked,
-            )
-        except StoreError as error:
-            raise DamagedFile(path.parent, IDENTITY, str(error)) from error
+        raise StoreError(f"{path}: {_NEWER.format(version)}")
 
     @classmethod
     def derive(cls, files: Files, root: Path, *, is_new: bool) -> Identity:
         """Make ids for a directory without the file, far above all that can be seen."""
         jump = 0 if is_new else _LOST_ID_JUMP
-        topics = [
-            0,
-            *list_ids(files, root / "segments"),
-            *list_ids(files, root / "trash"),
-        ]
-        stages = [FIRST_STAGE_ID - 1, *list_ids(files, root / "stages")]
+        stages = list_ids(files, root / "stages")
+        topics = list_ids(files, root / "segments") + list_ids(files, root / "trash")
         return cls(
             files,
             root / IDENTITY,
-            next_topic=max(topics) + 1 + jump,
-            next_stage=max(stages) + 1 + jump,
+            next_topic=max(topics, default=0) + 1 + jump,
+            next_stage=max(stages, default=FIRST_STAGE_ID - 1) + 1 + jump,
             upgrading=not is_new,
         )
-
-    def write(self) -> None:
-        """Write the file."""
-        with self._lock:
-            self._write()
 
     def _write(self) -> None:
         if self._closed:
             raise StoreClosed("the store is closed")
         fields = {
-            "next_topic": self._next_topic,
+            "next_topic": self.next_topic,
             "next_stage": self._reserved_stage,
             "upgrading": self.upgrading,
         }
@@ -250,16 +236,34 @@ class Identity:
             if not self._written:
                 self._write()
 
-    def accept(self, document: Document) -> dict[str, Any]:
-        """Take the fields of a file; one of format 1 only while there may be some.
+    def accept(self, document: Document) -> None:
+        """Refuse a file of format 1, unless there may be some.
 
         Raises:
-            StoreError: it has no checksum where all files have one.
+            StoreError: it has no checksum where all files have one, or a newer release
+                wrote it.
         """
-        check_supported(document)
+        if document.format > FORMAT:
+            raise StoreError(_NEWER.format(document.format))
         if document.format == UNCHECKED_FORMAT and not self.upgrading:
             raise StoreError("it has format 1 and no checksum, in an upgraded store")
-        return document.fields
+
+    def read_metadata(
+        self, path: Path, what: str, decode: Callable[[bytes], _Metadata]
+    ) -> _Metadata | None:
+        """Read the file of a topic or stage in its directory; None if there is none.
+
+        Raises:
+            StoreError: it is damaged, or that of another one.
+        """
+        data = read_file(self._files, path)
+        if data is None:
+            return None
+        self.accept(decode_document(data))
+        metadata = decode(data)
+        if str(metadata.id) != path.parent.name:
+            raise StoreError(f"it is that of {what} {metadata.id}")
+        return metadata
 
     def finish_upgrade(self) -> None:
         """Say that no file of format 1 is left."""
@@ -276,43 +280,29 @@ class Identity:
         with self._lock:
             self._closed = True
 
-    @property
-    def next_topic(self) -> int:
-        """The lowest id that no topic has had."""
-        return self._next_topic
-
-    @property
-    def next_stage(self) -> int:
-        """The lowest id that no stage has had."""
-        return self._next_stage
-
-    def new_topic(self) -> int:
-        """Give out a topic's id."""
-        return self.new_topics(1)[0]
-
     def new_topics(self, count: int) -> range:
         """Give out the ids of several topics, with one write for all."""
         with self._lock:
-            first = self._next_topic
-            if first + count > FIRST_STAGE_ID:
+            ids = range(self.next_topic, self.next_topic + count)
+            if ids.stop > FIRST_STAGE_ID:
                 raise StoreError("no topic id is left")
-            self._next_topic += count
+            self.next_topic = ids.stop
             if count:
                 self._write()
-            return range(first, first + count)
+            return ids
 
     def new_stage(self) -> int:
         """Give out a stage's id."""
         with self._lock:
-            if self._next_stage >= STAGE_ID_END:
+            if self.next_stage >= STAGE_ID_END:
                 raise StoreError("no stage id is left")
-            if self._next_stage == self._reserved_stage:
+            if self.next_stage == self._reserved_stage:
                 self._reserved_stage += _STAGE_BLOCK
                 try:
                     self._write()
                 except OSError:
                     self._reserved_stage -= _STAGE_BLOCK
                     raise
-            stage = self._next_stage
-            self._next_stage += 1
+            stage = self.next_stage
+            self.next_stage += 1
             return stage

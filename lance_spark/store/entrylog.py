@@ -88,6 +88,14 @@ def mark_position(mark: DurableMark) -> int:
     return _HEAD.size + mark.turn % 2 * _MARK.size
 
 
+class Beside(NamedTuple):
+    """A new file that is to replace another, and its mark."""
+
+    path: Path
+    file: File
+    mark: DurableMark
+
+
 def write_beside(
     files: Files,
     path: Path,
@@ -95,7 +103,7 @@ def write_beside(
     body: bytes,
     state: int = 0,
     version: int = VERSION,
-) -> tuple[File, DurableMark]:
+) -> Beside:
     """Write a new file, durably, beside the one that it is to replace."""
     beside = path.with_name(path.name + ".tmp")
     remove_if_there(files, beside)
@@ -103,7 +111,7 @@ def write_beside(
     file = files.open(beside, create=True)
     file.pwrite(encode_head(magic, mark, version) + body, 0)
     file.sync()
-    return file, mark
+    return Beside(beside, file, mark)
 
 
 def move_mark(file: File, old: DurableMark, end: int, state: int = 0) -> DurableMark:

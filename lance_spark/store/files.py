@@ -310,10 +310,8 @@ def make_directories(files: Files, path: Path) -> None:
 
 def remove_if_there(files: Files, path: Path) -> None:
     """Remove a file that may be gone already."""
-    try:
+    with suppress(FileNotFoundError):
         files.unlink(path)
-    except FileNotFoundError:
-        return
 
 
 def remove_tree(files: Files, path: Path) -> None:
@@ -323,12 +321,11 @@ def remove_tree(files: Files, path: Path) -> None:
             remove_tree(files, path / entry.name)
         else:
             remove_if_there(files, path / entry.name)
-    try:
+    with suppress(FileNotFoundError):
         files.rmdir(path)
-    except FileNotFoundError:
-        return
 
 
+LOCK = "lock"
 RESERVE = "reserve"
 # Enough for metadata, and for the rebuilt index of a segment of the default size.
 RESERVE_BYTES = 64 * 1024
@@ -411,12 +408,9 @@ class Reserve:
         if self._files.exists(self._path):
             return
         try:
-            file = self._files.open(self._path, create=True)
-            try:
+            with _created(self._files, self._path) as file:
                 # Some file systems store what can be compressed in no room at all.
                 file.pwrite(random.Random(0).randbytes(RESERVE_BYTES), 0)
-            finally:
-                file.close()
         except OSError:
             with suppress(OSError):
                 remove_if_there(self._files, self._path)

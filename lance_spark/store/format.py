@@ -32,7 +32,8 @@ be before the header's time floor, for the same reason.
 A BATCH row stands for one appended batch and is followed by `inner` INNER rows, one for
 the first record boundary behind each stride. An INNER row's length reaches to the end
 of its batch, its records count those left in it, its data crc is 0. A LOST row covers
-bytes that could not be framed; it is only made when an index is rebuilt.
+bytes that could not be framed; it is only made when an index is rebuilt. Its records
+are how many these bytes held, 0 if nothing tells.
 
 Kind 0 is no row, so that a hole of zeros is never mistaken for one.
 """
@@ -167,8 +168,15 @@ def encode_header(header: IndexHeader, mark: IndexMark) -> bytes:
     return head.ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(data: bytes) -> IndexHeader | str:
-    """Decode a header, or say what is wrong with it."""
+def decode_header(
+    data: bytes, of: tuple[int, SegmentName] | None = None
+) -> IndexHeader | str:
+    """Decode a header, or say what is wrong with it.
+
+    Args:
+        data: the start of an index.
+        of: the topic and the name of its segment, where they are known.
+    """
     if len(data) < HEADER_BYTES:
         return f"header has {len(data)} of {HEADER_BYTES} bytes"
     fields = _HEADER.unpack_from(data)
@@ -180,6 +188,8 @@ def decode_header(data: bytes) -> IndexHeader | str:
     if crc != crc32c(data[: _HEADER.size - 4]):
         return "header checksum differs"
     name = SegmentName(number, start_ns)
+    if of is not None and of != (topic, name):
+        return "it belongs to other data"
     return IndexHeader(topic, name, offset, record, floor, bool(lazy))
 
 
@@ -224,9 +234,8 @@ def encode_batch_row(
     position: int, record: int, append_ns: int, length: int, records: int, data_crc: int
 ) -> bytes:
     """Encode the one row of a batch that needs no inner rows."""
-    return _encode_row(
-        position, record, append_ns, length, records, data_crc, _BATCH, 0, 0
-    )
+    batch = (position, record, append_ns, length, records, data_crc)
+    return _encode_row(*batch, _BATCH, 0, 0)
 
 
 def _encode_row(*fields: int) -> bytes:

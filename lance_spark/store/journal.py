@@ -232,19 +232,12 @@ def _parse_entry(data: bytes, at: int) -> tuple[JournalEntry, int] | None:
 class Journal:
     """The journal file, open for appending."""
 
-    def __init__(
-        self,
-        files: Files,
-        path: Path,
-        file: File,
-        mark: DurableMark,
-        begun: OpenDecisions,
-    ) -> None:
+    def __init__(self, files: Files, path: Path) -> None:
         self._files = files
         self._path = path
-        self._file = file
-        self._mark = mark
-        self._begun = begun
+        self._file: File | None = None
+        self._mark = NO_MARK
+        self._begun = OpenDecisions()
         # Whether the loss of power would leave this file and not the one before it.
         self._in_place = True
         self._failed: OSError | None = None
@@ -256,10 +249,9 @@ class Journal:
         cls, files: Files, path: Path, entries: Iterable[JournalEntry]
     ) -> Journal:
         """Write a new journal with these entries in the place of any old one."""
-        file, mark, begun = _write_beside(files, path, entries)
-        files.replace(_beside(path), path)
-        files.sync_dir(path.parent)
-        return cls(files, path, file, mark, begun)
+        journal = cls(files, path)
+        journal.rewrite(entries)
+        return journal
 
     @classmethod
     def resume(cls, files: Files, path: Path, parsed: JournalContent) -> Journal:
@@ -270,10 +262,10 @@ class Journal:
         # What a killed process wrote is acted on from now on: it has to stay.
         file.sync()
         files.sync_dir(path.parent)
-        begun = OpenDecisions()
+        journal = cls(files, path)
+        journal._file, journal._mark = file, parsed.mark
         for entry in parsed.entries:
-            begun.add(entry)
-        journal = cls(files, path, file, parsed.mark, begun)
+            journal._begun.add(entry)
         if parsed.torn or parsed.mark.end != parsed.end:
             journal._set_mark(parsed.end)
         return journal
@@ -295,9 +287,7 @@ class Journal:
             entries: what the new one will say.
             prepare: called before the new one is written.
         """
-        file = files.open(path, write=False)
-        journal = cls(files, path, file, NO_MARK, OpenDecisions())
-        kept = list(entries)
+        journal, kept = cls(files, path), list(entries)
 
         def renew() -> None:
             prepare()
@@ -330,10 +320,11 @@ class Journal:
                 f"a journal entry of {len(data)} bytes, {ENTRY_BYTES_MAX} are the "
                 "most: commit fewer stages at once"
             )
+        assert self._file is not None
         try:
             self._file.pwrite(data, self._mark.end)
         except OSError:
-            self._take_back()
+            self._take_back(self._file)
             raise
         try:
             self._file.sync()
@@ -344,6 +335,7 @@ class Journal:
         self._set_mark(self._mark.end + len(data))
 
     def _set_mark(self, end: int) -> None:
+        assert self._file is not None
         self._mark = move_mark(self._file, self._mark, end, self._begun.state)
 
     def rewrite(self, entries: Iterable[JournalEntry]) -> None:
@@ -352,15 +344,19 @@ class Journal:
         Raises:
             OSError: see `append`, unless `failed` says that the old one is still good.
         """
-        file, mark, begun = _write_beside(self._files, self._path, entries)
+        begun, body = OpenDecisions(), b""
+        for entry in entries:
+            body += encode_entry(entry)
+            begun.add(entry)
+        beside = write_beside(self._files, self._path, MAGIC, body, begun.state)
         try:
-            self._files.replace(_beside(self._path), self._path)
+            self._files.replace(beside.path, self._path)
         except OSError as error:
             # Which of the two is there is not known: neither may be written to.
             self._failed = error
             raise
-        self._file.close()
-        self._file, self._mark, self._begun = file, mark, begun
+        self.close()
+        self._file, self._mark, self._begun = beside.file, beside.mark, begun
         self._in_place, self._renew = False, None
         self._sync_place()
 
@@ -374,12 +370,12 @@ class Journal:
             raise
         self._in_place = True
 
-    def _take_back(self) -> None:
+    def _take_back(self, file: File) -> None:
         try:
-            self._file.truncate(self._mark.end)
+            file.truncate(self._mark.end)
             # A write that is refused may have written all of the entry: the loss of
             # power must not bring back what was answered as not done.
-            self._file.sync()
+            file.sync()
         except OSError as error:
             self._failed = error
 
@@ -395,18 +391,5 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
-
-
-def _write_beside(
-    files: Files, path: Path, entries: Iterable[JournalEntry]
-) -> tuple[File, DurableMark, OpenDecisions]:
-    body, begun = b"", OpenDecisions()
-    for entry in entries:
-        body += encode_entry(entry)
-        begun.add(entry)
-    return *write_beside(files, path, MAGIC, body, begun.state), begun
+        if self._file is not None:
+            self._file.close()

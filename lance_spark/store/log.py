@@ -38,15 +38,22 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context, Watchers
-from lance_spark.store.files import is_out_of_files, remove_if_there
+from lance_spark.store.files import is_out_of_files
 from lance_spark.store.format import (
     ROW_BYTES,
+    IndexHeader,
     Rows,
     SegmentName,
     make_batch_rows,
     seal_rows,
 )
-from lance_spark.store.segment import OpenSegment, Segment, SegmentKey, create_files
+from lance_spark.store.segment import (
+    OpenSegment,
+    Segment,
+    SegmentKey,
+    create_files,
+    remove_files,
+)
 
 
 class Point(NamedTuple):
@@ -61,6 +68,11 @@ class Point(NamedTuple):
     offset: int = 0
     record: int = 0
     segment: int = 0
+
+
+def start_of(segment: Segment | IndexHeader) -> Point:
+    """Tell where a log starts whose first segment this is."""
+    return Point(segment.base_offset, segment.base_record, segment.name.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +96,10 @@ class Tail:
     next_segment: int
 
 
-class LogState(NamedTuple):
-    """How many segments a log had, and a copy of the last one, to go back to."""
+class _Held(NamedTuple):
+    """What a log was before a commit: visible end, segments, a copy of the last."""
 
+    visible: Point
     segments: int
     last: Segment | None
 
@@ -126,13 +139,13 @@ class Log:
         self._write = threading.RLock()
         self._syncing = threading.Lock()
         self._state = threading.Condition()
-        self._start = start
+        self.start = start
         # Replaced rather than changed, so that a snapshot costs nothing.
         self._segments = tuple(segments)
         self._dropped: tuple[Segment, ...] = ()
         self._visible = self._end_point()
         # Set by a commit whose bytes must not be seen yet.
-        self._held: Point | None = None
+        self._held: _Held | None = None
         # How often something was written, and how much of that a sync has covered.
         self._writes = self._writes_synced = 0
         # The same for names of files. After an opening some may be known to the kernel
@@ -140,27 +153,18 @@ class Log:
         self._names, self._names_synced = 1, 0
         # `sync_written` has made all segments before this one durable.
         self._lazy_from = 0
-        self._failure: str | None = None
+        # Why nothing can be appended any more, if so.
+        self.failure: str | None = None
         # Told whenever more can be read, and when nothing more will come.
         self.watchers = Watchers()
 
     # What is there.
 
     @property
-    def start(self) -> Point:
-        """Where the log starts."""
-        return self._start
-
-    @property
     def visible(self) -> Point:
         """How far the log can be read."""
         with self._state:
             return self._visible
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing can be appended any more, if so."""
-        return self._failure
 
     @property
     def last_append_ns(self) -> int:
@@ -173,22 +177,16 @@ class Log:
         with self._state:
             return [replace(segment) for segment in self._segments]
 
-    def state(self) -> LogState:
-        """Note where the log is, for `going_back`."""
-        with self._state:
-            last = replace(self._segments[-1]) if self._segments else None
-            return LogState(len(self._segments), last)
-
     def snapshot(self) -> tuple[Point, Point, tuple[Segment, ...]]:
         """Give start, visible end and segments as they are at one moment."""
         with self._state:
-            return self._start, self._visible, self._segments
+            return self.start, self._visible, self._segments
 
     def end(self) -> Tail:
         """Describe the end, so that `reset_files` can come back to it."""
         with self._state:
             if not self._segments:
-                start = self._start
+                start = self.start
                 return Tail(start.offset, start.record, -1, 0, 0, start.segment)
             last = self._segments[-1]
             number = last.name.number
@@ -307,7 +305,7 @@ class Log:
         """Close the last segment if it is too old, so that retention may drop it."""
         with self._write:
             last = self._segments[-1] if self._segments else None
-            if last and not self._failure and self._is_full(last, 0, now_ns):
+            if last and not self.failure and self._is_full(last, 0, now_ns):
                 self._roll(now_ns)
 
     def close_segment(self) -> None:
@@ -362,8 +360,7 @@ class Log:
 
     def _remove_files(self, name: SegmentName) -> None:
         try:
-            remove_if_there(self.context.files, self.directory / name.data_file)
-            remove_if_there(self.context.files, self.directory / name.index_file)
+            remove_files(self.context.files, self.directory, name)
         except OSError as error:
             # The names would be in the way of the next attempt.
             self.fail(f"a half-made segment could not be removed ({error})")
@@ -395,9 +392,10 @@ class Log:
             yield
 
     def hold(self) -> None:
-        """Show nothing that is written from now on, until `release`."""
+        """Show nothing that is written from now on, until `release` or `going_back`."""
         with self._state:
-            self._held = self._visible
+            last = replace(self._segments[-1]) if self._segments else None
+            self._held = _Held(self._visible, len(self._segments), last)
 
     def release(self, start: Point | None = None) -> None:
         """Show what was held back, and hide what is before a new start, at once."""
@@ -408,8 +406,8 @@ class Log:
             self._publish(self._end_point())
 
     @contextmanager
-    def going_back(self, state: LogState) -> Iterator[None]:
-        """Set the files back inside, and the log behind, to where it was.
+    def going_back(self) -> Iterator[None]:
+        """Set the files back inside, and the log behind, to where `hold` found it.
 
         No sync runs meanwhile: it would mark, and show, an end that is gone.
         """
@@ -417,10 +415,11 @@ class Log:
             yield
             with self._state:
                 self.context.segments.drop_topic(self.topic)
-                self._segments = self._segments[: state.segments]
-                if state.last is not None:
-                    # The same object, since views of the log still have it.
-                    self._segments[-1].go_back(state.last)
+                if self._held is not None:
+                    self._segments = self._segments[: self._held.segments]
+                    if self._held.last is not None:
+                        # The same object, since views of the log still have it.
+                        self._segments[-1].go_back(self._held.last)
                 self._held = None
                 # The numbers of segments that are gone are given out again.
                 self._lazy_from = 0
@@ -437,11 +436,11 @@ class Log:
             self.remove_dropped()
 
     def _move_start(self, start: Point) -> None:
-        if start > self._start:
+        if start > self.start:
             kept = [s for s in self._segments if s.name.number >= start.segment]
             self._dropped += self._segments[: len(self._segments) - len(kept)]
             self._segments = tuple(kept)
-            self._start = start
+            self.start = start
             self._visible = max(self._visible, Point(start.offset, start.record))
 
     def remove_dropped(self) -> None:
@@ -451,8 +450,7 @@ class Log:
         for segment in gone:
             self.context.segments.drop(SegmentKey(self.topic, segment.name.number))
             try:
-                for name in (segment.name.data_file, segment.name.index_file):
-                    remove_if_there(self.context.files, self.directory / name)
+                remove_files(self.context.files, self.directory, segment.name)
             except OSError as error:
                 # The next opening removes what lies before the start.
                 logger.warning("%s: could not remove: %s", self.where, error)
@@ -474,26 +472,34 @@ class Log:
                     return
                 segment = replace(self._segments[-1])
                 writes, names = self._writes, self._names
-            try:
-                opened = self.open_segment(segment)
-            except OSError as error:
-                raise self._not_synced(error) from error
+            opened = self._open_to_sync(segment)
             began = time.perf_counter()
-            try:
+            with self._syncing_disk():
                 opened.sync()
                 if names > self._names_synced:
                     self._sync_names()
                 opened.write_mark(segment.size, segment.rows)
-            except OSError as error:
-                # The kernel may have dropped the pages: a later sync that succeeds
-                # would prove nothing about them.
-                self.fail(f"a sync failed ({error})")
-                raise StoreReadOnly(self._failure) from error
             self.context.observe_sync(time.perf_counter() - began)
             with self._state:
                 # Only what was there when the sync began: more may have come.
                 self._writes_synced, self._names_synced = writes, names
             self._publish(Point(segment.end, segment.end_record))
+
+    def _open_to_sync(self, segment: Segment) -> OpenSegment:
+        try:
+            return self.open_segment(segment)
+        except OSError as error:
+            raise self._not_synced(error) from error
+
+    @contextmanager
+    def _syncing_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # The kernel may have dropped the pages: a later sync that succeeds would
+            # prove nothing about them.
+            self.fail(f"a sync failed ({error})")
+            raise StoreReadOnly(self.failure) from error
 
     def _sync_names(self) -> None:
         try:
@@ -524,15 +530,9 @@ class Log:
         for segment in segments:
             # The other ones were made durable before they got a successor.
             if segment.lazy and segment.name.number >= self._lazy_from:
-                try:
-                    opened = self.open_segment(segment)
-                except OSError as error:
-                    raise self._not_synced(error) from error
-                try:
+                opened = self._open_to_sync(segment)
+                with self._syncing_disk():
                     opened.sync()
-                except OSError as error:
-                    self.fail(f"a sync failed ({error})")
-                    raise StoreReadOnly(self._failure) from error
         if self._writes > self._writes_synced:
             self.sync()
         with self._state:
@@ -549,7 +549,7 @@ class Log:
         """
         with self._state:
             self._state.wait_for(
-                lambda: self._failure is not None or self._visible.offset >= end,
+                lambda: self.failure is not None or self._visible.offset >= end,
                 timeout_s,
             )
             if self._visible.offset >= end:
@@ -561,7 +561,7 @@ class Log:
         """Make the last segment durable, whatever the policy, and refuse all writes."""
         with self._write:
             try:
-                if self._failure is None and self._writes > self._writes_synced:
+                if self.failure is None and self._writes > self._writes_synced:
                     self.sync()
             finally:
                 # A writer that is late must not meet the next owner of the files.
@@ -570,7 +570,7 @@ class Log:
     def _publish(self, end: Point) -> None:
         with self._state:
             if self._held is not None:
-                end = min(end, self._held)
+                end = min(end, self._held.visible)
             if end <= self._visible:
                 return
             self._visible = end
@@ -582,21 +582,21 @@ class Log:
     def fail(self, reason: str) -> None:
         """Refuse every further write, because the disk can't be trusted any more."""
         text = f"read-only since {reason}; mend the disk and reopen the store"
-        if self._failure is None:
+        if self.failure is None:
             logger.error("%s: %s", self.where, text)
         self.retire(text)
 
     def retire(self, reason: str) -> None:
         """Refuse every further write, and wake all threads that wait."""
         with self._state:
-            self._failure = self._failure or f"{self.where}: {reason}"
+            self.failure = self.failure or f"{self.where}: {reason}"
             self._state.notify_all()
         self.watchers.notify()
 
     def check_writable(self) -> None:
         """Raise StoreReadOnly if nothing can be written any more."""
-        if self._failure is not None:
-            raise StoreReadOnly(self._failure)
+        if self.failure is not None:
+            raise StoreReadOnly(self.failure)
 
     def _write_failed(self, doing: str, error: Exception) -> StoreWriteFailed:
         return StoreWriteFailed(

@@ -23,10 +23,10 @@ from functools import cache
 import numpy as np
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
-from lance_spark.model import Bounds, Framing, Location, Scan
+from lance_spark.model import Bounds, Location, Scan
 from lance_spark.store.files import File
 from lance_spark.store.log import Log, Point
-from lance_spark.store.rebuild import open_with_table
+from lance_spark.store.recovery import open_with_table
 from lance_spark.store.segment import (
     Boundary,
     IndexTable,
@@ -43,20 +43,23 @@ class Boundaries:
     """Finds the record boundaries of a segment up to a limit.
 
     Args:
-        where: name of the log, for errors.
-        base: offset of the segment's first byte, for errors.
-        opened: the segment's files.
+        log: the segment's log.
+        segment: where it is in the log.
+        opened: its files.
         table: its index.
-        framing: finds record starts in bytes.
         limit: the boundary behind the last record that may be seen.
     """
 
-    where: str
-    base: int
+    log: Log
+    segment: Segment
     opened: OpenSegment
     table: IndexTable
-    framing: Framing
     limit: Boundary
+
+    def verify(self, start: int, end: int) -> int:
+        """Verify the batches of a range; see `verify_range`."""
+        where, base = self.log.where, self.segment.base_offset
+        return verify_range(where, base, self.opened, self.table, start, end)
 
     def at_or_after(self, position: int) -> Boundary:
         """Find the first boundary that is not before a position."""
@@ -104,14 +107,16 @@ class Boundaries:
 
     def _scan(self, known: Boundary, end: int) -> Scan:
         start = known.position
-        if self.table.batch(self.table.batch_at(start)).records == 1:
+        batch = self.table.batch(self.table.batch_at(start))
+        if batch.records == 1 and not batch.lost:
             # Nothing to find inside, and its bytes need not follow the framing.
             return _NO_RECORD
-        verify_range(self.where, self.base, self.opened, self.table, start, end)
-        scan = self.framing(self.opened.read(start, end))
+        self.verify(start, end)
+        scan = self.log.context.framing(self.opened.read(start, end))
         if scan.fault is not None and not scan.fault.truncated:
-            at = self.base + start + scan.fault.position
-            raise Corrupt(self.where, at, self.base + end, scan.fault.reason)
+            base = self.segment.base_offset
+            at = base + start + scan.fault.position
+            raise Corrupt(self.log.where, at, base + end, scan.fault.reason)
         return scan
 
 
@@ -223,14 +228,13 @@ class View:
         if offset == self.end.offset:
             return Slice(offset, offset, 0)
         segment = self._segment_at(offset)
-        with self._reading(segment):
-            found = self._boundaries(segment)
+        with self._boundaries(segment) as found:
             start = offset - segment.base_offset
             wanted = min(start + max(max_bytes, 1), found.limit.position)
-            end = found.at_or_before(self._verify(found, start, wanted))
+            end = found.at_or_before(found.verify(start, wanted))
             if end.position <= start:
                 end = found.at_or_after(start + 1)
-                self._verify(found, start, end.position)
+                found.verify(start, end.position)
             if whole_batches:
                 end = _end_with_batch(found.table, start, end)
             records = max(0, end.record - found.at_or_after(start).record)
@@ -255,14 +259,29 @@ class View:
         if offset == self.end.offset or max_bytes == 0:
             return Slice(offset, offset, 0)
         segment = self._segment_at(offset)
-        with self._reading(segment):
-            found = self._boundaries(segment)
+        with self._boundaries(segment) as found:
             start = offset - segment.base_offset
             wanted = min(start + max_bytes, found.limit.position)
-            end = self._verify(found, start, wanted)
+            end = found.verify(start, wanted)
             records = found.at_or_after(end).record - found.at_or_after(start).record
         stop = segment.base_offset + end
         return Slice(offset, stop, records, found.opened.data, start)
+
+    def find_append_times(self, found: Slice, first: int) -> NDArray[np.int64]:
+        """Tell when each record of a slice was appended, in ns since 1970.
+
+        Args:
+            found: what was read.
+            first: the number of its first record.
+        """
+        if not found.records:
+            return np.empty(0, np.int64)
+        segment = self._segment_at(found.start)
+        with self._boundaries(segment) as boundaries:
+            at = found.start - segment.base_offset
+            starts, times = boundaries.table.append_times(at, at + len(found))
+        numbers = np.arange(found.records) + (first - segment.base_record)
+        return times[np.searchsorted(starts, numbers, "right") - 1]
 
     def locate_offset(self, offset: int) -> Location:
         """Find the first record boundary at or after an offset."""
@@ -270,10 +289,9 @@ class View:
         if offset >= self.end.offset:
             return self.locate_end()
         segment = self._segment_at(offset)
-        with self._reading(segment):
-            found = self._boundaries(segment)
+        with self._boundaries(segment) as found:
             at = found.at_or_after(offset - segment.base_offset)
-            return self._location(segment, found, at)
+            return self._location(found, at)
 
     def locate_record(self, record: int) -> Location:
         """Find where a record starts; the log's start or end if it has none such."""
@@ -282,10 +300,9 @@ class View:
             return self.locate_end()
         behind = bisect_right(self.segments, record, key=lambda s: s.base_record)
         segment = self.segments[max(0, behind - 1)]
-        with self._reading(segment):
-            found = self._boundaries(segment)
+        with self._boundaries(segment) as found:
             at = found.of_record(max(0, record - segment.base_record))
-            return self._location(segment, found, at)
+            return self._location(found, at)
 
     def locate_time(self, append_ns: int) -> Location:
         """Find the first record appended at or after a time."""
@@ -295,15 +312,14 @@ class View:
             # A segment may be empty. Its time is then that of the one before it, and
             # the record that is looked for is in one behind it.
             if segment.size:
-                with self._reading(segment):
-                    found = self._boundaries(segment)
+                with self._boundaries(segment) as found:
                     number = 0
                     if append_ns > segment.time_floor_ns:
                         number = found.table.batch_at_time(append_ns)
                     if number < found.table.batches:
                         batch = found.table.batch(number)
                         at = Boundary(batch.position, batch.record)
-                        return self._location(segment, found, at)
+                        return self._location(found, at)
         return self.locate_end()
 
     def locate_start(self) -> Location:
@@ -314,14 +330,17 @@ class View:
         """Tell where the log ends."""
         return Location(self.end.offset, self.end.record, 0)
 
-    def _location(self, segment: Segment, found: Boundaries, at: Boundary) -> Location:
+    def _location(self, found: Boundaries, at: Boundary) -> Location:
+        segment = found.segment
         offset = segment.base_offset + at.position
         if at.position >= found.limit.position:
             # The end of this segment is the start of the next one, or of nothing.
             return self.locate_offset(offset)
         batch = found.table.batch(found.table.batch_at(at.position))
         append_ns = max(batch.append_ns, segment.time_floor_ns)
-        return Location(offset, segment.base_record + at.record, append_ns)
+        # Records that have lost their numbers have that of the record behind them.
+        record = segment.base_record + min(at.record, found.limit.record)
+        return Location(offset, record, append_ns)
 
     def _segment_at(self, offset: int) -> Segment:
         if not self.start.offset <= offset < self.end.offset:
@@ -334,8 +353,9 @@ class View:
         end = following[0].base_offset if following else self.end.offset
         raise Corrupt(self.log.where, before, end, "the segment is missing")
 
-    def _boundaries(self, segment: Segment) -> Boundaries:
-        opened, table = open_with_table(self.log, segment)
+    @contextmanager
+    def _boundaries(self, segment: Segment) -> Iterator[Boundaries]:
+        """Open a segment, and turn what the disk says into an error of the store."""
         position = self.end.offset - segment.base_offset
         if segment.size >= position:
             # The last one that is visible. It may be growing: only the visible end,
@@ -343,24 +363,9 @@ class View:
             limit = Boundary(position, self.end.record - segment.base_record)
         else:
             limit = Boundary(segment.size, segment.records)
-        return Boundaries(
-            self.log.where,
-            segment.base_offset,
-            opened,
-            table,
-            self.log.context.framing,
-            limit,
-        )
-
-    def _verify(self, found: Boundaries, start: int, end: int) -> int:
-        return verify_range(
-            self.log.where, found.base, found.opened, found.table, start, end
-        )
-
-    @contextmanager
-    def _reading(self, segment: Segment) -> Iterator[None]:
         try:
-            yield
+            opened, table = open_with_table(self.log, segment)
+            yield Boundaries(self.log, segment, opened, table, limit)
         except FileNotFoundError as error:
             start, end = segment.base_offset, segment.end
             if not self.log.context.files.exists(self.log.directory):
@@ -429,31 +434,20 @@ def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
 @cache
 def _moving(power: int) -> _Tables:
     """Give the tables that move a CRC along by 2^power zero bytes."""
-    matrix = _matrix(power)
+    factor = 1 << 23  # x^8, one byte: the bits are reversed, x^0 is the highest.
+    for _ in range(power):
+        factor = _multiply(factor, factor)
     return tuple(
-        tuple(_times(matrix, byte << shift) for byte in range(256))
+        tuple(_multiply(byte << shift, factor) for byte in range(256))
         for shift in (0, 8, 16, 24)
     )
 
 
-@cache
-def _matrix(power: int) -> tuple[int, ...]:
-    """Give what becomes of each single bit."""
-    if power:
-        half = _matrix(power - 1)
-        return tuple(_times(half, column) for column in half)
-    return tuple(_move_byte(1 << bit) for bit in range(32))
-
-
-def _move_byte(crc: int) -> int:
-    for _ in range(8):
-        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-    return crc
-
-
-def _times(matrix: tuple[int, ...], vector: int) -> int:
+def _multiply(a: int, b: int) -> int:
+    """Multiply two polynomials modulo that of the CRC."""
     product = 0
-    for bit, column in enumerate(matrix):
-        if vector >> bit & 1:
-            product ^= column
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
     return product

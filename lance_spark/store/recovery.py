@@ -15,22 +15,32 @@ The rules, in the order in which they are applied to a directory:
    index there is no mark: everything that can be framed is kept.
 5. Data that is missing before the mark is damage. The offsets stay taken: the log goes
    on in a new segment behind them.
+
+`Rebuilt` makes index rows from the data. What they can't know is taken from what is
+left: the append time of the batch before, a checksum of the bytes as they are now.
+Batches come out at other sizes than they were appended in; offsets and records are the
+same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
 
+from lance_spark.model import Framing
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context
-from lance_spark.store.files import Files, remove_if_there
+from lance_spark.store.files import File, Files, remove_if_there, replace_file
 from lance_spark.store.format import (
     HEADER_BYTES,
     INNER_ROWS,
+    ROW,
     ROW_BYTES,
     IndexHeader,
     IndexMark,
@@ -40,33 +50,299 @@ from lance_spark.store.format import (
     decode_header,
     decode_mark,
     decode_rows,
+    encode_header,
     encode_mark,
     has_lost_mark,
+    make_batch_rows,
     mark_position,
     parse_segment_name,
+    seal_rows,
     valid_rows,
 )
-from lance_spark.store.log import Log, Point, Tail
-from lance_spark.store.rebuild import (
-    Rebuilt,
-    count_unknown,
-    find_promise,
-    rebuild,
-    report_rebuilt,
-    sound_rows,
-    write_index,
-)
+from lance_spark.store.log import Log, Point, Tail, start_of
 from lance_spark.store.segment import (
     Boundary,
+    DamagedIndex,
     IndexTable,
     OpenSegment,
     Segment,
+    SegmentKey,
     check_batch,
+    remove_files,
 )
 
+# How much is framed at once; a longer record makes it grow.
+_WINDOW_BYTES = 1024 * 1024
+# A row's length field is a u32.
+_LOST_BYTES_MAX = 2**31
+
+
+_START = Boundary(0, 0)
 _NO_ROWS = decode_rows(b"")
 # All rows of a batch are among the last ones, as this version writes them.
 _LAST_ROWS = INNER_ROWS + 2
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """Rows of a segment, old and new, up to `end`.
+
+    Args:
+        data: the segment's data.
+        framing: finds record starts.
+        stride: distance of inner rows.
+        last_append_ns: time of the last row.
+        end: how far the rows reach.
+        parts: the rows' bytes.
+        rows: how many they are.
+        made: ranges whose rows were made from the data.
+        lost: ranges of bytes that could not be framed.
+        unknown: how many bytes at the end are lost. Nothing tells how many records
+            they held, but no record is shorter than a byte.
+    """
+
+    data: File
+    framing: Framing
+    stride: int
+    last_append_ns: int = 0
+    end: Boundary = _START
+    parts: list[bytes] = field(default_factory=list)
+    rows: int = 0
+    made: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    unknown: int = 0
+
+    @classmethod
+    def begin(cls, context: Context, data: File, name: SegmentName) -> Rebuilt:
+        """Begin with no rows; the first ones are dated as the segment is."""
+        stride = context.config.index_stride_bytes
+        return cls(data, context.framing, stride, name.start_ns)
+
+    def keep(self, rows: Rows) -> None:
+        """Take over the rows of whole batches as they are."""
+        if len(rows):
+            last = rows[-1]  # Whatever its kind: it reaches to the end of its batch.
+            record = int(last["record"] + last["records"])
+            self.end = Boundary(int(last["position"] + last["length"]), record)
+            self.last_append_ns = int(last["append_ns"])
+            self.unknown = count_unknown(rows)
+            self._add(rows.tobytes(), len(rows))
+
+    def make(self, end: int, *, cut_tail: bool) -> None:
+        """Make rows from the data up to a position.
+
+        Args:
+            end: where the data to look at ends.
+            cut_tail: leave out a last record that is not whole, instead of counting
+                it as lost.
+        """
+        first, window = self.end.position, _WINDOW_BYTES
+        while self.end.position < end:
+            start = self.end.position
+            chunk = self.data.pread(min(window, end - start), start)
+            scan = self.framing(chunk)
+            if scan.end:
+                self._make_batch(chunk[: scan.end], scan.starts)
+                window = _WINDOW_BYTES
+            elif not (scan.fault and scan.fault.truncated):
+                self.lose(end)
+            elif window == len(chunk) < end - start:
+                window *= 2
+            elif cut_tail:
+                break
+            else:
+                self.lose(end)
+        if self.end.position > first:
+            self.made.append((first, self.end.position))
+
+    def _make_batch(self, data: bytes, starts: NDArray[np.int64]) -> None:
+        position, record = self.end.position, self.end_record
+        rows = make_batch_rows(
+            position,
+            record,
+            self.last_append_ns,
+            len(data),
+            starts,
+            crc32c(data),
+            self.stride,
+        )
+        self._add(rows, len(rows) // ROW.itemsize)
+        self.end = Boundary(position + len(data), record + len(starts))
+        self.unknown = 0
+
+    def lose(self, end: int) -> None:
+        """Cover everything up to a position with rows that say it is lost."""
+        self.lost.append((self.end.position, end))
+        self.unknown += end - self.end.position
+        while self.end.position < end:
+            length = min(end - self.end.position, _LOST_BYTES_MAX)
+            row = np.zeros(1, ROW)
+            row["position"], row["record"] = self.end
+            row["append_ns"], row["length"] = self.last_append_ns, length
+            row["kind"] = Kind.LOST
+            self._add(seal_rows(row), 1)
+            self.end = Boundary(self.end.position + length, self.end.record)
+
+    @property
+    def end_record(self) -> int:
+        """A number that no record before the end has been given."""
+        return self.end.record + self.unknown
+
+    def _add(self, rows: bytes, count: int) -> None:
+        self.parts.append(rows)
+        self.rows += count
+
+
+def rebuild(
+    result: Rebuilt, rows: Rows, end: int, *, cut_tail: bool = False
+) -> Rebuilt:
+    """Keep the rows that are sound and make the others from the data.
+
+    Args:
+        result: takes the rows; its time is that of rows that have none before them.
+        rows: what the index holds.
+        end: where the data ends, or the part of it that is to be covered.
+        cut_tail: see `Rebuilt.make`.
+    """
+    valid = valid_rows(rows)
+    heads = valid & (rows["kind"] != Kind.INNER)
+    number = 0
+    while number < len(rows):
+        if not heads[number]:
+            # Behind damaged rows: go on with the next batch whose row is sound.
+            behind = np.flatnonzero(heads[number:])
+            number = number + int(behind[0]) if len(behind) else len(rows)
+            continue
+        row = rows[number]
+        position = int(row["position"])
+        size = 0
+        if position >= result.end.position:
+            size = sound_rows(rows[number:], position, end, valid[number:])
+        if size and position > result.end.position:
+            # A clock that went back may have dated the segment after its batches.
+            result.last_append_ns = min(result.last_append_ns, int(row["append_ns"]))
+            result.make(position, cut_tail=False)
+        # A kept row knows how many records there were before it, also if some of the
+        # bytes between could not be framed.
+        result.keep(rows[number : number + size])
+        number += max(size, 1)
+    result.make(end, cut_tail=cut_tail)
+    return result
+
+
+def count_unknown(rows: Rows) -> int:
+    """Count the bytes of the last rows, if nothing tells what they held."""
+    known = np.flatnonzero((rows["kind"] != Kind.LOST) | (rows["records"] > 0))
+    return int(rows["length"][known[-1] + 1 if len(known) else 0 :].sum())
+
+
+def sound_rows(
+    rows: Rows, start: int, end: int, valid: NDArray[np.bool_] | None = None
+) -> int:
+    """Count the first rows that are whole batches, in line within [start, end).
+
+    Lost bytes need not be there. All rows are looked at together: an index may have
+    hundreds of thousands. `valid` is what `valid_rows` says of them, where that is
+    known.
+    """
+    if valid is None:
+        valid = valid_rows(rows)
+    rows = rows[: len(rows) if valid.all() else int(np.argmin(valid))]
+    heads = np.flatnonzero(rows["kind"] != Kind.INNER)
+    batches = rows[heads]
+    next_head = heads + 1 + batches["inner"]
+    ends = (batches["position"] + batches["length"]).astype(np.int64)
+    begins = np.concatenate(([start], ends[:-1])) if len(ends) else ends
+    there = (ends <= end) | (batches["kind"] == Kind.LOST)
+    good = (batches["position"] == begins) & there & (next_head <= len(rows))
+    good[:-1] &= next_head[:-1] == heads[1:]
+    if len(heads) and heads[0] != 0:
+        return 0
+    whole = len(good) if good.all() else int(np.argmin(good))
+    return int(next_head[whole - 1]) if whole else 0
+
+
+def find_promise(mark: IndexMark, rows: Rows) -> tuple[IndexMark, int]:
+    """Find what was acknowledged of a lazy segment, beyond its mark.
+
+    Returns:
+        Up to where rows promise their batches; and how many rows behind that can't be
+        read, or are missing before the mark. What they and later ones stood for was
+        acknowledged as well: a process that is killed leaves half a row behind its
+        last one, never a whole one that differs.
+    """
+    valid = valid_rows(rows)
+    end = len(rows)
+    heads = np.flatnonzero(valid & (rows["kind"] != Kind.INNER))
+    if len(heads) and heads[-1] + 1 + rows[heads[-1]]["inner"] > end:
+        # The rows of this batch were being written.
+        end = int(heads[-1])
+    known = np.flatnonzero(valid[:end])
+    if len(known) and known[-1] >= mark.rows:
+        # Whatever its kind: it reaches to the end of its batch.
+        row = rows[known[-1]]
+        count = int(known[-1]) + 1 + int(row["inner"])
+        mark = IndexMark(int(row["position"] + row["length"]), count)
+    return mark, abs(end - mark.rows)
+
+
+def write_index(
+    context: Context, directory: Path, header: IndexHeader, rebuilt: Rebuilt
+) -> None:
+    """Put a rebuilt index in the place of the old one."""
+    mark = IndexMark(rebuilt.end.position, rebuilt.rows)
+    data = encode_header(header, mark) + b"".join(rebuilt.parts)
+    path = directory / header.name.index_file
+    context.reserve.spend(lambda: replace_file(context.files, path, data))
+
+
+def report_rebuilt(context: Context, where: str, base: int, rebuilt: Rebuilt) -> None:
+    """Say what was rebuilt and what was lost."""
+    for start, end in rebuilt.made:
+        text = "index rows were rebuilt from the data"
+        context.findings.note(where, text, base + start, base + end)
+    for start, end in rebuilt.lost:
+        text = "index rows are gone and the bytes can't be framed"
+        context.findings.damage(where, text, base + start, base + end)
+
+
+def open_with_table(log: Log, segment: Segment) -> tuple[OpenSegment, IndexTable]:
+    """Open a segment with its index, rebuilding rows that have become damaged."""
+    opened = log.open_segment(segment)
+    try:
+        table = opened.table(segment.rows)
+    except DamagedIndex:
+        with log.exclusive():
+            _mend(log, segment)
+        opened = log.open_segment(segment)
+        table = opened.table(segment.rows)
+    log.context.segments.trim_tables()
+    return opened, table
+
+
+def _mend(log: Log, segment: Segment) -> None:
+    context = log.context
+    opened = log.open_segment(segment)
+    # The new index says that everything in it is durable.
+    opened.sync()
+    rows = decode_rows(opened.index.pread(segment.index_bytes, HEADER_BYTES))
+    if len(rows) >= segment.rows and valid_rows(rows[: segment.rows]).all():
+        return  # Another thread was here first.
+    rebuilt = Rebuilt.begin(context, opened.data, segment.name)
+    rebuild(rebuilt, rows[: segment.rows], segment.size)
+    header = segment.header(log.topic)
+    try:
+        context.spare.insist(
+            lambda: write_index(context, log.directory, header, rebuilt)
+        )
+    except OSError as error:
+        # Which of the two indexes is there is not known: none may be written to.
+        log.fail(f"an index could not be rebuilt ({error})")
+        raise
+    finally:
+        context.segments.drop(SegmentKey(log.topic, segment.name.number))
+    report_rebuilt(context, log.where, segment.base_offset, rebuilt)
+    segment.rows = rebuilt.rows
 
 
 class _Index(NamedTuple):
@@ -120,32 +396,14 @@ def open_log(context: Context, topic: int, directory: Path, start: Point | None)
     found = list_segments(context.files, directory)
     if start is not None:
         found = _remove_before(context.files, directory, found, start)
-    recovery = _Recovery(context, topic, directory)
-    end = Point(start.offset, start.record) if start else Point(0, 0)
-    segments: list[Segment] = []
+    recovery = _Recovery(context, topic, directory, start)
     for number, files in enumerate(found):
-        following = found[number + 1] if number + 1 < len(found) else None
-        known = bool(start or segments)
-        recovery.is_counted = not segments or segments[-1].is_counted
-        segment = recovery.load(files, following, end, known=known)
-        if segment is None:
-            continue
-        if start is None and not segments:
-            end = Point(segment.base_offset, segment.base_record)
-        if segment.base_offset > end.offset:
-            recovery.report_gap(end.offset, segment.base_offset)
-        elif segments and not segments[-1].is_counted:
-            # Its header knows how many records there were, also if they are lost.
-            segments[-1].records = segment.base_record - segments[-1].base_record
-        segments.append(segment)
-        recovery.floor_ns = segment.last_append_ns
-        end = Point(segment.end, segment.end_record)
+        recovery.load(files, found[number + 1 :])
+    segments = recovery.segments
+    if segments and not segments[-1].is_counted:
+        recovery.count_lost(segments[-1], segments[-1].end_record)
     if start is None:
-        first = segments[0] if segments else None
-        start = Point()
-        if first is not None:
-            number = first.name.number
-            start = Point(first.base_offset, first.base_record, number)
+        start = start_of(segments[0]) if segments else Point()
     return Log(context, topic, directory, start, segments)
 
 
@@ -154,8 +412,7 @@ def reset_files(context: Context, directory: Path, end: Tail) -> None:
     files = context.files
     for segment in list_segments(files, directory):
         if segment.name.number > end.segment:
-            remove_if_there(files, directory / segment.name.data_file)
-            remove_if_there(files, directory / segment.name.index_file)
+            remove_files(files, directory, segment.name)
         elif segment.name.number == end.segment:
             opened = OpenSegment(files, directory, segment.name)
             _cut(opened, end.size, end.rows)
@@ -174,7 +431,9 @@ def _cut(opened: OpenSegment, size: int, rows: int) -> None:
         opened.index.sync()
     # A row without its bytes would be damage in a lazy segment.
     opened.index.truncate(HEADER_BYTES + rows * ROW_BYTES)
-    opened.data.truncate(size)
+    # A file that has lost bytes stays as short as it is: zeros might pass for records.
+    if opened.data.size() > size:
+        opened.data.truncate(size)
     opened.sync()
 
 
@@ -192,45 +451,68 @@ def _remove_before(
         files.sync_dir(directory)
     for segment in found:
         if segment.name.number < start.segment:
-            remove_if_there(files, directory / segment.name.data_file)
-            remove_if_there(files, directory / segment.name.index_file)
+            remove_files(files, directory, segment.name)
     return [s for s in found if s.name.number >= start.segment]
 
 
 class _Recovery:
-    """Loads the segments of one log."""
+    """Loads the segments of one log, in order."""
 
-    def __init__(self, context: Context, topic: int, directory: Path) -> None:
+    def __init__(
+        self, context: Context, topic: int, directory: Path, start: Point | None
+    ) -> None:
         self._context = context
         self._topic = topic
         self._directory = directory
         self._where = f"{directory.parent.name}/{directory.name}"
         self._indexes: dict[SegmentName, _Index] = {}
-        # Time of the last batch so far. No later one counts as older: a search by time
-        # relies on that, also where a rebuilt index does not know the times any more.
-        self.floor_ns = 0
-        # Whether it is known how many records the segment before holds.
-        self.is_counted = True
+        # Where the segments so far end, if that is known.
+        self._end = start
+        self.segments: list[Segment] = []
 
-    def report_gap(self, start: int, end: int) -> None:
-        """Say that a segment between two others is gone."""
-        text = "the segment is missing"
-        self._context.findings.damage(self._where, text, start, end)
-
-    def load(
-        self, found: Found, following: Found | None, end: Point, *, known: bool
-    ) -> Segment | None:
-        """Load a segment; None if there was nothing to keep of it.
+    def load(self, found: Found, following: Sequence[Found]) -> None:
+        """Load the next segment, if there is anything to keep of it.
 
         Args:
             found: its files.
-            following: the files of the segment behind it, if there is one.
-            end: where the segment before it ends.
-            known: whether `end` can be relied on.
+            following: the files of the segments behind it.
         """
+        segment = self._load(found, following)
+        if segment is None:
+            return
+        before = self.segments[-1] if self.segments else None
+        if self._end is not None and segment.base_offset > self._end.offset:
+            gap = (self._end.offset, segment.base_offset)
+            self._context.findings.damage(self._where, "the segment is missing", *gap)
+        elif before is not None and not before.is_counted:
+            self.count_lost(before, segment.base_record)
+        if before is not None:
+            records = segment.base_record - before.base_record
+            before.records = min(before.records, records)
+        self.segments.append(segment)
+        self._end = Point(segment.end, segment.end_record)
+
+    def count_lost(self, segment: Segment, end_record: int) -> None:
+        """Note how many numbers the lost end of a segment takes.
+
+        The header of the next segment tells how many. It goes into the row of the lost
+        bytes, because that header may be lost one day as well.
+        """
+        segment.records = end_record - segment.base_record
+        opened = OpenSegment(self._context.files, self._directory, segment.name)
+        at = segment.index_bytes - ROW_BYTES
+        row = decode_rows(opened.index.pread(ROW_BYTES, at)).copy()
+        lost = segment.records - int(row["record"][0])
+        if 0 < lost < 2**32:
+            row["records"], segment.is_counted = lost, True
+            sealed = seal_rows(row)
+            self._context.reserve.spend(lambda: opened.index.pwrite(sealed, at))
+            opened.index.sync()
+
+    def _load(self, found: Found, following: Sequence[Found]) -> Segment | None:
         header, mark, rows, promising = self._read_index(found)
         if isinstance(header, str):
-            return self._without_index(found, following, header, end, known=known)
+            return self._without_index(found, following, header)
         segment = self._segment(found, header.base_offset, header.base_record)
         segment.lift(header.time_floor_ns)
         # A segment is written under one policy, which its header tells.
@@ -239,9 +521,7 @@ class _Recovery:
         _take_rows(segment, rows, _row_count(found))
         if found.data_bytes is None and not (mark.rows or _row_count(found)):
             # The crash came between the making of the two files.
-            remove_if_there(
-                self._context.files, self._directory / found.name.index_file
-            )
+            remove_files(self._context.files, self._directory, found.name)
             return None
         data_bytes = found.data_bytes or 0
         if following:
@@ -249,9 +529,11 @@ class _Recovery:
                 max(segment.size, data_bytes, mark.position),
                 max(_row_count(found), mark.rows),
             )
-            limit = self._end_before(following, segment)
-            if limit is not None and limit < mark.position:
-                return self._recover_overlong(segment, found, limit)
+            behind = self._read_index(following[0]).header
+            if isinstance(behind, IndexHeader):
+                limit = behind.base_offset - segment.base_offset
+                if limit < mark.position:
+                    return self._recover_overlong(segment, found, limit)
         rows_agree = segment.rows == mark.rows == _row_count(found)
         if segment.size == data_bytes == mark.position and rows_agree:
             return segment
@@ -264,7 +546,10 @@ class _Recovery:
 
     def _segment(self, found: Found, base_offset: int, base_record: int) -> Segment:
         segment = Segment(found.name, base_offset, base_record, lazy=self._lazy)
-        segment.lift(self.floor_ns)
+        if self.segments:
+            # No later batch counts as older: a search by time relies on that, also
+            # where a rebuilt index does not know the times any more.
+            segment.lift(self.segments[-1].last_append_ns)
         return segment
 
     def _read_index(self, found: Found) -> _Index:
@@ -283,11 +568,9 @@ class _Recovery:
         at = HEADER_BYTES + (_row_count(found) - last) * ROW_BYTES
         rows = decode_rows(file.pread(last * ROW_BYTES, at))
         file.close()
-        header = decode_header(data)
+        header = decode_header(data, of=(self._topic, found.name))
         if isinstance(header, str):
             return _Index(header)
-        if (header.topic, header.name) != (self._topic, found.name):
-            return _Index("it belongs to other data")
         promising = header.lazy or has_lost_mark(data)
         return _Index(header, decode_mark(data), rows, promising)
 
@@ -302,25 +585,17 @@ class _Recovery:
         return decode_rows(rows)
 
     def _without_index(
-        self,
-        found: Found,
-        following: Found | None,
-        reason: str,
-        end: Point,
-        *,
-        known: bool,
+        self, found: Found, following: Sequence[Found], reason: str
     ) -> Segment | None:
         """Rule 4: make a new index, as far as the bytes can be framed."""
         if found.data_bytes is None:
-            remove_if_there(
-                self._context.files, self._directory / found.name.index_file
-            )
+            remove_files(self._context.files, self._directory, found.name)
             return None
+        end = self._end or Point()
         segment = self._segment(found, end.offset, end.record)
-        cut_tail = following is None
+        cut_tail = not following
         rebuilt = self._rebuild(_NO_ROWS, found, found.data_bytes, cut_tail=cut_tail)
-        if following:
-            self._place_before(segment, following, rebuilt, known=known)
+        self._place(segment, [found, *following], rebuilt)
         shown = replace(found, index_bytes=None)
         self._finish(segment, shown, rebuilt, "the last record is not whole")
         text = f"the index can't be used ({reason}); a new one was made"
@@ -328,27 +603,34 @@ class _Recovery:
         self._context.findings.note(self._where, text, base, segment.end)
         return segment
 
-    def _place_before(
-        self, segment: Segment, following: Found, rebuilt: Rebuilt, *, known: bool
-    ) -> None:
-        """Find a segment's first offset and record from the segment behind it."""
-        header = self._read_index(following).header
-        if isinstance(header, IndexHeader):
-            if not known:
-                segment.base_offset = header.base_offset - rebuilt.end.position
-            if not known or not (self.is_counted or rebuilt.lost):
-                segment.base_record = header.base_record - rebuilt.end.record
+    def _place(self, segment: Segment, rest: Sequence[Found], rebuilt: Rebuilt) -> None:
+        """Find a segment's first offset and record, where those before do not tell.
 
-    def _end_before(self, following: Found, segment: Segment) -> int | None:
-        """Find where a segment has to end, from the one behind it."""
-        header = self._read_index(following).header
-        if isinstance(header, str):
-            return None
-        return header.base_offset - segment.base_offset
+        Args:
+            segment: it has none but those that follow from the segments before.
+            rest: its files and those of the segments behind it.
+            rebuilt: its rows.
+        """
+        behind = self._read_index(rest[1]).header if rest[1:] else None
+        is_counted = not self.segments or self.segments[-1].is_counted
+        if isinstance(behind, IndexHeader):
+            if self._end is None:
+                segment.base_offset = behind.base_offset - rebuilt.end.position
+            if self._end is None or not is_counted:
+                # Records that can't be numbered get no number of their own: those that
+                # they may have had are lost.
+                held = 0 if rebuilt.lost else rebuilt.end.record
+                segment.base_record = behind.base_record - held
+        elif not is_counted:
+            # Above every number that a record from here on can have been given: none
+            # is shorter than a byte.
+            segment.base_record += sum(found.data_bytes or 0 for found in rest)
 
     def _recover_overlong(self, segment: Segment, found: Found, limit: int) -> Segment:
         """Leave out what is behind a segment's end: offsets behind it must not move."""
-        rebuilt = self._rebuild(self._read_rows(found), found, limit)
+        rows = self._read_rows(found)
+        inside = rows["position"] + rows["length"] <= limit
+        rebuilt = self._rebuild(rows[inside], found, limit)
         start = segment.base_offset + limit
         text = f"{found.name.data_file} goes on behind the start of the next segment"
         self._context.findings.damage(self._where, text, start, start)
@@ -370,7 +652,8 @@ class _Recovery:
         there = min(mark.position, data_bytes)
         rebuilt = self._rebuild(rows[: mark.rows], found, there)
         if data_bytes < mark.position:
-            rebuilt.lose(mark.position)
+            if rebuilt.end.position < mark.position:
+                rebuilt.lose(mark.position)
             segment.closed = True
         elif damaged and data_bytes > mark.position:
             self._make_tail(rebuilt, data_bytes, segment)
@@ -470,6 +753,7 @@ def _take_rows(segment: Segment, rows: Rows, count: int) -> None:
         unknown = count_unknown(rows)
         records = int(rows[-1]["record"] + rows[-1]["records"]) + unknown
         segment.is_counted = not unknown
+        segment.closed |= bool(rows[-1]["kind"] == Kind.LOST)
         _set_end(segment, Boundary(end, records), count, int(rows[-1]["append_ns"]))
 
 

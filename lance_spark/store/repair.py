@@ -18,32 +18,28 @@ from lance_spark.errors import DamagedFile, InvalidName, OptionError, StoreError
 from lance_spark.model import Framing, Retention
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.context import Context, Findings
+from lance_spark.store.context import Context
 from lance_spark.store.decisions import (
     JOURNAL,
     History,
     TopicPlan,
     complete,
-    decode_begin,
 )
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import (
-    RESERVE,
+    LOCK,
     Files,
     OsFiles,
-    Reserve,
-    Spare,
     keep_copy,
     list_ids,
     read_file,
 )
 from lance_spark.store.format import HEADER_BYTES, decode_header
 from lance_spark.store.journal import Journal, JournalContent, parse_journal
-from lance_spark.store.log import Point
+from lance_spark.store.log import Point, start_of
 from lance_spark.store.recovery import Found, list_segments, open_log
-from lance_spark.store.segment import SegmentCache
 from lance_spark.store.stage import STAGE_METADATA, read_stage, remove_stage
-from lance_spark.store.store import CONSUMERS, LOCK
+from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
     PLACE_MAX,
@@ -133,10 +129,9 @@ class _Repair:
         self._answers = answers
         data = read_file(files, root / JOURNAL)
         self._journal = parse_journal(data or b"")
-        history = History()
-        history.replay(complete(self._journal))
-        self._doomed = frozenset[int]().union(*history.removals)
-        self._pending = [decode_begin(entry) for entry in history.pending.values()]
+        history = History.of(self._journal)
+        self._doomed = history.doomed
+        self._pending = history.plans()
         self._damage: DamagedFile | None = None
         # How many partitions the topics have that can be read.
         self._partitions: dict[str, int] = {}
@@ -146,16 +141,7 @@ class _Repair:
         except DamagedFile as error:
             self._damage = error
         self._identity = identity or Identity.derive(files, root, is_new=False)
-        self._context = Context(
-            files,
-            StoreConfig(),
-            framing,
-            SegmentCache(open_max=8, table_bytes_max=1 << 20),
-            Findings(),
-            Spare(files, root / LOCK),
-            Reserve(files, root / RESERVE),
-            self._identity,
-        )
+        self._context = Context(files, root, StoreConfig(), framing, self._identity)
 
     def plan(self) -> Iterator[RepairStep]:
         if self._damage is not None:
@@ -193,14 +179,13 @@ class _Repair:
         damaged: dict[int, str] = {}
         topics = list_ids(self._files, self._root / "segments")
         for topic in [t for t in topics if t not in self._doomed]:
-            directory = self._directory(topic)
             try:
-                metadata = read_topic(self._context, directory)
+                metadata = read_topic(self._context, topic)
                 if metadata is not None:
                     taken[metadata.name] = topic
                     if metadata.partitions is not None:
                         self._partitions[metadata.partition.topic] = metadata.partitions
-                elif list_segments(self._files, directory):
+                elif self._list_segments(topic):
                     damaged[topic] = "it is missing"
             except StoreError as error:
                 damaged[topic] = str(error)
@@ -275,25 +260,24 @@ class _Repair:
     def _check_name(self, topic: int, name: str, taken: dict[str, int]) -> None:
         try:
             check_log_name(name)
+            fault = self._find_conflict(topic, name, taken)
         except InvalidName as error:
-            raise OptionError(f"--name {topic}={name}: {error}") from error
-        if name in taken:
-            raise OptionError(
-                f"--name {topic}={name}: topic {taken[name]} has that name"
-            )
-        owner = name.rpartition("/")[0]
-        if name in self._partitions or (owner and owner in taken):
-            raise OptionError(
-                f"--name {topic}={name}: a topic has either partitions or a log of its "
-                "own name"
-            )
+            fault = str(error)
+        if fault is not None:
+            raise OptionError(f"--name {topic}={name}: {fault}")
         taken[name] = topic
-        planned = self._planned(topic)
+
+    def _find_conflict(
+        self, topic: int, name: str, taken: dict[str, int]
+    ) -> str | None:
+        owner, planned = name.rpartition("/")[0], self._planned(topic)
+        if name in taken:
+            return f"topic {taken[name]} has that name"
+        if name in self._partitions or (owner and owner in taken):
+            return "a topic has either partitions or a log of its own name"
         if planned is not None and planned.name != name:
-            raise OptionError(
-                f"--name {topic}={name}: a commit that was begun calls the topic "
-                f"{planned.name!r}"
-            )
+            return f"a commit that was begun calls the topic {planned.name!r}"
+        return None
 
     def _planned(self, topic: int) -> TopicPlan | None:
         topics = [t for plan in self._pending for t in plan.topics]
@@ -308,7 +292,7 @@ class _Repair:
         if planned is not None:
             # The next opening sets the topic back to what the commit has found.
             return planned.start
-        found = list_segments(self._files, self._directory(topic))
+        found = self._list_segments(topic)
         if not found:
             offset = self._highest_offset(topic)
             # No record is shorter than a byte, and no number is given out twice.
@@ -322,18 +306,14 @@ class _Repair:
             return Point()
         return "nothing proves where its log starts: its first indexes are damaged"
 
-    def _read_base(self, topic: int, found: Found) -> Point | None:
-        path = self._directory(topic) / found.name.index_file
-        header = decode_header((read_file(self._files, path) or b"")[:HEADER_BYTES])
-        if isinstance(header, str) or (header.topic, header.name) != (
-            topic,
-            found.name,
-        ):
-            return None
-        return Point(header.base_offset, header.base_record, found.name.number)
+    def _list_segments(self, topic: int) -> list[Found]:
+        return list_segments(self._files, self._context.topic_directory(topic))
 
-    def _directory(self, topic: int) -> Path:
-        return self._root / "segments" / str(topic)
+    def _read_base(self, topic: int, found: Found) -> Point | None:
+        path = self._context.topic_directory(topic) / found.name.index_file
+        data = (read_file(self._files, path) or b"")[:HEADER_BYTES]
+        header = decode_header(data, of=(topic, found.name))
+        return None if isinstance(header, str) else start_of(header)
 
     def _highest_offset(self, topic: int) -> int:
         """Find the highest offset of an empty topic that other files speak of."""
@@ -352,13 +332,13 @@ class _Repair:
         return max(offsets, default=0)
 
     def _write_topic(self, metadata: TopicMetadata, *, prove: bool) -> None:
-        directory = self._directory(metadata.id)
+        directory = self._context.topic_directory(metadata.id)
         if prove:
             start = open_log(self._context, metadata.id, directory, None).start
             metadata = replace(metadata, start=start)
         if self._files.exists(directory / TOPIC_METADATA):
             keep_copy(self._files, directory / TOPIC_METADATA)
-        write_topic(self._context, directory, metadata)
+        write_topic(self._context, metadata)
 
     # Stages.
 
@@ -366,7 +346,7 @@ class _Repair:
         damaged = {}
         for stage in list_ids(self._files, self._root / "stages"):
             try:
-                read_stage(self._context, self._root / "stages" / str(stage))
+                read_stage(self._context, stage)
             except StoreError as error:
                 damaged[stage] = str(error)
         for stage in self._answers.dropped - damaged.keys():
@@ -377,7 +357,6 @@ class _Repair:
             yield self._plan_stage(stage, reason)
 
     def _plan_stage(self, stage: int, reason: str) -> RepairStep:
-        directory = self._root / "stages" / str(stage)
         file = f"stages/{stage}/{STAGE_METADATA}"
         if stage not in self._answers.dropped:
             return RepairStep(
@@ -386,4 +365,4 @@ class _Repair:
                 f"has to write them again; say --drop-stage {stage} to remove them",
             )
         text = f"{reason}: remove the stage with the rows that wait in it"
-        return RepairStep(file, text, lambda: remove_stage(self._context, directory))
+        return RepairStep(file, text, lambda: remove_stage(self._context, stage))

@@ -24,9 +24,10 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.errors import Corrupt, StoreError
-from lance_spark.store.files import File, Files
+from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (
     HEADER_BYTES,
+    ROW,
     ROW_BYTES,
     IndexHeader,
     IndexMark,
@@ -67,9 +68,9 @@ class Column:
         return self._data[: self._length]
 
 
-# A batch has six numbers and two flags, a boundary two numbers; columns may be half
-# empty after they have grown.
-_ROW_MEMORY_BYTES = 2 * (6 * 8 + 2 + 2 * 8)
+# A batch has its row, two numbers and a flag, a boundary two numbers; columns may be
+# half empty after they have grown.
+_ROW_MEMORY_BYTES = 2 * (ROW_BYTES + 2 * 8 + 1 + 2 * 8)
 
 
 class Boundary(NamedTuple):
@@ -102,13 +103,9 @@ class IndexTable:
 
     def __init__(self) -> None:
         self.rows = 0
+        self._batches = Column(ROW)
         self._position = Column(np.int64)
-        self._record = Column(np.int64)
         self._append_ns = Column(np.int64)
-        self._length = Column(np.int64)
-        self._records = Column(np.int64)
-        self._data_crc = Column(np.uint32)
-        self._lost = Column(np.bool_)
         # Which batches were compared with their checksum since this was loaded.
         self._verified = Column(np.bool_)
         self._boundary_position = Column(np.int64)
@@ -117,12 +114,8 @@ class IndexTable:
     def extend(self, rows: Rows) -> None:
         """Take in further rows, in the order of the file."""
         batches = rows[rows["kind"] != Kind.INNER]
-        self._record.extend(batches["record"])
+        self._batches.extend(batches)
         self._append_ns.extend(batches["append_ns"])
-        self._length.extend(batches["length"])
-        self._records.extend(batches["records"])
-        self._data_crc.extend(batches["data_crc"])
-        self._lost.extend(batches["kind"] == Kind.LOST)
         self._verified.extend(np.zeros(len(batches), np.bool_))
         self._boundary_record.extend(rows["record"])
         # Last, because they are what is searched: a reader that finds a row,
@@ -143,15 +136,11 @@ class IndexTable:
 
     def batch(self, number: int) -> IndexedBatch:
         """Give a batch by its number in the segment."""
+        row = self._batches.values[number].item()
+        position, record, append_ns, length, records, data_crc, kind = row[:7]
         return IndexedBatch(
-            number,
-            int(self._position.values[number]),
-            int(self._length.values[number]),
-            int(self._record.values[number]),
-            int(self._records.values[number]),
-            int(self._append_ns.values[number]),
-            int(self._data_crc.values[number]),
-            bool(self._lost.values[number]),
+            *(number, position, length, record, records, append_ns, data_crc),
+            lost=kind == Kind.LOST,
         )
 
     def batch_at(self, position: int) -> int:
@@ -162,6 +151,15 @@ class IndexTable:
     def batch_at_time(self, append_ns: int) -> int:
         """Find the first batch appended at or after a time."""
         return int(np.searchsorted(self._append_ns.values, append_ns, "left"))
+
+    def append_times(
+        self, start: int, end: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give the first record and the time of each batch in [start, end)."""
+        last = int(np.searchsorted(self._position.values, end, "left"))
+        batches = slice(self.batch_at(start), last)
+        records = self._batches.values["record"][batches].astype(np.int64)
+        return records, self._append_ns.values[batches]
 
     def unverified(self, start: int, end: int) -> list[int]:
         """List the batches in [start, end) that were not verified yet."""
@@ -177,25 +175,23 @@ class IndexTable:
     def boundary_before(self, position: int) -> Boundary:
         """Find the last known boundary at or before a position."""
         found = np.searchsorted(self._boundary_position.values, position, "right")
-        return self._boundary(int(found) - 1)
+        return self._boundary(found - 1)
 
     def boundary_after(self, position: int) -> Boundary | None:
         """Find the first known boundary behind a position."""
         found = np.searchsorted(self._boundary_position.values, position, "right")
         if found == len(self._boundary_position.values):
             return None
-        return self._boundary(int(found))
+        return self._boundary(found)
 
     def boundary_of_record(self, record: int) -> Boundary:
         """Find the last known boundary whose record number is at most this one."""
         found = np.searchsorted(self._boundary_record.values, record, "right")
-        return self._boundary(int(found) - 1)
+        return self._boundary(found - 1)
 
-    def _boundary(self, number: int) -> Boundary:
-        return Boundary(
-            int(self._boundary_position.values[number]),
-            int(self._boundary_record.values[number]),
-        )
+    def _boundary(self, number: np.int64) -> Boundary:
+        position, record = self._boundary_position, self._boundary_record
+        return Boundary(int(position.values[number]), int(record.values[number]))
 
 
 # Batches are verified in pieces of this size.
@@ -260,14 +256,8 @@ class Segment:
 
     def header(self, topic: int) -> IndexHeader:
         """Make the header of this segment's index."""
-        return IndexHeader(
-            topic,
-            self.name,
-            self.base_offset,
-            self.base_record,
-            self.time_floor_ns,
-            self.lazy,
-        )
+        base = (self.base_offset, self.base_record)
+        return IndexHeader(topic, self.name, *base, self.time_floor_ns, self.lazy)
 
 
 class DamagedIndex(StoreError):
@@ -355,6 +345,12 @@ def create_files(files: Files, directory: Path, header: IndexHeader) -> None:
     index.close()
     files.open(directory / header.name.data_file, create=True).close()
     files.sync_dir(directory)
+
+
+def remove_files(files: Files, directory: Path, name: SegmentName) -> None:
+    """Remove the two files of a segment, as far as they are there."""
+    remove_if_there(files, directory / name.data_file)
+    remove_if_there(files, directory / name.index_file)
 
 
 def check_batch(batch: IndexedBatch, data: File) -> str | None:
@@ -452,23 +448,14 @@ class SegmentCache:
         with self._lock:
             self._open.clear()
 
-    @property
-    def open_files(self) -> int:
-        """How many files are held open here."""
-        with self._lock:
-            return 2 * len(self._open)
-
     def _make_room(self) -> None:
-        for key in list(self._open):
-            if len(self._open) < self._open_max:
-                return
-            if not self._open[key].dirty:
-                del self._open[key]
-        for key in list(self._open):
+        # Those that need no sync go first.
+        for key in sorted(self._open, key=lambda key: self._open[key].dirty):
             if len(self._open) < self._open_max:
                 return
             try:
-                self._open[key].sync()
+                if self._open[key].dirty:
+                    self._open[key].sync()
             except OSError:
                 # It stays, and above the limit: the failure has to reach the log
                 # whose bytes these are, with its next sync.

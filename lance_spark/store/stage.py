@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -31,14 +29,12 @@ from lance_spark.store.document import (
     integer,
 )
 from lance_spark.store.files import (
-    read_file,
     remove_if_there,
     remove_tree,
     replace_file,
 )
 from lance_spark.store.log import Appended, Log, Point
-from lance_spark.store.rebuild import open_with_table
-from lance_spark.store.recovery import open_log
+from lance_spark.store.recovery import open_log, open_with_table
 from lance_spark.store.topic import check_log_name
 
 STAGE_METADATA = "stage.json"
@@ -61,8 +57,7 @@ def encode_stage(metadata: StageMetadata) -> bytes:
         {
             "id": metadata.id,
             "topic": metadata.topic,
-            "writer": metadata.job.writer,
-            "sequence": metadata.job.sequence,
+            **metadata.job._asdict(),
             "opened_ns": metadata.opened_ns,
         }
     )
@@ -74,10 +69,7 @@ def decode_stage(data: bytes) -> StageMetadata:
     Raises:
         StoreError: it is damaged.
     """
-    return _take(decode_document(data).fields)
-
-
-def _take(fields: dict[str, Any]) -> StageMetadata:
+    fields = decode_document(data).fields
     check_keys(fields, _KEYS)
     if not isinstance(fields["topic"], str) or not isinstance(fields["writer"], str):
         raise StoreError("topic or writer is not text")
@@ -102,10 +94,9 @@ class Stage:
         self.active_ns = max(metadata.opened_ns, log.last_append_ns)
 
     @classmethod
-    def create(
-        cls, context: Context, directory: Path, metadata: StageMetadata
-    ) -> Stage:
+    def create(cls, context: Context, metadata: StageMetadata) -> Stage:
         """Make a stage on disk, durably."""
+        directory = context.stage_directory(metadata.id)
         context.identity.prepare()
         context.files.mkdir(directory)
         replace_file(context.files, directory / STAGE_METADATA, encode_stage(metadata))
@@ -114,8 +105,9 @@ class Stage:
         return cls(metadata, log, array("I"))
 
     @classmethod
-    def open(cls, context: Context, directory: Path, metadata: StageMetadata) -> Stage:
+    def open(cls, context: Context, metadata: StageMetadata) -> Stage:
         """Open a stage."""
+        directory = context.stage_directory(metadata.id)
         log = open_log(context, metadata.id, directory, Point())
         crcs = array("I")
         for segment in log.snapshot()[2]:
@@ -197,26 +189,22 @@ class Stage:
     def drop(self) -> None:
         """Remove the stage; what can't be removed now goes with the next opening."""
         self.retire()
-        remove_stage(self.log.context, self.log.directory)
+        remove_stage(self.log.context, self.metadata.id)
         self.log.context.segments.drop_topic(self.metadata.id)
 
 
-def read_stage(context: Context, directory: Path) -> StageMetadata | None:
+def read_stage(context: Context, stage: int) -> StageMetadata | None:
     """Read what a stage was opened for; None if it is half made or half removed.
 
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / STAGE_METADATA)
-    if data is None:
-        return None
-    metadata = _take(context.identity.accept(decode_document(data)))
-    if str(metadata.id) != directory.name:
-        raise StoreError(f"it is that of stage {metadata.id}")
-    return metadata
+    path = context.stage_directory(stage) / STAGE_METADATA
+    return context.identity.read_metadata(path, "stage", decode_stage)
 
 
-def remove_stage(context: Context, directory: Path) -> None:
+def remove_stage(context: Context, stage: int) -> None:
     """Remove a stage's files, the one that makes it a stage first."""
+    directory = context.stage_directory(stage)
     remove_if_there(context.files, directory / STAGE_METADATA)
     remove_tree(context.files, directory)

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from pathlib import Path
 
 from lance_spark.errors import (
     CommitConflict,
@@ -51,18 +50,16 @@ from lance_spark.store.decisions import (
     JOURNAL,
     CommitPlan,
     Decisions,
-    Expiry,
     Job,
     TopicPlan,
     check_job,
-    decode_begin,
     encode_begin,
     encode_done,
     encode_expired,
     encode_undone,
 )
 from lance_spark.store.files import is_full, list_ids, make_directories
-from lance_spark.store.log import LogState, Point, Tail
+from lance_spark.store.log import Point, Tail
 from lance_spark.store.recovery import reset_files
 from lance_spark.store.segment import DamagedIndex
 from lance_spark.store.stage import (
@@ -81,11 +78,10 @@ class Staging:
     """The stages of a store, and how they are committed, aborted and expired."""
 
     def __init__(
-        self, context: Context, root: Path, catalog: Catalog, decisions: Decisions
+        self, context: Context, catalog: Catalog, decisions: Decisions
     ) -> None:
         self._context = context
-        self._root = root
-        self._directory = root / "stages"
+        self._directory = context.root / "stages"
         self._catalog = catalog
         self._decisions = decisions
         self._history = decisions.history
@@ -102,10 +98,9 @@ class Staging:
 
     def settle(self) -> None:
         """Decide about commits that a crash has interrupted, before topics open."""
-        for entry in self._history.pending.values():
-            plan = decode_begin(entry)
+        for plan in self._history.plans():
             if not self._hold(plan):
-                outcome = settle(self._context, self._root, plan)
+                outcome = settle(self._context, plan)
                 self._unsettled.append((plan, outcome))
 
     def _hold(self, plan: CommitPlan) -> bool:
@@ -114,17 +109,16 @@ class Staging:
         It stays in the journal as it is, and all its topics stay closed: some may have
         a part of it that must not be seen, and is set back once all can be opened.
         """
-        there = [planned for planned in plan.topics if not planned.created]
-        errors = filter(None, (self._catalog.find_damage(t.id) for t in there))
-        error = next(errors, None)
-        if error is None:
-            return False
-        effect = f"{plan.job} waits, and its topics are closed"
-        waiting = DamagedFile(error.root, error.file, error.reason, effect)
-        for planned in plan.topics:
-            self._catalog.hold(planned.id, waiting, planned.name)
-        self._decisions.hold(str(waiting), plan.job)
-        return True
+        for there in (planned.id for planned in plan.topics if not planned.created):
+            error = self._catalog.read_metadata(there)
+            if isinstance(error, DamagedFile):
+                effect = f"{plan.job} waits, and its topics are closed"
+                waiting = DamagedFile(error.root, error.file, error.reason, effect)
+                for planned in plan.topics:
+                    self._catalog.hold(planned.id, waiting, planned.name)
+                self._decisions.hold(str(waiting), plan.job)
+                return True
+        return False
 
     def load(self) -> None:
         """Open all stages, and end the commits that were begun."""
@@ -138,15 +132,14 @@ class Staging:
         self._unsettled = []
 
     def _load_stage(self, stage_id: int) -> None:
-        directory = self._directory / str(stage_id)
         try:
-            metadata = self._read_stage(stage_id, directory)
+            metadata = self._read_stage(stage_id)
             # A stage that a crash left over behind its commit is not even opened: its
             # files may be a topic's by now, and are not to be mended as a stage's.
             if metadata is None or self._is_over(metadata):
-                remove_stage(self._context, directory)
+                remove_stage(self._context, stage_id)
                 return
-            stage = Stage.open(self._context, directory, metadata)
+            stage = Stage.open(self._context, metadata)
         except StoreError as error:
             # Kept until a person drops it: a commit that names it is refused.
             self._damaged[stage_id] = error
@@ -154,9 +147,9 @@ class Staging:
             return
         self._stages[stage_id] = stage
 
-    def _read_stage(self, stage_id: int, directory: Path) -> StageMetadata | None:
+    def _read_stage(self, stage_id: int) -> StageMetadata | None:
         try:
-            return read_stage(self._context, directory)
+            return read_stage(self._context, stage_id)
         except StoreError as error:
             for plan, _ in self._unsettled:
                 for planned in plan.topics:
@@ -167,7 +160,7 @@ class Staging:
                         )
             file = f"stages/{stage_id}/{STAGE_METADATA}"
             effect = f"stage {stage_id} can't be used"
-            raise DamagedFile(self._root, file, str(error), effect) from error
+            raise DamagedFile(self._context.root, file, str(error), effect) from error
 
     def _is_over(self, stage: StageMetadata) -> bool:
         last = self._history.last(stage.job.writer)
@@ -182,13 +175,12 @@ class Staging:
             findings.damage(JOURNAL, f"{plan.job} {outcome.value}")
             return
         if outcome is Outcome.AGAIN:
-            saved = self._save(plan)
             try:
                 created = self._carry_out(plan)
             except (Corrupt, DamagedIndex, StageError) as error:
                 # Its stages are kept, for a person to look at. If it is only that the
                 # disk refuses, the store does not open and nothing is given up.
-                self._undo(plan, saved, error)
+                self._undo(plan, error)
                 findings.damage(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             except (StoreWriteFailed, OSError) as error:
@@ -197,7 +189,7 @@ class Staging:
                     raise
                 # A full disk must not keep the store from opening. The stages stay, so
                 # that the writer can commit again once there is room.
-                self._undo(plan, saved, error)
+                self._undo(plan, error)
                 findings.note(JOURNAL, f"{plan.job} is undone: {error}")
                 return
             self._show(plan, created)
@@ -205,14 +197,6 @@ class Staging:
             self._decisions.note_end(encode_done(plan.commit))
         self._drop(self._job(plan.job))
         findings.note(JOURNAL, f"{plan.job} {outcome.value}")
-
-    def _save(self, plan: CommitPlan) -> dict[int, LogState]:
-        """Copy what `_undo` goes back to."""
-        return {
-            planned.id: self._catalog.get(planned.id).log.state()
-            for planned in plan.topics
-            if not planned.created
-        }
 
     # Stages.
 
@@ -229,11 +213,10 @@ class Staging:
         with self._decisions.writing("open a stage"):
             stage_id = self._context.identity.new_stage()
             metadata = StageMetadata(stage_id, topic, Job(writer, sequence), now_ns)
-            directory = self._directory / str(stage_id)
             try:
-                stage = Stage.create(self._context, directory, metadata)
+                stage = Stage.create(self._context, metadata)
             except OSError:
-                remove_stage(self._context, directory)
+                remove_stage(self._context, stage_id)
                 raise
         with self._stages_lock:
             self._stages[stage_id] = stage
@@ -291,9 +274,9 @@ class Staging:
         stages = self._job(job)
         if max((stage.active_ns for stage in stages), default=now_ns) >= oldest_ns:
             return
-        ids = frozenset(stage.metadata.id for stage in stages)
+        ids = [stage.metadata.id for stage in stages]
         with self._decisions.writing("note an expiry"):
-            self._decisions.note(encode_expired(Expiry(job, now_ns, ids)))
+            self._decisions.note(encode_expired(job, now_ns, ids))
         logger.info("%d stages of %s expired", self._forget(stages), job)
 
     def _job(self, job: Job) -> list[Stage]:
@@ -435,12 +418,11 @@ class Staging:
                 # What is begun can be undone also when others take all descriptors.
                 self._context.spare.keep()
             plan = self._plan(job, stages, targets, overwrite, now_ns)
-            saved = self._save(plan)
             with self._decisions.deciding("a commit", job):
-                self._decide(plan, saved)
+                self._decide(plan)
         return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
 
-    def _decide(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
+    def _decide(self, plan: CommitPlan) -> None:
         """Begin a commit, and carry it out or undo it."""
         with self._decisions.writing("begin a commit", plan.job):
             self._decisions.note(encode_begin(plan))
@@ -448,7 +430,7 @@ class Staging:
             created = self._carry_out(plan)
         except Exception as error:
             # Whatever it is, even a bug: the topics are not left half written.
-            self._undo(plan, saved, error)
+            self._undo(plan, error)
             if isinstance(error, (LanceError, OSError)):
                 raise StoreWriteFailed(
                     f"the commit could not be carried out and was undone: {error}"
@@ -505,28 +487,23 @@ class Staging:
             ]
         )
         new = {topic.metadata.id: topic for topic in created}
-        carry_out(plan, {**self._catalog.by_id(), **new}, self._stages)
+        carry_out(plan, {**self._catalog.topics, **new}, self._stages)
         self._decisions.note(encode_done(plan.commit))
         return created
 
     def _show(self, plan: CommitPlan, created: list[Topic]) -> None:
         """Show a commit that is done; nothing here can fail."""
         self._catalog.add(created)
-        show(plan, self._catalog.by_id())
+        show(plan, self._catalog.topics)
 
-    def _undo(
-        self,
-        plan: CommitPlan,
-        saved: dict[int, LogState],
-        cause: Exception,
-    ) -> None:
+    def _undo(self, plan: CommitPlan, cause: Exception) -> None:
         """Leave nothing of a commit that could not be carried out."""
         try:
             if self._decisions.journal.failed:
                 raise StoreError("the journal can't be written")
             reserve = self._context.reserve
             self._context.spare.insist(
-                lambda: reserve.spend(lambda: self._set_back(plan, saved))
+                lambda: reserve.spend(lambda: self._set_back(plan))
             )
             self._decisions.note_end(encode_undone(plan.job))
         except Exception as error:
@@ -536,8 +513,8 @@ class Staging:
             self._decisions.fail(reason, plan.job)
             raise CommitUnknown(*plan.job, reason) from error
 
-    def _set_back(self, plan: CommitPlan, saved: dict[int, LogState]) -> None:
-        """Bring the topics of a plan back to what was saved; may be repeated."""
+    def _set_back(self, plan: CommitPlan) -> None:
+        """Bring the topics of a plan back to where it found them; may be repeated."""
         self._catalog.discard([each.id for each in plan.topics if each.created])
         for planned in plan.topics:
             if planned.created:
@@ -545,7 +522,7 @@ class Staging:
             topic = self._catalog.get(planned.id)
             if topic.log.failure is not None:
                 raise StoreError(topic.log.failure)
-            with topic.log.going_back(saved[planned.id]):
+            with topic.log.going_back():
                 self._context.segments.drop_topic(planned.id)
                 reset_files(self._context, topic.log.directory, planned.end)
             if planned.overwrite:
@@ -565,8 +542,9 @@ class Staging:
             if not self._turns.wait_for(lambda: not self._busy, timeout_s):
                 raise Timeout(
                     f"a commit or abort of writer {min(self._busy)!r} is still under "
-                    f"way after {timeout_s} s: {self._root} stays locked until it has "
-                    "ended and the store is closed once more, or the process ends"
+                    f"way after {timeout_s} s: {self._context.root} stays locked until "
+                    "it has ended and the store is closed once more, or the process "
+                    "ends"
                 )
 
     def close(self) -> None:

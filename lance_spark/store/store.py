@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from lance_spark.store.consumers import (
     Key,
     parse_consumers,
 )
-from lance_spark.store.context import Context, Finding, Findings, Wake, Watchers
+from lance_spark.store.context import Context, Finding, Wake
 from lance_spark.store.decisions import Decisions
 from lance_spark.store.document import (
     FIRST_STAGE_ID,
@@ -48,12 +47,10 @@ from lance_spark.store.document import (
     decode_document,
 )
 from lance_spark.store.files import (
-    RESERVE,
+    LOCK,
     File,
     Files,
     OsFiles,
-    Reserve,
-    Spare,
     is_full,
     keep_copy,
     list_ids,
@@ -63,7 +60,6 @@ from lance_spark.store.files import (
 )
 from lance_spark.store.log import Appended, Log, Syncer
 from lance_spark.store.reader import Slice, View
-from lance_spark.store.segment import SegmentCache
 from lance_spark.store.stage import STAGE_METADATA, Stage, decode_stage, encode_stage
 from lance_spark.store.staging import Staging
 from lance_spark.store.topic import (
@@ -75,7 +71,6 @@ from lance_spark.store.topic import (
     plan_retention,
 )
 
-LOCK = "lock"
 CONSUMERS = "consumers.log"
 
 
@@ -116,13 +111,6 @@ class Store:
         self._framing = framing
         # Refuses everything; and does not have the directory any more.
         self._closed = self._released = False
-        self._findings = Findings()
-        self._segments = SegmentCache(
-            open_max=self.config.open_segments_max,
-            table_bytes_max=self.config.index_cache_bytes,
-        )
-        self._spare = Spare(self._files, self.path / LOCK)
-        self._reserve = Reserve(self._files, self.path / RESERVE)
         with self._disk("open", StoreError):
             make_directories(self._files, self.path)
             self._lock: File = self._files.lock(self.path / LOCK)
@@ -139,26 +127,18 @@ class Store:
     def _load(self, observe_sync: Callable[[float], None]) -> None:
         identity = Identity.read(self._files, self.path / IDENTITY)
         is_new = identity is None and not self._files.list(self.path / "segments")
+        is_lost = identity is None and not is_new
         if identity is None:
             identity = Identity.derive(self._files, self.path, is_new=is_new)
-            if not is_new:
-                text = "missing; ids go on far above those that can be seen"
-                self._findings.damage(IDENTITY, text)
-        context = Context(
-            self._files,
-            self.config,
-            self._framing,
-            self._segments,
-            self._findings,
-            self._spare,
-            self._reserve,
-            identity,
-            observe_sync,
+        self._context = context = Context(
+            self._files, self.path, self.config, self._framing, identity, observe_sync
         )
-        self._identity = identity
-        self._decisions = Decisions(context, self.path)
-        self._catalog = Catalog(context, self.path, self._decisions)
-        self._staging = Staging(context, self.path, self._catalog, self._decisions)
+        if is_lost:
+            text = "missing; ids go on far above those that can be seen"
+            context.findings.damage(IDENTITY, text)
+        self._decisions = Decisions(context)
+        self._catalog = Catalog(context, self._decisions)
+        self._staging = Staging(context, self._catalog, self._decisions)
         if is_new:
             self._decisions.open(is_new=True, now_ns=self._clock_ns())
             # A store is one from here on: its journal is there, and will be missed.
@@ -169,14 +149,14 @@ class Store:
             self._decisions.open(is_new=False, now_ns=self._clock_ns())
         self._catalog.finish_removals()
         self._staging.settle()
-        upgraded = self._if_room("upgrade", lambda: _upgrade_files(context, self.path))
+        upgraded = self._if_room("upgrade", lambda: _upgrade_files(context))
         self._catalog.load(self._clock_ns() // 1_000_000_000)
         self._staging.load()
         self._consumers = self._load_consumers(identity)
         is_current = not self._decisions.journal.is_outdated
         if upgraded and is_current and self._consumers.is_written:
             self._if_room("end the upgrade", identity.finish_upgrade)
-        self._reserve.keep()
+        self._context.reserve.keep()
 
     def _if_room(self, doing: str, step: Callable[[], None]) -> bool:
         """Do what can wait until there is room on the disk; tell whether it is done."""
@@ -185,7 +165,7 @@ class Store:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._findings.note(IDENTITY, f"no room to {doing}: {error}")
+            self._context.findings.note(IDENTITY, f"no room to {doing}: {error}")
             return False
         return True
 
@@ -195,15 +175,15 @@ class Store:
         parsed = parse_consumers(data or b"")
         if data is not None and parsed.lost:
             self._files.replace(path, path.with_name(path.name + ".damaged"))
-            self._findings.damage(CONSUMERS, f"{parsed.lost}; kept as .damaged")
+            self._context.findings.damage(CONSUMERS, f"{parsed.lost}; kept as .damaged")
         for fault in parsed.faults:
-            self._findings.damage(CONSUMERS, f"{fault}; it is written anew")
+            self._context.findings.damage(CONSUMERS, f"{fault}; it is written anew")
         for start, end in parsed.damaged:
             text = "an offset is damaged and forgotten"
-            self._findings.damage(CONSUMERS, text, start, end)
+            self._context.findings.damage(CONSUMERS, text, start, end)
         if parsed.torn is not None:
             text = "an entry was not finished; left out"
-            self._findings.note(CONSUMERS, text, parsed.torn, len(data or b""))
+            self._context.findings.note(CONSUMERS, text, parsed.torn, len(data or b""))
         if parsed.damaged or parsed.faults:
             self._if_room("keep a copy", lambda: keep_copy(self._files, path))
         has = self._catalog.has
@@ -220,15 +200,15 @@ class Store:
     @property
     def findings(self) -> list[Finding]:
         """What was found and mended since the store was opened."""
-        return list(self._findings.all)
+        return list(self._context.findings.all)
 
     # Topics.
 
     def topics(self, *, default: bool = False) -> list[Topic]:
         """List the open topics by id, with the default topic if that is asked for."""
         self._check_open()
-        named = [t for t in self._catalog if default or t.metadata.id != DEFAULT_TOPIC]
-        return sorted(named, key=lambda topic: topic.metadata.id)
+        topics = sorted(self._catalog.topics.items())
+        return [topic for each, topic in topics if default or each != DEFAULT_TOPIC]
 
     def closed(self, topic: int) -> DamagedFile | None:
         """Tell why a topic is closed; None if it is not."""
@@ -282,15 +262,8 @@ class Store:
             StoreReadOnly: it may be there when the store is opened again.
             Timeout: a commit to that name takes too long.
         """
-        self._check_open()
-        with self._disk(f"create topic {name!r}"):
-            return self._catalog.create(
-                name,
-                retention=retention or Retention(),
-                auth=auth,
-                now_s=self._clock_ns() // 1_000_000_000,
-                topics_max=topics_max,
-            )
+        rules: Any = {"retention": retention, "auth": auth, "topics_max": topics_max}
+        return self.create_topics({name: 1}, **rules)[0]
 
     def create_topics(
         self,
@@ -320,13 +293,13 @@ class Store:
             StoreReadOnly: all of them or none are there when the store is opened again.
         """
         self._check_open()
-        with self._disk(f"create topics {', '.join(topics)}"):
-            return self._catalog.create_all(
+        with self._disk(f"create topic {', '.join(map(repr, topics))}"):
+            return self._catalog.create(
                 topics,
+                topics_max,
+                created_at=self._clock_ns() // 1_000_000_000,
                 retention=retention or Retention(),
                 auth=auth,
-                now_s=self._clock_ns() // 1_000_000_000,
-                topics_max=topics_max,
             )
 
     def partitions(self, name: str) -> int:
@@ -345,10 +318,7 @@ class Store:
             UnknownTopic, DamagedFile: as `topic`.
             StoreError: it is one of several partitions, or the default topic.
         """
-        self._check_open()
-        with self._disk(f"delete topic {topic}"):
-            self._catalog.remove(topic)
-        self._consumers.forget_topic(topic)
+        self.delete_topics([topic])
 
     def delete_topics(self, topics: Sequence[int]) -> None:
         """Delete topics, all or none; of a partition, all others have to be named too.
@@ -357,8 +327,8 @@ class Store:
         """
         self._check_open()
         ids = sorted(set(topics))
-        with self._disk(f"delete topics {ids}"):
-            self._catalog.remove_all(ids)
+        with self._disk(f"delete topic {', '.join(map(str, ids))}"):
+            self._catalog.remove(ids)
         for topic in ids:
             self._consumers.forget_topic(topic)
 
@@ -368,7 +338,7 @@ class Store:
         with self._disk(f"change topic {topic}"):
             for each in self._catalog.family(topic):
                 # Lowering it is how a full disk gets room.
-                self._reserve.spend(partial(each.update, retention=retention))
+                self._context.reserve.spend(partial(each.update, retention=retention))
 
     def set_auth(self, topic: int, auth: Mapping[str, Any]) -> None:
         """Change the access rules of a topic's partitions; an empty mapping removes."""
@@ -491,21 +461,17 @@ class Store:
             catalog: call it also when topics come or go.
         """
         self._check_open()
-        known = self._catalog.by_id()
-        watched: list[Watchers] = []
-        try:
+        known = self._catalog.topics
+        with ExitStack() as watched:
             if catalog:
                 self._catalog.watchers.add(wake)
-                watched.append(self._catalog.watchers)
+                watched.callback(self._catalog.watchers.remove, wake)
             for topic, offset in offsets.items():
                 if topic in known:
                     watchers = known[topic].log.watchers
                     watchers.add(wake, offset)
-                    watched.append(watchers)
+                    watched.callback(watchers.remove, wake)
             yield
-        finally:
-            for watchers in watched:
-                watchers.remove(wake)
 
     # Stages.
 
@@ -674,21 +640,17 @@ class Store:
         self._check_open()
         now_ns = self._clock_ns()
         failure: StoreError | None = None
-        for topic in self._catalog:
-            for step in (self._roll, self._retain):
+        for topic in self._catalog.topics.values():
+            for step in (topic.log.roll_if_aged, partial(self._retain, topic)):
                 try:
-                    step(topic, now_ns)
+                    step(now_ns)
                 except StoreError as error:
                     failure = error
         self._staging.expire(now_ns)
         self._decisions.compact(now_ns)
-        self._reserve.keep()
+        self._context.reserve.keep()
         if failure is not None:
             raise failure
-
-    @staticmethod
-    def _roll(topic: Topic, now_ns: int) -> None:
-        topic.log.roll_if_aged(now_ns)
 
     def _retain(self, topic: Topic, now_ns: int) -> None:
         # No commit may run meanwhile: an overwrite moves the start as well.
@@ -717,9 +679,9 @@ class Store:
             self._syncer.stop(self.config.wait_timeout_s)
         with ExitStack() as closing:  # The last one is called first, and all are.
             closing.callback(self._lock.close)
-            closing.callback(self._spare.give_up)
-            closing.callback(self._segments.clear)
-            closing.callback(self._identity.close)
+            closing.callback(self._context.spare.give_up)
+            closing.callback(self._context.segments.clear)
+            closing.callback(self._context.identity.close)
             closing.callback(self._consumers.close)
             closing.callback(self._decisions.close)
             closing.callback(self._catalog.close)
@@ -728,12 +690,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Inside.
@@ -767,8 +724,8 @@ class Store:
         return self.topic(topic).log
 
     def _logs(self) -> list[Log]:
-        owners = [*self._catalog, *self._staging.all()]
-        return [owner.log for owner in owners]
+        topics = [topic.log for topic in self._catalog.topics.values()]
+        return topics + [stage.log for stage in self._staging.all()]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -794,7 +751,7 @@ def _check_starts(starts: NDArray[np.int64], length: int) -> None:
         )
 
 
-def _upgrade_files(context: Context, root: Path) -> None:
+def _upgrade_files(context: Context) -> None:
     """Give the metadata of all topics and stages a checksum, where it has none.
 
     A damaged file is left as it is: what it belongs to is closed when it is opened.
@@ -809,8 +766,8 @@ def _upgrade_files(context: Context, root: Path) -> None:
         ("segments", TOPIC_METADATA, lambda data: encode_topic(decode_topic(data))),
         ("stages", STAGE_METADATA, lambda data: encode_stage(decode_stage(data))),
     ):
-        for stored in list_ids(context.files, root / directory):
-            _upgrade(context, root / directory / str(stored) / name, convert)
+        for stored in list_ids(context.files, context.root / directory):
+            _upgrade(context, context.root / directory / str(stored) / name, convert)
 
 
 def _upgrade(context: Context, path: Path, convert: Callable[[bytes], bytes]) -> None:

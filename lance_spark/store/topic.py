@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -33,8 +32,8 @@ from lance_spark.store.document import (
     encode_document,
     integer,
 )
-from lance_spark.store.files import read_file, replace_file
-from lance_spark.store.log import Log, Point
+from lance_spark.store.files import replace_file
+from lance_spark.store.log import Log, Point, start_of
 from lance_spark.store.segment import Segment
 
 TOPIC_METADATA = "metadata.json"
@@ -161,10 +160,7 @@ def decode_topic(data: bytes) -> TopicMetadata:
     Raises:
         StoreError: it is damaged.
     """
-    return _take(decode_document(data).fields)
-
-
-def _take(fields: dict[str, Any]) -> TopicMetadata:
+    fields = decode_document(data).fields
     partitions = "partitions" in fields
     check_keys(fields, _KEYS | {"partitions"} if partitions else _KEYS)
     retention, start, name = fields["retention"], fields["log_start"], fields["name"]
@@ -188,55 +184,39 @@ def _take(fields: dict[str, Any]) -> TopicMetadata:
         auth=fields["auth"],
         retention=kept,
         start=Point(*(integer(start, key, PLACE_MAX) for key in Point._fields)),
-        partitions=integer(fields, "partitions", PARTITIONS_MAX)
-        if partitions
-        else None,
     )
-    if partitions and not _has_number(metadata):
-        raise StoreError(f"{name!r} is not one of {metadata.partitions} partitions")
+    if not partitions:
+        return metadata
+    count = integer(fields, "partitions", PARTITIONS_MAX)
+    metadata = replace(metadata, partitions=count)
+    if not (is_partition_name(name) and metadata.partition.number < count > 1):
+        raise StoreError(f"{name!r} is not one of {count} partitions")
     return metadata
 
 
-def _has_number(metadata: TopicMetadata) -> bool:
-    return (
-        is_partition_name(metadata.name)
-        and metadata.partition.number < (metadata.partitions or 0) > 1
-    )
-
-
-def read_topic(context: Context, directory: Path) -> TopicMetadata | None:
+def read_topic(context: Context, topic: int) -> TopicMetadata | None:
     """Read a topic's metadata; None if it has none.
 
     Raises:
         StoreError: it is damaged.
     """
-    data = read_file(context.files, directory / TOPIC_METADATA)
-    if data is None:
-        return None
-    fields = context.identity.accept(decode_document(data))
-    metadata = _take(fields)
-    if str(metadata.id) != directory.name:
-        raise StoreError(f"it is that of topic {metadata.id}")
-    return metadata
+    path = context.topic_directory(topic) / TOPIC_METADATA
+    return context.identity.read_metadata(path, "topic", decode_topic)
 
 
-def write_topic(context: Context, directory: Path, metadata: TopicMetadata) -> None:
+def write_topic(context: Context, metadata: TopicMetadata) -> None:
     """Replace a topic's metadata, durably."""
     context.identity.prepare()
-    replace_file(context.files, directory / TOPIC_METADATA, encode_topic(metadata))
+    path = context.topic_directory(metadata.id) / TOPIC_METADATA
+    replace_file(context.files, path, encode_topic(metadata))
 
 
 class Topic:
     """A topic of the store."""
 
     def __init__(self, metadata: TopicMetadata, log: Log) -> None:
-        self._metadata = metadata
+        self.metadata = metadata
         self.log = log
-
-    @property
-    def metadata(self) -> TopicMetadata:
-        """What is known of the topic."""
-        return self._metadata
 
     def update(
         self,
@@ -255,27 +235,27 @@ class Topic:
         with self.log.exclusive():
             self.log.check_writable()
             changed = replace(
-                self._metadata,
-                retention=retention or self._metadata.retention,
-                auth=self._metadata.auth if auth is None else dict(auth) or None,
-                start=start or self._metadata.start,
+                self.metadata,
+                retention=retention or self.metadata.retention,
+                auth=self.metadata.auth if auth is None else dict(auth) or None,
+                start=start or self.metadata.start,
             )
             try:
-                write_topic(self.log.context, self.log.directory, changed)
+                write_topic(self.log.context, changed)
             except OSError as error:
                 self._take_back(error)
                 raise
-            self._metadata = changed
+            self.metadata = changed
 
     def _take_back(self, cause: OSError) -> None:
         """See to it that a change that is refused does not count after a restart.
 
         The new file may be in its place already: only its name is not durable then.
         """
-        context, directory = self.log.context, self.log.directory
+        context = self.log.context
         try:
-            if read_topic(context, directory) != self._metadata:
-                write_topic(context, directory, self._metadata)
+            if read_topic(context, self.metadata.id) != self.metadata:
+                write_topic(context, self.metadata)
         except (OSError, StoreError) as error:
             raise StoreReadOnly(
                 f"{self.log.where}: the change could not be written ({cause}) and not "
@@ -313,5 +293,4 @@ def plan_retention(
             keep += 1
     if keep == 0:
         return None
-    first = segments[keep]
-    return Point(first.base_offset, first.base_record, first.name.number)
+    return start_of(segments[keep])

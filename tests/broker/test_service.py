@@ -489,7 +489,7 @@ def test_retention_that_is_quicker_than_a_reader(
     topic = fill(service)
     views = [service.store.view(topic)]  # What was there before the cut.
     cut(service, topic, 3)
-    service.store._segments.drop_topic(topic)
+    service.store._context.segments.drop_topic(topic)
     monkeypatch.setattr(
         service.store,
         "view",

@@ -77,7 +77,7 @@ class Seen:
 def look(store: Store) -> Seen:
     """Look at everything a user can see."""
     topics = []
-    for topic in sorted(store._catalog, key=lambda t: t.metadata.id):
+    for topic in store.topics(default=True):
         log, meta = topic.log, topic.metadata
         view = View.of(log)
         topics.append(

@@ -351,9 +351,7 @@ def test_a_damaged_header(path: Path) -> None:
 def test_a_foreign_index(path: Path) -> None:
     index = segment(path, 2, "idx")
     shutil.copy(segment(path, 1, "idx"), index)
-    assert check(path) == [
-        f"damage: segments/1/{index.name}: the index belongs to other data"
-    ]
+    assert check(path) == [f"damage: segments/1/{index.name}: it belongs to other data"]
 
 
 def test_a_segment_that_is_missing(path: Path) -> None:

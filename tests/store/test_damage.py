@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lance_spark.errors import Corrupt, DamagedFile
-from lance_spark.store import NamedStage, Severity, Store, check_store
+from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
 from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
 from lance_spark.wire.lwp import scan
@@ -293,7 +293,7 @@ def test_a_lost_end_of_a_commit_does_not_undo_what_came_after(filled: Path) -> N
     with open_store(filled) as store:
         assert read_all(store.topic(2).log) == batch("staged") + batch("after")
         result = store.commit_stages("w", 1, [])
-        assert result.status.value == "repeated"
+        assert result.status is CommitStatus.REPEATED
     check_clean(filled)
 
 

@@ -8,7 +8,6 @@ from lance_spark.errors import StoreError
 from lance_spark.store import CommittedRange
 from lance_spark.store.decisions import (
     Commit,
-    Expiry,
     History,
     Job,
     decode_done,
@@ -66,14 +65,14 @@ def test_commits_that_were_begun_side_by_side() -> None:
 
 def test_expired_stages() -> None:
     history = History()
-    history.replay([encode_expired(Expiry(Job("w", 1), 5, frozenset({8, 9})))])
+    history.replay([encode_expired(Job("w", 1), 5, frozenset({8, 9}))])
     assert [history.is_expired(stage) for stage in (7, 8, 9)] == [False, True, True]
 
 
 def test_a_job_that_expires_twice() -> None:
     history = History()
-    history.replay([encode_expired(Expiry(Job("w", 1), 5, frozenset({8})))])
-    history.replay([encode_expired(Expiry(Job("w", 1), 6, frozenset({9})))])
+    history.replay([encode_expired(Job("w", 1), 5, frozenset({8}))])
+    history.replay([encode_expired(Job("w", 1), 6, frozenset({9}))])
     again = History()
     again.replay(history.entries())
     for each in (history, again):
@@ -97,7 +96,7 @@ def test_an_entry_of_another_version(entry: dict[str, object]) -> None:
 def test_the_shortest_journal_that_says_the_same() -> None:
     history = History()
     lost = {"kind": "lost", "at_ns": 50}
-    expired = encode_expired(Expiry(Job("v", 1), 60, frozenset({8})))
+    expired = encode_expired(Job("v", 1), 60, frozenset({8}))
     done = [encode_done(commit("w", n)) for n in (1, 2)]
     history.replay([lost, *done, expired])
     assert history.entries() == [lost, expired, done[1]]
@@ -112,8 +111,8 @@ def test_what_is_old_is_forgotten() -> None:
     history.replay([{"kind": "lost", "at_ns": 50}, {"kind": "lost", "at_ns": 99}])
     history.replay([encode_done(commit("old", 1, at_ns=99))])
     history.replay([encode_done(commit("new", 1, at_ns=100))])
-    history.replay([encode_expired(Expiry(Job("old", 2), 99, frozenset({8})))])
-    history.replay([encode_expired(Expiry(Job("new", 2), 100, frozenset({9})))])
+    history.replay([encode_expired(Job("old", 2), 99, frozenset({8}))])
+    history.replay([encode_expired(Job("new", 2), 100, frozenset({9}))])
     history.forget_before(100)
     assert history.last("old") is None and history.last("new") is not None
     assert not history.is_expired(8) and history.is_expired(9)

@@ -26,7 +26,7 @@ def make(
     files: DiskFiles, next_topic: int = 1, next_stage: int = FIRST_STAGE_ID
 ) -> Identity:
     identity = Identity(files, PATH, next_topic=next_topic, next_stage=next_stage)
-    identity.write()
+    identity.prepare()
     return identity
 
 
@@ -41,8 +41,8 @@ def test_a_caller_that_is_late_writes_nothing(files: DiskFiles) -> None:
     identity = make(files)
     identity.close()
     after = read(files)
-    after.new_topic()
-    for late in (identity.new_topic, identity.new_stage, identity.write):
+    after.new_topics(1)
+    for late in (lambda: identity.new_topics(1), identity.new_stage):
         with pytest.raises(StoreClosed):
             late()
     assert read(files).next_topic == 2
@@ -53,7 +53,7 @@ def test_no_file(files: DiskFiles) -> None:
 
 
 def test_the_file(files: DiskFiles) -> None:
-    make(files).new_topic()
+    make(files).new_topics(1)
     data = read_file(files, PATH) or b""
     fields = {"next_topic": 2, "next_stage": 2**31, "upgrading": False}
     assert data == encode_document(fields)
@@ -62,15 +62,15 @@ def test_the_file(files: DiskFiles) -> None:
 
 def test_topics_count_up(files: DiskFiles) -> None:
     identity = make(files)
-    assert [identity.new_topic() for _ in range(3)] == [1, 2, 3]
+    assert [*identity.new_topics(1), *identity.new_topics(2)] == [1, 2, 3]
     assert identity.next_topic == 4
-    assert read(files).new_topic() == 4
+    assert read(files).new_topics(1) == range(4, 5)
 
 
 def test_an_id_is_reserved_before_it_is_used(files: DiskFiles) -> None:
     identity = make(files)
     with refusing(files, "pwrite", "store.json"), pytest.raises(OSError):
-        identity.new_topic()
+        identity.new_topics(1)
     with refusing(files, "pwrite", "store.json"), pytest.raises(OSError):
         identity.new_stage()
     stage = identity.new_stage()
@@ -94,10 +94,10 @@ def test_stages_reserve_their_ids_by_the_block(files: DiskFiles) -> None:
 
 def test_no_id_is_left(files: DiskFiles) -> None:
     identity = make(files, FIRST_STAGE_ID - 1, STAGE_ID_END - 1)
-    assert identity.new_topic() == 2**31 - 1
+    assert identity.new_topics(1)[0] == 2**31 - 1
     assert identity.new_stage() == 2**32 - 1
     with pytest.raises(StoreError, match="no topic id is left"):
-        identity.new_topic()
+        identity.new_topics(1)
     with pytest.raises(StoreError, match="no stage id is left"):
         identity.new_stage()
 

@@ -213,9 +213,9 @@ def test_as_many_as_can_be_needed_are_kept_or_it_is_an_error(path: Path) -> None
 
 def test_a_store_that_is_closed_keeps_none(store: Store) -> None:
     commit(store, "one", "w", 1, batch("a"))
-    assert len(store._spare._kept) == SPARE_FILES
+    assert len(store._context.spare._kept) == SPARE_FILES
     store.close()
-    assert not store._spare.give_up()
+    assert not store._context.spare.give_up()
 
 
 def test_the_first_to_lack_one_gets_what_was_kept(path: Path) -> None:

@@ -376,7 +376,7 @@ def test_a_segment_that_can_not_be_opened(files: DiskFiles) -> None:
     with open_store(files=files) as store:
         store.create_topic("one")
         store.append(1, batch("a"))
-        store._segments.drop_topic(1)
+        store._context.segments.drop_topic(1)
 
         def refuse(operation: str, name: str) -> None:
             raise OSError(errno.EMFILE, "Too many open files", name)
@@ -394,7 +394,7 @@ def test_a_sync_that_was_not_even_tried_can_be_repeated(files: DiskFiles) -> Non
     with open_store(files=files) as store:
         store.create_topic("one")
         appended = store.append(1, batch("a"), wait=False)
-        store._segments._open.clear()
+        store._context.segments._open.clear()
 
         def refuse(operation: str, name: str) -> None:
             raise OSError(errno.EMFILE, "Too many open files", name)

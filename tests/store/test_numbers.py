@@ -4,8 +4,9 @@ Random histories of one topic, with damage between closing and opening. What was
 out is known: each record by its number. Whatever is left of a log, a number is that of
 the same record, or answers with an error; and a new record has a number that none had.
 
-In one history either data or indexes are damaged, besides the topic's metadata. Where a
-segment has lost both, nothing says how many records there were.
+Besides the topic's metadata, data or indexes are damaged, or both: of one segment
+either its data or its index. Where a segment has lost both, nothing says how many
+records there were.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ TOPIC = 1
 class Numbers:
     """A store with one topic, and every record that it ever acknowledged."""
 
-    def __init__(self, seed: int, fsync: Fsync, suffix: str) -> None:
+    def __init__(self, seed: int, fsync: Fsync, suffix: str | tuple[str, ...]) -> None:
         self.suffix = suffix
         self.rng = random.Random(seed)
         self.files = DiskFiles(Disk())
         self.config = StoreConfig(fsync=fsync, **SMALL)  # type: ignore[arg-type]
         self.given: dict[int, bytes] = {}
+        self.damaged: dict[str, str] = {}
         self.sequence = 0
         self.count = 0
         self.store = self.open()
@@ -107,9 +109,12 @@ class Numbers:
         directory = ROOT / "segments" / str(TOPIC)
         found = [e.name for e in self.files.list(directory) if e.size]
         names = [n for n in found if n.endswith(self.suffix)]
+        # Of one segment only one of the two.
+        names = [n for n in names if self.damaged.get(n[:-4], n) == n]
         path = directory / self.rng.choice([*names, "metadata.json"])
+        self.damaged[path.stem] = path.name
         # A batch that is cut gets new rows: they hide a flip that came before.
-        flip = ["flip"] * (self.suffix != ".lnc")
+        flip = ["flip"] * (path.suffix != ".lnc")
         kind = self.rng.choice(["cut", "remove", *flip])
         if path.name == "metadata.json":
             self.flip(path)
@@ -169,9 +174,11 @@ class Numbers:
 
 
 @pytest.mark.parametrize("fsync", [Fsync.BATCH, Fsync.NONE])
-@pytest.mark.parametrize("suffix", [".lnc", ".idx"])
+@pytest.mark.parametrize("suffix", [".lnc", ".idx", (".lnc", ".idx")])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_numbers_never_shift(seed: int, suffix: str, fsync: Fsync) -> None:
+def test_numbers_never_shift(
+    seed: int, suffix: str | tuple[str, ...], fsync: Fsync
+) -> None:
     numbers = Numbers(seed, fsync, suffix)
     kinds = [
         *[numbers.append] * 8,
@@ -184,3 +191,97 @@ def test_numbers_never_shift(seed: int, suffix: str, fsync: Fsync) -> None:
         numbers.rng.choice(kinds)()
         numbers.compare()
     numbers.store.close()
+
+
+def lose(store: Store, *lost: tuple[int, str]) -> Store:
+    """Remove files of segments, by number and ending, while the store is closed."""
+    store.close()
+    directory = ROOT / "segments" / str(TOPIC)
+    for entry in store._files.list(directory):
+        number, _, rest = entry.name.partition("_")
+        if (number, rest[-4:]) in [(str(n), suffix) for n, suffix in lost]:
+            store._files.unlink(directory / entry.name)
+    return open_store(files=store._files, config=store.config)
+
+
+def number_all(store: Store) -> dict[int, bytes]:
+    """Read each record that can be read, by its number."""
+    view, found = store.view(TOPIC), {}
+    for number in range(view.records.end):
+        try:
+            place = view.locate_record(number)
+            if place.record == number:
+                found[number] = view.read(place.offset, 1).read()[:RECORD_BYTES]
+        except Corrupt:
+            continue
+    return found
+
+
+def fill(files: DiskFiles, *sizes: int) -> Store:
+    """Make a topic with a segment for each number of records."""
+    store = open_store(files=files, config=StoreConfig(segment_bytes=1))
+    store.create_topic("one")
+    for size in sizes:
+        store.append(TOPIC, batch("a", size))
+    return store
+
+
+def test_a_segment_knows_what_it_lost_also_without_its_successor(
+    files: DiskFiles,
+) -> None:
+    """First the data of a segment is lost, and later the index of the one behind it."""
+    store = fill(files, 5, 20, 100)
+    left = {n: data for n, data in number_all(store).items() if not 5 <= n < 25}
+    store = lose(store, (1, ".lnc"))
+    for _ in range(3):
+        assert number_all(store) == left
+        store = lose(store, (2, ".idx"))
+    assert number_all(store) == left
+    assert store.append(TOPIC, batch("d", 1)).record == 125
+    store.close()
+
+
+def test_the_last_segment_that_lost_data(files: DiskFiles) -> None:
+    """As many numbers are left out as it lost bytes, and those behind it stay."""
+    store = lose(fill(files, 5, 20), (1, ".lnc"))
+    assert store.append(TOPIC, batch("b", 10)).record == 5 + 20 * RECORD_BYTES
+    before = number_all(store)
+    assert len(before) == 15
+    store = lose(store, (2, ".idx"))
+    assert number_all(store) == before
+    store.close()
+
+
+def test_without_a_count_the_next_segment_is_numbered_above_all(
+    files: DiskFiles,
+) -> None:
+    """The data of a segment and all indexes that tell what it held are lost at once."""
+    store = fill(files, 1, 100, 200)
+    before = number_all(store)
+    store = lose(store, (0, ".lnc"), (1, ".idx"), (2, ".idx"))
+    for _ in range(3):
+        after = number_all(store)
+        assert list(after.values()) == list(before.values())[1:]
+        assert min(after) > max(before)
+        store.close()
+        store = open_store(files=files, config=store.config)
+    with pytest.raises(Corrupt):  # The numbers between are those of lost records.
+        store.view(TOPIC).locate_record(30)
+    assert store.append(TOPIC, batch("d", 1)).record == max(after) + 1
+    store.close()
+
+
+def test_records_whose_numbers_are_lost_have_none(files: DiskFiles) -> None:
+    """They are read by offset. The numbers behind them stay what they are."""
+    store = fill(files, 5, 20, 100)
+    left = {n: data for n, data in number_all(store).items() if n >= 25}
+    names = [e.name for e in files.list(ROOT / "segments" / str(TOPIC))]
+    [name] = [n for n in names if n.startswith("1_") and n.endswith(".lnc")]
+    files.open(ROOT / "segments" / str(TOPIC) / name).truncate(100)
+    store = lose(store, (0, ".lnc"), (1, ".idx"))
+    for _ in range(3):
+        assert number_all(store) == left
+        assert store.read(TOPIC, 5 * RECORD_BYTES, 90).records == 2
+        assert store.locate(TOPIC, 6 * RECORD_BYTES).record == 25
+        store = lose(store)
+    store.close()

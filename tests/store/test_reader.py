@@ -345,7 +345,7 @@ def test_a_disk_that_can_not_be_read(files: DiskFiles) -> None:
         files.before_read = refuse
         with pytest.raises(StoreError, match="could not read 135 bytes"):
             piece.read()
-        store._segments._open.clear()
+        store._context.segments._open.clear()
         with pytest.raises(StoreError, match="segments/1: could not read"):
             view.read(0, 100)
         files.before_read = lambda operation, name: None
@@ -355,7 +355,7 @@ def test_a_file_that_is_missing(files: DiskFiles) -> None:
     store = open_store(files=files)
     log = store.create_topic("one").log
     store.append(1, batch("a"))
-    store._segments.drop_topic(1)
+    store._context.segments.drop_topic(1)
     [segment] = log.segments()
     files.unlink(log.directory / segment.name.data_file)
     with pytest.raises(Corrupt, match=r"\[0, 135\): the file .*\.lnc is missing"):
@@ -556,7 +556,8 @@ def found(store: Store) -> Boundaries:
     for sizes in SIZES:
         store.append(topic.metadata.id, b"".join(record(bytes(n - 5)) for n in sizes))
     view = View.of(topic.log)
-    return view._boundaries(view.segments[0])
+    with view._boundaries(view.segments[0]) as found:
+        return found
 
 
 def test_every_position(found: Boundaries) -> None:
@@ -575,14 +576,7 @@ def test_every_record(found: Boundaries) -> None:
 
 
 def test_nothing_behind_the_limit_is_found(found: Boundaries) -> None:
-    limited = Boundaries(
-        found.where,
-        found.base,
-        found.opened,
-        found.table,
-        found.framing,
-        Boundary(200, 5),
-    )
+    limited = replace(found, limit=Boundary(200, 5))
     assert limited.at_or_after(190) == Boundary(200, 5)
     assert limited.at_or_after(300) == Boundary(200, 5)
     assert limited.at_or_before(300) == Boundary(200, 5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lance_spark.errors import StoreError, StoreReadOnly
-from lance_spark.store import rebuild as module
+from lance_spark.store import recovery as module
 from lance_spark.store.format import (
     ROW,
     Kind,
@@ -19,7 +19,7 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
-from lance_spark.store.rebuild import Rebuilt, _mend, rebuild, sound_rows
+from lance_spark.store.recovery import Rebuilt, _mend, rebuild, sound_rows
 from lance_spark.store.segment import Boundary
 from lance_spark.wire.lwp import scan
 from tests.store.disk import DiskFile, DiskFiles
@@ -260,7 +260,7 @@ def test_a_mended_index_does_not_promise_what_is_not_durable(files: DiskFiles) -
     store.create_topic("one")
     store.append(1, batch("a"))
     store.append(1, batch("b"), wait=False)
-    store._segments._open.clear()
+    store._context.segments._open.clear()
     damage_row(files)
     store.read(1, 0, 10)
     left = DiskFiles(files.disk.without_power("drop", random.Random(0)))

@@ -386,7 +386,7 @@ def test_a_segment_is_opened_once() -> None:
         segment = cache.get(SegmentKey(1, 0), lambda: Opened())  # type: ignore[arg-type, return-value]
         opened.append(segment)
     assert opened[0] is opened[1] is opened[2]
-    assert cache.open_files == 2
+    assert len(cache._open) == 1
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -394,7 +394,7 @@ def test_the_least_recently_used_goes_first() -> None:
     put(cache, 0, Opened())  # Used once more.
     put(cache, 4, Opened())
     assert [has(cache, n) for n in range(5)] == [True, False, True, True, True]
-    assert cache.open_files == 8
+    assert len(cache._open) == 4
 
 
 def test_a_clean_one_goes_before_an_older_dirty_one() -> None:
@@ -447,7 +447,7 @@ def test_forgetting() -> None:
 def test_forgetting_everything() -> None:
     cache = make(Opened(), Opened())
     cache.clear()
-    assert cache.open_files == 0
+    assert len(cache._open) == 0
 
 
 def grow(store: Store, topics: int) -> None:
@@ -461,7 +461,7 @@ def test_open_files_are_bounded_with_many_topics(store: Store) -> None:
     grow(store, 20)
     for topic in store.topics():
         assert len(read_all(topic.log)) == 2700
-        assert store._segments.open_files <= 2 * SMALL["open_segments_max"]
+        assert len(store._context.segments._open) <= SMALL["open_segments_max"]
 
 
 def test_index_memory_is_bounded(files: DiskFiles) -> None:
@@ -470,7 +470,7 @@ def test_index_memory_is_bounded(files: DiskFiles) -> None:
         grow(store, 6)
         for topic in store.topics():
             assert len(read_all(topic.log)) == 2700
-            opened = store._segments._open.values()
+            opened = store._context.segments._open.values()
             assert sum(segment.table_bytes for segment in opened) <= 5_000
     check_clean(files=files)
 

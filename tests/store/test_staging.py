@@ -712,10 +712,10 @@ def crowded(store: Store, files: DiskFiles, *, stolen: int = 0) -> Iterator[list
 
     def taken() -> bool:
         nonlocal stolen
-        if not store._spare._kept and stolen:
+        if not store._context.spare._kept and stolen:
             stolen -= 1
             return True
-        return bool(store._spare._kept)
+        return bool(store._context.spare._kept)
 
     def refuse(operation: str, name: str) -> None:
         nonlocal begun
@@ -740,7 +740,7 @@ def test_a_commit_without_descriptors_is_undone(
         store.create_topic("one")
         store.append(1, batch("a"))
         named = [stage(store, t, "w", 1, batch(t, records)) for t in ("one", "two")]
-        store._segments.drop_topic(1)
+        store._context.segments.drop_topic(1)
         with (
             crowded(store, files, stolen=stolen) as refused,
             pytest.raises(StoreWriteFailed, match=r"undone: .*Too many open files"),
@@ -1095,7 +1095,7 @@ def test_an_interrupt_leaves_a_commit_to_the_next_opening(
     store.close()
     with open_store(files=files) as store:
         status = store.commit_stages("w", 1, named).status
-        assert status is CommitStatus("committed" if kind == "undone" else "repeated")
+        assert status is (COMMITTED if kind == "undone" else REPEATED)
         topic = store.find_topic("one")
         assert topic is not None and read_all(topic.log) == data
     check_clean(files=files)

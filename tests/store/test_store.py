@@ -226,9 +226,9 @@ def test_a_topic_that_is_made_or_deleted_too_late(store: Store) -> None:
     store.create_topic("one")
     store.close()
     with pytest.raises(StoreClosed):
-        store._catalog.remove(1)
+        store._catalog.remove([1])
     with pytest.raises(StoreClosed):
-        store._catalog.create("two", retention=Retention(), auth=None, now_s=0)
+        store._catalog.create({"two": 1}, None, created_at=0)
 
 
 def test_closing_makes_everything_durable(files: DiskFiles) -> None:
@@ -515,7 +515,7 @@ def test_a_wrong_checksum_is_noticed_when_it_is_read(files: DiskFiles) -> None:
     with open_store(files=files) as store:
         store.create_topic("one")
         store.append(1, batch("a"), data_crc=1)
-        store._segments.clear()
+        store._context.segments.clear()
         with pytest.raises(Corrupt):
             store.read(1, 0, 1000)
 

@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from lance_spark.broker.exchange import Loaded
 from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.session import Owed, Session, StandingRequest
 from lance_spark.errors import (
+    AppendConflict,
     AuthenticationRequired,
     BrokerError,
     ConnectionLost,
@@ -113,8 +115,6 @@ class TankSession(Session[wire.Frame]):
         """
         told = to_broker_error(error)
         code = wire.code_of(kind, told)
-        if isinstance(error, UnknownTopic) and self._has(error.topic):
-            code = _UNKNOWN_PARTITION
         if isinstance(error, AppendConflict) and error.next_record < error.expected:
             # A gap. A writer that replays takes 0a for "written before".
             code = _FAILED
@@ -138,7 +138,10 @@ class TankSession(Session[wire.Frame]):
                     done.add(where)
                     self._write(writing, (at, n), topic.name, write)
                 except LanceError as error:
-                    writing.codes[at, n] = self._code(message.KIND, error, where)
+                    code = self._code(message.KIND, error, where)
+                    if code == wire.UNKNOWN and self._has(topic.name):
+                        code = _UNKNOWN_PARTITION
+                    writing.codes[at, n] = code
         if not writing.left:
             self._answer(writing.answer())
 
@@ -308,6 +311,7 @@ class TankSession(Session[wire.Frame]):
             records = records.cut(0, row)
         if not len(records):
             return b""
+        assert loaded.append_ns is not None
         stamps = loaded.append_ns[: len(records)]
         return wire.write_records(records, stamps_ns=stamps, framed=True)
 

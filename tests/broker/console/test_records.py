@@ -261,7 +261,7 @@ def test_retention_during_a_page(shelf: Shelf) -> None:
     shelf.store.topic(TOPIC).drop_before(_start_of(old, 2))
     views = [old, shelf.view()]
     # The old view's files are gone: not even those in the cache are there.
-    shelf.store._segments.clear()
+    shelf.store._context.segments.clear()
     page = read_page(lambda: views.pop(0), Query())
     assert page["log_start"] > 0 and not views
 
@@ -474,7 +474,7 @@ def test_unchecked_batches(make_shelf: MakeShelf) -> None:
 
 def test_damage(shelf: Shelf) -> None:
     segment = shelf.view().segments[1]
-    shelf.store._segments.clear()
+    shelf.store._context.segments.clear()
     path = shelf.store.path / "segments" / str(TOPIC) / segment.name.data_file
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
