@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lance_spark.errors import Corrupt, OutOfRange, StoreError, UnknownTopic
 from lance_spark.model import Bounds, Location, Scan
