@@ -1,8 +1,7 @@
 """The console's application: which request is answered by what, and who asks.
 
-Requests are plain functions that Starlette runs in threads, apart from the live stream.
-Each begins with the visitor as a `Principal`, and everything it answers comes from
-`Service` by that.
+Starlette runs requests in threads, apart from the live stream. Each request has its
+visitor as a `Principal`, and everything that it answers comes from `Service` by that.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from lance_spark.broker.console.guard import (
     make_refusal,
     refuse,
 )
-from lance_spark.broker.console.overview import Overview, describe_stages
+from lance_spark.broker.console.overview import Overview
 from lance_spark.broker.console.records import parse_query, read_page, read_value
 from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.broker.console.stream import Streams
@@ -71,55 +71,21 @@ def make_app(
         service: the broker.
         config: its settings.
         sampler: its rates.
-        host: the host that the console was told to listen on.
+        host: the host in the console's setting `ui`.
         broker_address: where the broker's clients connect to.
     """
     overview = Overview(service, config, sampler, broker_address)
     streams = Streams(overview, lambda: sampler.ticks)
     requests = Requests(service, config, sampler, overview, streams=streams)
     app = Starlette(
-        routes=_make_routes(requests),
-        exception_handlers={
-            HTTPException: _refuse_http,
-            LanceError: _refuse,
-            Exception: _refuse,
-        },
+        routes=requests.make_routes(),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, LanceError, Exception), _refuse
+        ),
     )
     # A slash at the end is the name of the default topic, not a slip.
     app.router.redirect_slashes = False
     return Guard(app, host), streams
-
-
-def _make_routes(requests: Requests) -> list[BaseRoute]:
-    topic = "/api/topics/{name}"
-    table: list[tuple[str, str, Callable[[Request], Any]]] = [
-        ("GET", "/", _get_page),
-        ("GET", "/api/session", requests.session),
-        ("POST", "/api/session", requests.sign_in),
-        ("DELETE", "/api/session", requests.sign_out),
-        ("GET", "/api/overview", requests.overview),
-        ("GET", "/api/events", requests.events),
-        ("GET", "/api/history", requests.history),
-        ("GET", "/api/consumers", requests.consumers),
-        ("GET", "/api/stages", requests.stages),
-        ("POST", "/api/stages/abort", requests.abort_stages),
-        ("POST", "/api/topics", requests.create_topic),
-        ("GET", topic, requests.topic),
-        ("DELETE", topic, requests.delete_topic),
-        ("PUT", f"{topic}/retention", requests.set_retention),
-        ("GET", f"{topic}/records", requests.records),
-        ("GET", f"{topic}/records/{{offset:int}}/value", requests.value),
-    ]
-    # The default topic has the empty name, which a parameter can't have.
-    table += [
-        (method, path.replace("{name}", ""), answer)
-        for method, path, answer in table
-        if "{name}" in path
-    ]
-    routes: list[BaseRoute] = [
-        Route(path, answer, methods=[method]) for method, path, answer in table
-    ]
-    return [*routes, Mount("/static", StaticFiles(directory=PAGE, check_dir=False))]
 
 
 def _get_page(request: Request) -> Response:
@@ -130,11 +96,8 @@ def _get_page(request: Request) -> Response:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    return make_refusal(error)
-
-
-def _refuse_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        return make_refusal(error)
     kind = "NotFound" if error.status_code == 404 else "BadRequest"
     return refuse(error.status_code, kind, error.detail)
 
@@ -144,14 +107,18 @@ def _refuse_http(request: Request, error: Exception) -> Response:
 _READS_MAX = 2
 _READ_WAIT_S = 10.0
 _READ_TICK_S = 0.25
-# How many large answers may wait for who reads them; each is in memory until then.
+# How many large answers may be on their way; each is in memory until it is sent.
 _LARGE_BYTES = 1024 * 1024
 _LARGE_MAX = 8
 _NUMBER_END = 2**64
 
 
+# Answers a visitor: with what becomes JSON, or with a whole response.
+Work = Callable[[Principal, Request], Any]
+
+
 class Requests:
-    """What can be asked of a console; each method answers one kind of request."""
+    """What can be asked of a console."""
 
     def __init__(
         self,
@@ -171,14 +138,67 @@ class Requests:
         self._reads = threading.BoundedSemaphore(_READS_MAX)
         self._large = threading.BoundedSemaphore(_LARGE_MAX)
 
+    def make_routes(self) -> list[BaseRoute]:
+        """Say which request is answered by what."""
+        overview = self._overview
+        # A name may be empty, which is the default topic's, or have the slash of a
+        # partition. The routes that end in a name take what no other one takes.
+        topic = "/api/topics/{name:path}"
+        open_to_all: list[tuple[str, str, Callable[[Request], Any]]] = [
+            ("GET", "/", _get_page),
+            ("GET", "/api/session", self._get_session),
+            ("POST", "/api/session", self._sign_in),
+            ("DELETE", "/api/session", self._sign_out),
+            ("GET", "/api/events", self._open_events),
+        ]
+        for_visitors: list[tuple[str, str, Work]] = [
+            ("GET", "/api/overview", lambda client, _: overview.describe(client)),
+            ("GET", "/api/history", self._get_history),
+            ("GET", "/api/consumers", lambda c, _: overview.describe_consumers(c)),
+            ("GET", "/api/stages", lambda c, _: overview.describe_stages(c)),
+            ("POST", "/api/stages/abort", self._abort_stages),
+            ("POST", "/api/topics", self._create_topic),
+            ("PUT", f"{topic}/retention", self._set_retention),
+            ("GET", f"{topic}/records", self._get_records),
+            ("GET", f"{topic}/records/{{offset:int}}/value", self._get_value),
+            ("GET", topic, lambda c, r: overview.describe_topic(c, _read_name(r))),
+            ("DELETE", topic, self._delete_topic),
+        ]
+        open_to_all += [
+            (method, path, partial(self._answer, work, method != "GET"))
+            for method, path, work in for_visitors
+        ]
+        return [
+            *(
+                Route(path, work, methods=[method])
+                for method, path, work in open_to_all
+            ),
+            Mount("/static", StaticFiles(directory=PAGE, check_dir=False)),
+        ]
+
+    def _answer(self, work: Work, changes: bool, request: Request) -> Response:
+        client = self._find_client(request)
+        if changes:
+            self._service.check_client(client)
+            if not self._config.ui_admin:
+                raise AccessDenied(
+                    "The console shows things and changes none: start it with ui_admin"
+                )
+        found = work(client, request)
+        answer = found if isinstance(found, Response) else JsonAnswer(found)
+        # A large answer is counted until it is sent.
+        if len(answer.body) > _LARGE_BYTES:
+            if not self._large.acquire(blocking=False):
+                raise Backpressure("The console sends as much as it may already")
+            answer.background = BackgroundTask(self._large.release)
+        return answer
+
     # Signing in.
 
-    def session(self, request: Request) -> Response:
-        """Tell a visitor what to do first, and what is allowed."""
+    def _get_session(self, request: Request) -> Response:
         return self._describe_session(_read_session(request))
 
-    def sign_in(self, request: Request) -> Response:
-        """Take a token, and give a cookie."""
+    def _sign_in(self, request: Request) -> Response:
         token = _read_text(_read_object(request), "token")
         peer = request.client.host if request.client else ""
         session = self._visitors.sign_in(token, peer=peer)
@@ -193,14 +213,14 @@ class Requests:
         )
         return answer
 
-    def sign_out(self, request: Request) -> Response:
-        """Forget a visitor."""
+    def _sign_out(self, request: Request) -> Response:
         self._visitors.sign_out(_read_session(request))
         answer = self._describe_session(None)
         answer.delete_cookie(_name_cookie(request))
         return answer
 
     def _describe_session(self, session: str | None) -> Response:
+        """Tell a visitor what to do first, and what is allowed."""
         needs_token = self._service.policy.token_required
         signed_in = needs_token and self._visitors.is_signed_in(session)
         return JsonAnswer(
@@ -222,67 +242,39 @@ class Requests:
 
     # Looking.
 
-    def overview(self, request: Request) -> Response:
-        """Describe the broker."""
-        return JsonAnswer(self._overview.describe(self._find_client(request)))
-
-    async def events(self, request: Request) -> Response:
-        """Describe the broker again and again."""
+    async def _open_events(self, request: Request) -> Response:
         client = self._find_client(request)
         # The same visitor each time, or None after signing out.
         return await self._streams.open(
             lambda: client if self._find_client(request) == client else None
         )
 
-    def history(self, request: Request) -> Response:
+    def _get_history(self, client: Principal, request: Request) -> Any:
         """Give rates over time, of a topic or of all together."""
-        client = self._find_client(request)
         self._service.check_client(client)
         name = request.query_params.get("topic")
-        topic = None
-        if name is not None:
-            topic = self._overview.find(client, name).metadata.id
-        points = self._sampler.history(topic)
-        return JsonAnswer({"interval_s": INTERVAL_S, "points": points})
+        topic = None if name is None else self._overview.find(client, name).metadata.id
+        return {"interval_s": INTERVAL_S, "points": self._sampler.history(topic)}
 
-    def consumers(self, request: Request) -> Response:
-        """Describe consumers and groups."""
-        return JsonAnswer(self._overview.describe_consumers(self._find_client(request)))
-
-    def stages(self, request: Request) -> Response:
-        """Describe open stages."""
-        stages = self._service.stages(self._find_client(request))
-        return JsonAnswer(describe_stages(stages, self._config.stage_ttl_s))
-
-    def topic(self, request: Request) -> Response:
-        """Describe a topic."""
-        client, name = self._find_client(request), _read_name(request)
-        return JsonAnswer(self._overview.describe_topic(client, name))
-
-    def records(self, request: Request) -> Response:
-        """Give a page of records."""
-        client, name = self._find_client(request), _read_name(request)
-        query = parse_query(request.query_params)
+    def _get_records(self, client: Principal, request: Request) -> Any:
+        query, name = parse_query(request.query_params), _read_name(request)
         topic = self._overview.find(client, name).metadata.id
         with self._reading():
             page = read_page(lambda: self._service.view(client, topic), query)
-        return self._hold(JsonAnswer({"topic": name, **page}))
+        return {"topic": name, **page}
 
-    def value(self, request: Request) -> Response:
-        """Give the whole value of a record."""
-        client, name = self._find_client(request), _read_name(request)
+    def _get_value(self, client: Principal, request: Request) -> Any:
         offset = request.path_params["offset"]
-        topic = self._overview.find(client, name).metadata.id
+        topic = self._overview.find(client, _read_name(request)).metadata.id
         with self._reading():
             value = read_value(lambda: self._service.view(client, topic), offset)
         if value is None:
-            return refuse(404, "NotFound", f"No record with a value is at {offset}", "")
+            return refuse(404, "NotFound", f"No record with a value is at {offset}")
         headers = {
             "Cache-Control": "no-store",
             "Content-Disposition": f'attachment; filename="record-{offset}.bin"',
         }
-        answer = Response(bytes(value), 200, headers, "application/octet-stream")
-        return self._hold(answer)
+        return Response(bytes(value), 200, headers, "application/octet-stream")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -298,55 +290,32 @@ class Requests:
         finally:
             self._reads.release()
 
-    def _hold(self, answer: Response) -> Response:
-        """Count a large answer until it is sent."""
-        if len(answer.body) > _LARGE_BYTES:
-            if not self._large.acquire(blocking=False):
-                raise Backpressure("The console sends as much as it may already")
-            answer.background = BackgroundTask(self._large.release)
-        return answer
-
     # Changing.
 
-    def create_topic(self, request: Request) -> Response:
-        """Create a topic."""
-        client = self._find_admin(request)
+    def _create_topic(self, client: Principal, request: Request) -> Any:
         fields = _read_object(request)
         name, retention = _read_text(fields, "name"), _read_retention(fields)
         self._service.create_topic(client, name, retention)
-        return JsonAnswer(self._overview.describe_topic(client, name))
+        return self._overview.describe_topic(client, name)
 
-    def delete_topic(self, request: Request) -> Response:
-        """Delete a topic."""
-        client = self._find_admin(request)
+    def _delete_topic(self, client: Principal, request: Request) -> Any:
         topic = self._overview.find(client, _read_name(request))
         self._service.delete_topic(client, topic.metadata.id)
-        return JsonAnswer({})
+        return {}
 
-    def set_retention(self, request: Request) -> Response:
-        """Change the retention of a topic."""
-        client, name = self._find_admin(request), _read_name(request)
-        retention = _read_retention(_read_object(request))
+    def _set_retention(self, client: Principal, request: Request) -> Any:
+        retention, name = _read_retention(_read_object(request)), _read_name(request)
         topic = self._overview.find(client, name)
         self._service.set_retention(client, topic.metadata.id, retention)
-        return JsonAnswer(self._overview.describe_topic(client, name))
+        return self._overview.describe_topic(client, name)
 
-    def abort_stages(self, request: Request) -> Response:
-        """Drop the stages of a job."""
-        client = self._find_admin(request)
+    def _abort_stages(self, client: Principal, request: Request) -> Any:
         fields = _read_object(request)
-        writer, sequence = _read_text(fields, "writer"), _read_sequence(fields)
-        dropped = self._service.abort_stages(client, writer, sequence)
-        return JsonAnswer({"dropped": dropped})
-
-    def _find_admin(self, request: Request) -> Principal:
-        client = self._find_client(request)
-        self._service.check_client(client)
-        if not self._config.ui_admin:
-            raise AccessDenied(
-                "The console shows things and changes none: start it with ui_admin"
-            )
-        return client
+        writer, sequence = (
+            _read_text(fields, "writer"),
+            _read_number(fields, "sequence"),
+        )
+        return {"dropped": self._service.abort_stages(client, writer, sequence)}
 
 
 def _name_cookie(request: Request) -> str:
@@ -358,7 +327,7 @@ def _read_session(request: Request) -> str | None:
 
 
 def _read_name(request: Request) -> str:
-    name: str = request.path_params.get("name", "")
+    name: str = request.path_params["name"]
     return name
 
 
@@ -380,28 +349,20 @@ def _read_text(fields: dict[str, Any], name: str) -> str:
 
 
 def _read_number(fields: dict[str, Any], name: str) -> int:
+    """Read a whole number, also from a text: JavaScript's are exact up to 2^53."""
     value = fields.get(name)
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value):
+        value = int(value)
     # In Python a bool is an int; in JSON it is not.
     if type(value) is not int or not 0 <= value < _NUMBER_END:
         raise OptionError(f"{name}: has to be given, as a whole number from 0")
     return value
 
 
-def _read_sequence(fields: dict[str, Any]) -> int:
-    """Read the number of a job, which is a text where it is shown."""
-    value = fields.get("sequence")
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value):
-        fields = {"sequence": int(value)}
-    return _read_number(fields, "sequence")
-
-
 def _read_retention(fields: dict[str, Any]) -> Retention:
     """Read a retention; null and 0 are no limit."""
-    age_s, size = (
-        0 if fields.get(name) is None else _read_number(fields, name)
-        for name in ("max_age_s", "max_bytes")
-    )
-    return Retention(age_s, size)
+    given = {n for n in ("max_age_s", "max_bytes") if fields.get(n) is not None}
+    return Retention(**{name: _read_number(fields, name) for name in given})
 
 
 # A browser has one set of cookies for all ports of a host, so each has its own name.
@@ -413,8 +374,6 @@ FAILURES_BURST = 5
 FAILURE_INTERVAL_S = 5.0
 # Addresses that are remembered for that.
 _SUSPECTS_MAX = 1000
-
-Authenticate = Callable[[Principal, str], Principal]
 
 
 class Visitors:
@@ -428,7 +387,7 @@ class Visitors:
 
     def __init__(
         self,
-        authenticate: Authenticate,
+        authenticate: Callable[[Principal, str], Principal],
         *,
         clock: Callable[[], float] = time.monotonic,
         sessions_max: int = SESSIONS_MAX,
@@ -455,10 +414,9 @@ class Visitors:
         """
         self._check_suspect(peer)
         try:
-            # Text that is no Unicode can't be a token, nor be compared with one.
-            token.encode()
             self._authenticate(Principal(), token)
         except UnicodeEncodeError:
+            # Text that is no Unicode can't be a token, nor be compared with one.
             raise AuthenticationFailed("Authentication failed") from None
         with self._lock:
             # A visitor with a valid token does not guess.
@@ -473,11 +431,8 @@ class Visitors:
         # Each try takes a token of the bucket, before it is known to be wrong: tries
         # that come at the same time must not all pass.
         with self._lock:
-            bucket = self._suspects.get(peer)
-            if bucket is None:
-                rate = 1 / FAILURE_INTERVAL_S
-                bucket = TokenBucket(rate, FAILURES_BURST, self._clock)
-                self._suspects[peer] = bucket
+            fresh = TokenBucket(1 / FAILURE_INTERVAL_S, FAILURES_BURST, self._clock)
+            bucket = self._suspects.setdefault(peer, fresh)
             self._suspects.move_to_end(peer)
             if len(self._suspects) > _SUSPECTS_MAX:
                 self._suspects.popitem(last=False)
@@ -496,10 +451,7 @@ class Visitors:
     def is_signed_in(self, session: str | None) -> bool:
         """Tell whether a session goes on."""
         with self._lock:
-            ends_s = self._sessions.get(session or "")
-            if ends_s is None:
-                return False
-            if ends_s <= self._clock():
-                del self._sessions[session or ""]
-                return False
-            return True
+            if self._sessions.get(session or "", 0.0) > self._clock():
+                return True
+            self._sessions.pop(session or "", None)
+            return False

@@ -6,7 +6,7 @@ Three rules keep such pages out, and each is about something that they can't cho
 - `Host` is an address, `localhost`, or the name that the console was given. A page
   whose name was made to lead here (DNS rebinding) has its own name there.
 - Requests that change something have an `Origin`, and it is the console itself.
-- They have a header of our own, which a foreign page has to ask for first, in vain.
+- They have the header X-Lance-Console, which a foreign page may not send.
 
 Bodies are read here, up to a limit, so that requests need not wait. The form of answers
 and of refusals is here, too.
@@ -51,7 +51,7 @@ class Guard:
 
     Args:
         app: the application.
-        host: the host that the console was told to listen on.
+        host: the host in the console's setting `ui`.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -122,7 +122,7 @@ async def _read_body(
 ) -> JsonAnswer | None:
     """Read a body of bounded length in bounded time; give what is against it."""
     too_large = refuse(
-        413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes", ""
+        413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes"
     )
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
@@ -139,39 +139,28 @@ async def _read_body(
             if not message.get("more_body", False):
                 scope[BODY] = bytes(body)
                 return None
-    return refuse(400, "BadRequest", "The request's body did not come in time", "")
+    return refuse(400, "BadRequest", "The request's body did not come in time")
 
 
-# The first match counts.
-_STATUS: tuple[tuple[type[LanceError], int], ...] = (
-    (errors.AuthenticationRequired, 401),
-    (errors.AuthenticationFailed, 401),
-    (errors.AccessDenied, 403),
-    (errors.TopicNotFound, 404),
-    (errors.TopicDeleted, 404),
-    (errors.StageNotFound, 404),
-    (errors.PayloadTooLarge, 413),
-    (errors.RateLimited, 429),
-    (errors.Backpressure, 503),
-    (errors.ConnectionLimit, 503),
-    (errors.ClusterNotReady, 503),
-    (errors.OperationTimeout, 503),
-    (errors.StorageError, 500),
-    (errors.InternalError, 500),
+# What an error is in HTTP, and what to do about it. The first match counts.
+_ANSWERS: tuple[tuple[type[LanceError], int, str], ...] = (
+    (errors.AuthenticationRequired, 401, "Sign in with one of the broker's tokens."),
+    (errors.AuthenticationFailed, 401, "Use a token of the broker's settings."),
+    (errors.AccessDenied, 403, ""),
+    (errors.TopicNotFound, 404, "Look at the list of topics; it may be deleted."),
+    (errors.TopicDeleted, 404, "Look at the list of topics."),
+    (errors.TopicAlreadyExists, 400, "Choose another name."),
+    (errors.StageNotFound, 404, ""),
+    (errors.PayloadTooLarge, 413, ""),
+    (errors.RateLimited, 429, "Wait a few seconds, then try again."),
+    (errors.Backpressure, 503, "Try again in a moment."),
+    (errors.ConnectionLimit, 503, "Close other pages of the console."),
+    (errors.ClusterNotReady, 503, "Wait until the broker is back."),
+    (errors.OperationTimeout, 503, ""),
+    (errors.StorageError, 500, "Look at the broker's log, and run lance-spark check."),
+    (errors.InternalError, 500, "This is a bug: the broker's log has the details."),
+    (LanceError, 400, ""),
 )
-_REMEDIES = {
-    "AuthenticationRequired": "Sign in with one of the broker's tokens.",
-    "AuthenticationFailed": "Check the token; the broker's settings have it.",
-    "RateLimited": "Wait a few seconds, then try again.",
-    "TopicNotFound": "Look at the list of topics; it may have been deleted.",
-    "TopicDeleted": "Look at the list of topics.",
-    "TopicAlreadyExists": "Choose another name.",
-    "StorageError": "Look at the broker's log, and run lance-spark check.",
-    "InternalError": "This is a bug: the broker's log has the details.",
-    "ClusterNotReady": "Wait until the broker is back.",
-    "ConnectionLimit": "Close other pages of the console.",
-    "Backpressure": "Try again in a moment.",
-}
 
 
 class JsonAnswer(Response):
@@ -199,15 +188,15 @@ def make_refusal(error: Exception) -> JsonAnswer:
     if isinstance(error, errors.StoreClosed):
         error = errors.ClusterNotReady("The broker is stopping")
     said = to_broker_error(error)
-    kind = type(said).__name__
-    if isinstance(error, errors.OptionError):
-        # Not the words of the protocol: nothing was sent over it.
-        kind = "BadRequest"
-    status = next((code for met, code in _STATUS if isinstance(said, met)), 400)
-    return refuse(status, kind, said.message)
+    # An option's error is not put in the words of the protocol: none was spoken.
+    is_option = isinstance(error, errors.OptionError)
+    kind = "BadRequest" if is_option else type(said).__name__
+    status, remedy = next(
+        (code, do) for met, code, do in _ANSWERS if isinstance(said, met)
+    )
+    return refuse(status, kind, said.message, remedy)
 
 
-def refuse(status: int, kind: str, text: str, remedy: str | None = None) -> JsonAnswer:
+def refuse(status: int, kind: str, text: str, remedy: str = "") -> JsonAnswer:
     """Answer with an error that is put into words already."""
-    remedy = _REMEDIES.get(kind, "") if remedy is None else remedy
     return JsonAnswer({"error": {"kind": kind, "text": text, "remedy": remedy}}, status)

@@ -12,7 +12,7 @@ import pytest
 
 from lance_spark import __version__
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.broker.access import Policy
+from lance_spark.broker.access import Policy, Principal
 from lance_spark.broker.console import app as module
 from lance_spark.broker.console.app import FAILURES_BURST, SESSION_S, Visitors
 from lance_spark.broker.console.records import Query
@@ -93,6 +93,32 @@ def test_names(shared: EmbeddedBroker, guest: Visitor, name: str) -> None:
     assert guest.ask("PUT", f"{path}/retention", {"max_bytes": 5}).status == 200
     assert guest.ask("DELETE", path).json == {}
     assert guest.ask("GET", path).kind == "TopicNotFound"
+
+
+def test_partitions(broker: EmbeddedBroker, visitor: Visitor) -> None:
+    """Their names have a slash, whether a URL has it encoded or not."""
+    broker.service.create_topics(Principal(), "orders", 2)
+    found = broker.service.store.find_topic("orders/1")
+    assert found is not None
+    broker.service.store.append(found.metadata.id, record(b"x"))
+    names = [topic["name"] for topic in visitor.get("/api/overview")["topics"]]
+    assert names == ["orders/0", "orders/1"]
+    for path in ("/api/topics/orders%2F1", "/api/topics/orders/1"):
+        assert visitor.get(path)["name"] == "orders/1"
+        page = visitor.get(f"{path}/records")
+        assert page["topic"] == "orders/1" and len(page["records"]) == 1
+        assert visitor.ask("GET", f"{path}/records/0/value").body == b"x"
+        # One partition can't be changed alone, and the text says so.
+        for answer in (
+            visitor.ask("PUT", f"{path}/retention", {"max_bytes": 5}),
+            visitor.ask("DELETE", path),
+        ):
+            assert answer.status == 400
+            assert "is a partition of topic 'orders'" in answer.json["error"]["text"]
+    assert visitor.get("/api/history?topic=orders%2F1")["points"] is not None
+    for path in ("orders", "orders/2", "orders/1/2", "orders/x"):
+        answer = visitor.ask("GET", f"/api/topics/{path}")
+        assert (answer.status, answer.kind) == (404, "TopicNotFound"), path
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from lance_spark.broker.console import overview as module
 from lance_spark.broker.console.overview import (
     GIB,
     Overview,
-    Signs,
     find_consumer_id,
     judge,
 )
@@ -105,7 +103,7 @@ def test_plain_dialect(start: StartBroker) -> None:
     assert len(visitor.records("t")["records"]) == 3
 
 
-WELL = Signs(disk_free_bytes=500 * GIB, disk_total_bytes=1000 * GIB)
+WELL: dict[str, Any] = {"disk_free_bytes": 500 * GIB, "disk_total_bytes": 1000 * GIB}
 DAMAGE = Finding(Severity.DAMAGE, "segments/1", "bytes are gone", 0, 5)
 NOTE = Finding(Severity.NOTE, "segments/1", "cut behind the last record")
 DAY_S = 24 * 3600
@@ -122,7 +120,7 @@ DAY_S = 24 * 3600
     ],
 )
 def test_well(signs: dict[str, Any]) -> None:
-    assert judge(replace(WELL, **signs)) == {"status": "ok", "notes": []}
+    assert judge(**{**WELL, **signs}) == {"status": "ok", "notes": []}
 
 
 @pytest.mark.parametrize(
@@ -150,14 +148,14 @@ def test_well(signs: dict[str, Any]) -> None:
     ],
 )
 def test_notes(signs: dict[str, Any], level: str, text: str) -> None:
-    health = judge(replace(WELL, **signs))
+    health = judge(**{**WELL, **signs})
     assert health["status"] == level
     (note,) = health["notes"]
     assert note["level"] == level and text in note["text"]
 
 
 def test_the_worst_counts() -> None:
-    health = judge(replace(WELL, findings=[DAMAGE], rules_closed=1))
+    health = judge(**WELL, findings=[DAMAGE], rules_closed=1)
     assert health["status"] == "error"
     assert [note["level"] for note in health["notes"]] == ["warning", "error"]
 

@@ -112,7 +112,7 @@ class App {
     const parts = path.split("/").filter(Boolean);
     const parameters = new URLSearchParams(query);
     const [name, ...rest] = parts.length ? parts : ["overview"];
-    if (name === "topics") this.routeTopic(rest[0] ?? "", parameters);
+    if (name === "topics") this.routeTopic(rest.join("/"), parameters);
     else if (name === "consumers") this.enter("consumers", () => new ConsumersView(this), "Consumers");
     else if (name === "stages") this.enter("stages", () => new StagesView(this), "Stages");
     else if (name === "health") this.enter("health", () => new HealthView(this), "Health");
