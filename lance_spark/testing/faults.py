@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lance_spark.errors import OptionError
 from lance_spark.model import Buffer
@@ -121,12 +120,11 @@ class Faults:
         Raises:
             OptionError: the broker has the machine's disk and no other.
         """
-        disk = self._disk
-        if disk is None:
-            raise OptionError(
-                "fill_disk: a broker in a process of its own has the disk of the "
-                "machine; use run_broker or the fixture lance_broker"
-            )
+        disk = _need(
+            self._disk,
+            "fill_disk: a broker in a process of its own has the disk of the machine; "
+            "use run_broker or the fixture lance_broker",
+        )
         disk.fill()
         return self._begin(disk.free)
 
@@ -143,12 +141,11 @@ class Faults:
         Raises:
             OptionError: it has no process of its own.
         """
-        process = self._process
-        if process is None:
-            raise OptionError(
-                "kill: this broker runs in the process of the test; use "
-                "run_broker_process or the fixture lance_broker_process"
-            )
+        process = _need(
+            self._process,
+            "kill: this broker runs in the process of the test; use "
+            "run_broker_process or the fixture lance_broker_process",
+        )
         process.kill()
 
         def restart() -> None:
@@ -172,17 +169,22 @@ class Faults:
             self._begun.pop().end()
 
     def _find_relay(self, what: str) -> Relay:
-        if self._relay is None:
-            raise OptionError(
-                f"{what}: clients of this broker are connected without a relay; leave "
-                "out relay=False"
-            )
-        return self._relay
+        text = "clients of this broker are connected without a relay"
+        return _need(self._relay, f"{what}: {text}; leave out relay=False")
 
     def _begin(self, undo: Callable[[], None]) -> Fault:
         fault = Fault(undo)
         self._begun.append(fault)
         return fault
+
+
+_Part = TypeVar("_Part")
+
+
+def _need(part: _Part | None, text: str) -> _Part:
+    if part is None:
+        raise OptionError(text)
+    return part
 
 
 class ScratchDisk(OsFiles):
@@ -192,21 +194,15 @@ class ScratchDisk(OsFiles):
     and removed even then.
     """
 
-    def __init__(self) -> None:
-        self._is_full = threading.Event()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether writes fail."""
-        return self._is_full.is_set()
+    is_full = False
 
     def fill(self) -> None:
         """Refuse what needs room, from now on."""
-        self._is_full.set()
+        self.is_full = True
 
     def free(self) -> None:
         """Take everything again."""
-        self._is_full.clear()
+        self.is_full = False
 
     def check_room(self, name: Path) -> None:
         """Refuse as the system does.
@@ -215,8 +211,7 @@ class ScratchDisk(OsFiles):
             OSError: the disk is full.
         """
         if self.is_full:
-            code = errno.ENOSPC
-            raise OSError(code, os.strerror(code), str(name))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> File:
         """Open a file whose writes need room."""

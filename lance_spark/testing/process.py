@@ -48,8 +48,8 @@ class BrokerProcess:
         settings: those of `BrokerConfig`, by name.
     """
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.data_dir = data_dir
+    def __init__(self, data_dir: str | Path, **settings: Any) -> None:
+        self.data_dir = data_dir = Path(data_dir)
         self._settings = settings
         self._listen = str(settings.pop("listen", "127.0.0.1:0"))
         self._child: subprocess.Popen[str] | None = None
@@ -148,19 +148,17 @@ class BrokerProcess:
         child, self._child = self._child, None
         if child is None:
             return 0
-        child.send_signal(number)
-        try:
-            return child.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait(_STOP_S)
-            raise LanceError(
-                f"the broker's process does not stop in {_STOP_S:.0f} s: {self.said}"
-            ) from None
-        finally:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.close()
-            child.stdout.close()
+        with child:  # Its end closes the pipes.
+            child.send_signal(number)
+            try:
+                return child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(_STOP_S)
+                raise LanceError(
+                    f"the broker's process does not stop in {_STOP_S:.0f} s: "
+                    f"{self.said}"
+                ) from None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -177,22 +175,18 @@ class BrokerProcess:
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Write settings of a `BrokerConfig` as the configuration file has them."""
-    lines, tls, topics = [], [], []
-    for name, value in settings.items():
-        if name == "topics":
-            for topic, tables in value.items():
-                for table, keys in tables.items():
-                    topics.append(f"[topics.{_to_toml(topic)}.{table}]")
-                    topics += [f"{k} = {_to_toml(v)}" for k, v in keys.items()]
-        elif name.startswith("tls_"):
-            tls.append(f"{name[4:]} = {_to_toml(value)}")
-        else:
-            lines.append(f"{name} = {_to_toml(value)}")
-    text = "\n".join([*lines, "[tls]", *tls, *topics])
-    path.write_text(f"{text}\n", encoding="utf-8")
+    lines = [
+        # Settings of TLS are in a table of their own.
+        f"{re.sub('^tls_', 'tls.', name)} = {_to_toml(value)}\n"
+        for name, value in settings.items()
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _to_toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_to_toml(key)} = {_to_toml(part)}" for key, part in value.items())
+        return f"{{{', '.join(pairs)}}}"
     # Texts, numbers, switches and lists are written the same way in JSON, apart from
     # characters that JSON writes as two halves. What else there is are paths.
     return json.dumps(value, ensure_ascii=False, default=os.fspath)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.access import read_tokens
+from lance_spark.broker.config import check_name
 from lance_spark.client import LanceClient
 from lance_spark.errors import OptionError
 from lance_spark.testing.faults import Faults, ScratchDisk
@@ -100,8 +102,9 @@ class ScratchBroker:
 _CLIENT_NAMES = {"authToken": "auth_token", "checksum": "checksum"}
 
 
-@contextmanager
-def run_broker(*, relay: bool = True, **settings: Any) -> Iterator[ScratchBroker]:
+def run_broker(
+    *, relay: bool = True, **settings: Any
+) -> AbstractContextManager[ScratchBroker]:
     """Run a broker in threads of this process, for as long as a `with` block.
 
     Args:
@@ -113,64 +116,49 @@ def run_broker(*, relay: bool = True, **settings: Any) -> Iterator[ScratchBroker
         OptionError: a setting is unknown or can't be used.
     """
     disk = ScratchDisk()
-    with _make_directory() as directory:
-        given = {"fsync": "none", "data_dir": str(directory / "data"), **settings}
-        access = _find_access(given)
-        with (
-            EmbeddedBroker(files=disk, **given) as broker,
-            _connect(broker, relay, access, disk=disk) as scratch,
-        ):
-            yield scratch
+    return _run(partial(EmbeddedBroker, files=disk), relay, settings, disk=disk)
 
 
-@contextmanager
 def run_broker_process(
     *, relay: bool = True, **settings: Any
-) -> Iterator[ScratchBroker]:
+) -> AbstractContextManager[ScratchBroker]:
     """Run a broker in a process of its own, which can be killed.
 
     Args:
         relay: put a relay between it and its clients, which faults of the network
             need.
-        settings: those of `BrokerConfig`, by name; its data directory is the kit's.
+        settings: those of `BrokerConfig`, by name.
 
     Raises:
         OptionError: a setting is unknown or can't be used.
         LanceError: it does not start, or ended by itself.
     """
-    with _make_directory() as directory:
-        given = {"fsync": "none", **settings}
-        access = _find_access(given)
-        data_dir = Path(given.pop("data_dir", directory / "data"))
-        with (
-            BrokerProcess(data_dir, **given) as process,
-            _connect(process, relay, access, process=process) as scratch,
-        ):
-            yield scratch
+    return _run(BrokerProcess, relay, settings)
 
 
 @contextmanager
-def _connect(
-    broker: EmbeddedBroker | BrokerProcess,
+def _run(
+    make: Callable[..., EmbeddedBroker | BrokerProcess],
     has_relay: bool,
-    access: Mapping[str, str],
+    settings: Mapping[str, Any],
     *,
     disk: ScratchDisk | None = None,
-    process: BrokerProcess | None = None,
 ) -> Iterator[ScratchBroker]:
-    with ExitStack() as stack:
+    where = _MEMORY if _has_room(_MEMORY) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as directory,
+        ExitStack() as stack,
+    ):
+        given = {"fsync": "none", "data_dir": f"{directory}/data", **settings}
+        access = _find_access(given)
+        broker = make(**given)
+        stack.enter_context(broker)
         relay = stack.enter_context(Relay(broker.address)) if has_relay else None
+        process = broker if isinstance(broker, BrokerProcess) else None
         faults = Faults(relay=relay, disk=disk, process=process)
         scratch = ScratchBroker(broker, relay=relay, faults=faults, access=access)
         stack.callback(scratch.close)
         yield scratch
-
-
-@contextmanager
-def _make_directory() -> Iterator[Path]:
-    where = _MEMORY if _has_room(_MEMORY) else None
-    with tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as path:
-        yield Path(path)
 
 
 def _has_room(directory: Path) -> bool:
@@ -181,12 +169,9 @@ def _has_room(directory: Path) -> bool:
 
 def _find_access(settings: Mapping[str, Any]) -> dict[str, str]:
     """Tell which options clients of a broker with these settings need."""
-    # Also refuses what a broker does not know, before any process is started.
-    unknown = sorted(set(settings) - set(BrokerConfig.__dataclass_fields__))
-    if unknown:
-        raise OptionError(
-            f"no such setting of a broker: {', '.join(unknown)}; see BrokerConfig"
-        )
+    # Before any process is started.
+    for name in settings:
+        check_name(name, where="run_broker")
     config = BrokerConfig(**settings)
     if config.tls_enabled:
         raise OptionError(
