@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_spark.errors import OptionError
 from lance_spark.model import Buffer
-from lance_spark.store.files import File, OsFiles
+from lance_spark.store.files import File, OsFile, OsFiles
 from lance_spark.testing.relay import Side
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lance_spark.testing.relay import Relay
 
 
-class Fault:
+class Fault(AbstractContextManager["Fault"]):
     """Something that is broken until `end`; a context manager, too.
 
     Args:
@@ -42,9 +43,6 @@ class Fault:
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
-
-    def __enter__(self) -> Fault:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -69,7 +67,7 @@ class Faults:
         self._relay = relay
         self._disk = disk
         self._process = process
-        self._begun: list[Fault] = []
+        self._begun = ExitStack()
 
     # The network.
 
@@ -165,17 +163,14 @@ class Faults:
 
     def clear(self) -> None:
         """End all faults, the last one first."""
-        while self._begun:
-            self._begun.pop().end()
+        self._begun.close()
 
     def _find_relay(self, what: str) -> Relay:
         text = "clients of this broker are connected without a relay"
         return _need(self._relay, f"{what}: {text}; leave out relay=False")
 
     def _begin(self, undo: Callable[[], None]) -> Fault:
-        fault = Fault(undo)
-        self._begun.append(fault)
-        return fault
+        return self._begun.enter_context(Fault(undo))
 
 
 _Part = TypeVar("_Part")
@@ -218,7 +213,9 @@ class ScratchDisk(OsFiles):
         if create:
             self.check_room(path)
         file = super().open(path, create=create, write=write)
-        return ScratchFile(self, path, file) if write else file
+        if not write:
+            return file
+        return ScratchFile(os.dup(file.fileno()), self, path)
 
     def mkdir(self, path: Path) -> None:
         """Make a directory, which needs room if it is not there."""
@@ -227,28 +224,22 @@ class ScratchDisk(OsFiles):
         super().mkdir(path)
 
 
-class ScratchFile:
+class ScratchFile(OsFile):
     """A file of a `ScratchDisk`, open for writing."""
 
-    def __init__(self, disk: ScratchDisk, path: Path, file: File) -> None:
+    def __init__(self, descriptor: int, disk: ScratchDisk, path: Path) -> None:
+        super().__init__(descriptor)
         self._disk = disk
         self._path = path
-        self._file = file
-        self.pread = file.pread
-        self.pread_into = file.pread_into
-        self.sync = file.sync
-        self.size = file.size
-        self.fileno = file.fileno
-        self.close = file.close
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of `data`, unless the file would have to grow on a full disk."""
-        if position + memoryview(data).nbytes > self._file.size():
+        if position + memoryview(data).nbytes > self.size():
             self._disk.check_room(self._path)
-        self._file.pwrite(data, position)
+        super().pwrite(data, position)
 
     def truncate(self, size: int) -> None:
         """Cut the file, or extend it where there is room."""
-        if size > self._file.size():
+        if size > self.size():
             self._disk.check_room(self._path)
-        self._file.truncate(size)
+        super().truncate(size)

@@ -11,10 +11,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
@@ -23,10 +23,6 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.wire.lwp import HEADER_BYTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 # Where a frame's header has the length of its payload (LWP §4).
 _LENGTH_AT = 32
@@ -230,7 +226,7 @@ _SILENCE_S = 3600.0
 _STOP_S = 30.0
 
 
-class Relay:
+class Relay(AbstractContextManager["Relay"]):
     """Listens on a port and passes connections on to a broker.
 
     Args:
@@ -283,9 +279,6 @@ class Relay:
         """Note that a connection was ended on purpose."""
         with self._lock:
             self.cuts += 1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,8 +22,8 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -32,6 +32,7 @@ from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.guard import (
     BODY,
+    CHANGING,
     Guard,
     JsonAnswer,
     make_refusal,
@@ -54,52 +55,8 @@ from lance_spark.errors import (
 from lance_spark.model import Retention
 from lance_spark.net.address import Address
 
+# The files of the page.
 PAGE = Path(__file__).parent / "page"
-
-
-def make_app(
-    service: Service,
-    config: BrokerConfig,
-    *,
-    sampler: Sampler,
-    host: str,
-    broker_address: Address,
-) -> tuple[ASGIApp, Streams]:
-    """Make the application, and the streams that have to end before it can.
-
-    Args:
-        service: the broker.
-        config: its settings.
-        sampler: its rates.
-        host: the host in the console's setting `ui`.
-        broker_address: where the broker's clients connect to.
-    """
-    overview = Overview(service, config, sampler, broker_address)
-    streams = Streams(overview, lambda: sampler.ticks)
-    requests = Requests(service, config, sampler, overview, streams=streams)
-    app = Starlette(
-        routes=requests.make_routes(),
-        exception_handlers=dict.fromkeys(
-            (HTTPException, LanceError, Exception), _refuse
-        ),
-    )
-    # A slash at the end is the name of the default topic, not a slip.
-    app.router.redirect_slashes = False
-    return Guard(app, host), streams
-
-
-def _get_page(request: Request) -> Response:
-    index = PAGE / "index.html"
-    if not index.is_file():
-        raise HTTPException(404, "The page is not installed")
-    return FileResponse(index)
-
-
-def _refuse(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        return make_refusal(error)
-    kind = "NotFound" if error.status_code == 404 else "BadRequest"
-    return refuse(error.status_code, kind, error.detail)
 
 
 # How many pages of records are read at once, and how long others wait for that. Each
@@ -112,46 +69,46 @@ _LARGE_BYTES = 1024 * 1024
 _LARGE_MAX = 8
 _NUMBER_END = 2**64
 
-
 # Answers a visitor: with what becomes JSON, or with a whole response.
 Work = Callable[[Principal, Request], Any]
 
 
 class Requests:
-    """What can be asked of a console."""
+    """What can be asked of a console.
+
+    Args:
+        service: the broker.
+        config: its settings.
+        sampler: its rates.
+        broker_address: where the broker's clients connect to.
+
+    Attributes:
+        streams: have to end before the application can.
+    """
 
     def __init__(
         self,
         service: Service,
         config: BrokerConfig,
         sampler: Sampler,
-        overview: Overview,
-        *,
-        streams: Streams,
+        broker_address: Address,
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._overview = overview
-        self._streams = streams
+        self._overview = Overview(service, config, sampler, broker_address)
+        self.streams = Streams(self._overview, sampler)
         self._visitors = Visitors(service.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)
         self._large = threading.BoundedSemaphore(_LARGE_MAX)
 
-    def make_routes(self) -> list[BaseRoute]:
-        """Say which request is answered by what."""
+    def make_app(self, host: str) -> ASGIApp:
+        """Say which request is answered by what; `host` is that of the setting `ui`."""
         overview = self._overview
         # A name may be empty, which is the default topic's, or have the slash of a
         # partition. The routes that end in a name take what no other one takes.
         topic = "/api/topics/{name:path}"
-        open_to_all: list[tuple[str, str, Callable[[Request], Any]]] = [
-            ("GET", "/", _get_page),
-            ("GET", "/api/session", self._get_session),
-            ("POST", "/api/session", self._sign_in),
-            ("DELETE", "/api/session", self._sign_out),
-            ("GET", "/api/events", self._open_events),
-        ]
-        for_visitors: list[tuple[str, str, Work]] = [
+        table: list[tuple[str, str, Work]] = [
             ("GET", "/api/overview", lambda client, _: overview.describe(client)),
             ("GET", "/api/history", self._get_history),
             ("GET", "/api/consumers", lambda c, _: overview.describe_consumers(c)),
@@ -164,21 +121,31 @@ class Requests:
             ("GET", topic, lambda c, r: overview.describe_topic(c, _read_name(r))),
             ("DELETE", topic, self._delete_topic),
         ]
-        open_to_all += [
-            (method, path, partial(self._answer, work, method != "GET"))
-            for method, path, work in for_visitors
-        ]
-        return [
-            *(
-                Route(path, work, methods=[method])
-                for method, path, work in open_to_all
+        files = StaticFiles(directory=PAGE, html=True, check_dir=False)
+        app = Starlette(
+            routes=[
+                Route("/api/session", self._get_session, methods=["GET"]),
+                Route("/api/session", self._sign_in, methods=["POST"]),
+                Route("/api/session", self._sign_out, methods=["DELETE"]),
+                Route("/api/events", self._open_events),
+                *(
+                    Route(path, partial(self._answer, work), methods=[method])
+                    for method, path, work in table
+                ),
+                Mount("/static", files),
+                Mount("/", files),
+            ],
+            exception_handlers=dict.fromkeys(
+                (HTTPException, LanceError, Exception), make_refusal
             ),
-            Mount("/static", StaticFiles(directory=PAGE, check_dir=False)),
-        ]
+        )
+        # A slash at the end is the name of the default topic, not a slip.
+        app.router.redirect_slashes = False
+        return Guard(app, host)
 
-    def _answer(self, work: Work, changes: bool, request: Request) -> Response:
+    def _answer(self, work: Work, request: Request) -> Response:
         client = self._find_client(request)
-        if changes:
+        if request.method in CHANGING:
             self._service.check_client(client)
             if not self._config.ui_admin:
                 raise AccessDenied(
@@ -245,7 +212,7 @@ class Requests:
     async def _open_events(self, request: Request) -> Response:
         client = self._find_client(request)
         # The same visitor each time, or None after signing out.
-        return await self._streams.open(
+        return await self.streams.open(
             lambda: client if self._find_client(request) == client else None
         )
 
@@ -281,7 +248,7 @@ class Requests:
         ends_s = time.monotonic() + _READ_WAIT_S
         while not self._reads.acquire(timeout=min(_READ_WAIT_S, _READ_TICK_S)):
             # A request that waits must not hold up the end of the broker.
-            if self._streams.is_ending:
+            if self.streams.is_ending:
                 raise ClusterNotReady("The broker is stopping")
             if time.monotonic() >= ends_s:
                 raise Backpressure("The console reads as much as it may already")
@@ -311,11 +278,8 @@ class Requests:
 
     def _abort_stages(self, client: Principal, request: Request) -> Any:
         fields = _read_object(request)
-        writer, sequence = (
-            _read_text(fields, "writer"),
-            _read_number(fields, "sequence"),
-        )
-        return {"dropped": self._service.abort_stages(client, writer, sequence)}
+        job = _read_text(fields, "writer"), _read_number(fields, "sequence")
+        return {"dropped": self._service.abort_stages(client, *job)}
 
 
 def _name_cookie(request: Request) -> str:

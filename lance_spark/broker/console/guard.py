@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,7 +35,10 @@ BODY_BYTES_MAX = 64 * 1024
 # Where requests find their body.
 BODY = "lance.body"
 _BODY_S = 10.0
-_CHANGING = ("POST", "PUT", "DELETE", "PATCH")
+CHANGING = ("POST", "PUT", "DELETE", "PATCH")
+_PORT_MAX = 65535
+# A name or an address, and perhaps a port.
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(?::([0-9]{1,5}))?")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -73,7 +78,7 @@ class Guard:
             await send(message)
 
         refusal = self._judge(scope)
-        if refusal is None and scope["method"] in _CHANGING:
+        if refusal is None and scope["method"] in CHANGING:
             refusal = await _read_body(scope, receive)
         await (refusal or self._app)(scope, receive, send_guarded)
 
@@ -87,7 +92,7 @@ class Guard:
                 f"The console does not answer to the name {host[:100]!r}",
                 "Open it by its IP address, or start it with this name in `ui`.",
             )
-        if scope["method"] not in _CHANGING:
+        if scope["method"] not in CHANGING:
             return None
         if headers.get("origin", "") != f"{scope['scheme']}://{host}":
             text = "The request does not come from the console's own page"
@@ -98,14 +103,10 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        try:
-            parts = urlsplit(f"//{host}")
-            name = parts.hostname or ""
-            parts.port  # noqa: B018 - it raises for a port that is none.
-        except ValueError:
-            return False
-        if parts.netloc != host or "@" in host:
+        found = _HOST.fullmatch(host.lower())
+        if found is None or int(found[2] or 0) > _PORT_MAX:
             return False  # No browser sends this.
+        name = found[1].strip("[]")
         return name in ("localhost", self._host) or _is_ip(name)
 
 
@@ -183,8 +184,11 @@ def encode_json(content: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def make_refusal(error: Exception) -> JsonAnswer:
+def make_refusal(request: Request, error: Exception) -> JsonAnswer:
     """Answer with an error: what it is, where, and what to do."""
+    if isinstance(error, HTTPException):
+        kind = "NotFound" if error.status_code == 404 else "BadRequest"
+        return refuse(error.status_code, kind, error.detail)
     if isinstance(error, errors.StoreClosed):
         error = errors.ClusterNotReady("The broker is stopping")
     said = to_broker_error(error)

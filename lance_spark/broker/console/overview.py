@@ -6,7 +6,8 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +16,8 @@ from lance_spark.broker.access import Principal
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.sampler import OFFSETS_MAX, Pulse, Sampler
 from lance_spark.broker.group import GroupDescription
-from lance_spark.broker.service import Service
-from lance_spark.errors import LanceError, StoreClosed, TopicNotFound
+from lance_spark.broker.service import ConsumerState, Service
+from lance_spark.errors import LanceError, TopicNotFound
 from lance_spark.net.address import Address
 from lance_spark.store import DEFAULT_TOPIC, Finding, Job, Severity, Topic
 from lance_spark.store.consumers import ConsumerKey
@@ -135,7 +136,6 @@ class Overview:
         config: its settings.
         sampler: its rates.
         address: where its clients connect to.
-        wall_ns: the time of day.
     """
 
     def __init__(
@@ -144,14 +144,11 @@ class Overview:
         config: BrokerConfig,
         sampler: Sampler,
         address: Address,
-        *,
-        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
         self._address = address
-        self._wall_ns = wall_ns
 
     @property
     def facts(self) -> dict[str, str]:
@@ -176,7 +173,7 @@ class Overview:
             # overview that follows looks late to a page, which then asks for them all.
             tick -= 1
         rules = self._service.policy.rules.values()
-        now_ns, active = self._wall_ns(), _find_activity(stages)
+        now_ns, active = time.time_ns(), _find_activity(stages)
         health = judge(
             **disk,
             rules_closed=sum(r.mtls_enabled and not config.tls_enabled for r in rules),
@@ -200,12 +197,7 @@ class Overview:
                 **disk,
             },
             "health": health,
-            "traffic": {
-                "connections": pulse.connections,
-                "requests_per_s": pulse.requests_per_s,
-                "errors_per_s": pulse.errors_per_s,
-                **asdict(rates),
-            },
+            "traffic": asdict(pulse) | asdict(rates),
             "topics": described,
             "hidden_topics": self._service.hidden_topics(client),
         }
@@ -326,18 +318,10 @@ class Overview:
         ]
         # Those of groups come first: the lag of a group is made from them.
         states.sort(key=lambda found: found[1].consumer not in names)
-        consumers = []
-        for topic, state in states[:CONSUMERS_MAX]:
-            key = ConsumerKey(state.consumer, topic)
-            consumers.append(
-                {
-                    # Above 2^53, where numbers of JavaScript are not exact.
-                    "id": str(state.consumer),
-                    "group": names.get(state.consumer),
-                    "history": self._sampler.lag_history(key, _HISTORY_POINTS),
-                    **self._measure(client, topics[topic], state.committed),
-                }
-            )
+        consumers = [
+            self._describe_consumer(client, topics[topic], state, names)
+            for topic, state in states[:CONSUMERS_MAX]
+        ]
         standing = {(row["group"], row["topic"]): row for row in consumers}
         return {
             "groups": [self._describe_group(client, g, standing) for g in groups],
@@ -371,29 +355,31 @@ class Overview:
             "lag": [{key: row[key] for key in keys} for row in found if row],
         }
 
-    def _measure(
-        self, client: Principal, topic: Topic, committed: int | None
+    def _describe_consumer(
+        self,
+        client: Principal,
+        topic: Topic,
+        state: ConsumerState,
+        names: Mapping[int, str],
     ) -> dict[str, Any]:
-        """Say how far behind the end of a topic an offset is."""
+        number, committed, end = topic.metadata.id, state.committed, topic.log.visible
         bytes_behind = records_behind = None
         if committed is not None:
-            end = topic.log.visible
             bytes_behind = max(0, end.offset - committed)
-            try:
-                at = self._service.locate(
-                    client, topic.metadata.id, "offset", committed
-                )
+            # If it is damaged, or deleted meanwhile, the bytes are known all the same.
+            with suppress(LanceError):
+                at = self._service.locate(client, number, "offset", committed)
                 records_behind = max(0, end.record - at.record)
-            except StoreClosed:
-                raise
-            except LanceError:
-                # Damaged, or deleted meanwhile: the bytes are known all the same.
-                pass
+        key = ConsumerKey(state.consumer, number)
         return {
+            # Above 2^53, where numbers of JavaScript are not exact.
+            "id": str(state.consumer),
             "topic": topic.metadata.name,
+            "group": names.get(state.consumer),
             "committed": committed,
             "bytes_behind": bytes_behind,
             "records_behind": records_behind,
+            "history": self._sampler.lag_history(key, _HISTORY_POINTS),
         }
 
 

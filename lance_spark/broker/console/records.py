@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lance_spark.broker.service import READ_ATTEMPTS
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
 from lance_spark.model import Buffer, Location
@@ -193,9 +194,6 @@ _Found = TypeVar("_Found")
 # A record as the page gets it.
 Shown = dict[str, Any]
 
-# How often a page may meet retention before it gives up.
-_ATTEMPTS = 10
-
 
 class Row(NamedTuple):
     """One record; key and value are copies of theirs."""
@@ -235,7 +233,7 @@ def read_value(look: Callable[[], View], offset: int) -> pa.Buffer | None:
 
 
 def _with_view(look: Callable[[], View], work: Callable[[View], _Found]) -> _Found:
-    for _ in range(_ATTEMPTS):
+    for _ in range(READ_ATTEMPTS):
         view = look()
         try:
             return work(view)

@@ -61,8 +61,9 @@ def test_overview(broker: EmbeddedBroker, visitor: Visitor) -> None:
     assert 0 < free <= total
     assert found["hidden_topics"] == 0
     assert sorted(found["traffic"]) == [
-        *("bytes_in_per_s", "bytes_out_per_s", "connections", "errors_per_s"),
-        *("records_in_per_s", "records_out_per_s", "requests_per_s"),
+        *("bytes_in_per_s", "bytes_out_per_s", "connections", "errors_last_min"),
+        *("errors_per_s", "faults_last_min", "records_in_per_s"),
+        *("records_out_per_s", "requests_per_s"),
     ]
     empty, full = found["topics"]
     assert (empty["name"], full["name"]) == ("a", "b")
