@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from lance_spark.errors import OptionError
 from lance_spark.model import Buffer
 from lance_spark.store.files import File, OsFile, OsFiles
-from lance_spark.testing.relay import Side
 
 if TYPE_CHECKING:
     from lance_spark.testing.process import BrokerProcess
@@ -102,13 +101,12 @@ class Faults:
             OptionError: an argument can't be used, or there is no relay.
         """
         network = self._find_relay("cut_after").network
-        sides = [side.value for side in Side]
-        if size < 0 or times < 1 or towards not in sides:
+        if size < 0 or times < 1 or towards not in ("broker", "client"):
             raise OptionError(
                 f"cut_after({size}, times={times}, towards={towards!r}): give a size "
-                f"of 0 or more, 1 time or more, and {' or '.join(sides)}"
+                "of 0 or more, 1 time or more, and broker or client"
             )
-        return self._begin(network.add_cut(Side(towards), size, times))
+        return self._begin(network.add_cut(towards, size, times))
 
     # The disk.
 

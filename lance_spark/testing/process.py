@@ -107,30 +107,24 @@ class BrokerProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which ends it then.
             )
         self._child = child
-        try:
-            self._listen = self._await_ready(child)
-        except BaseException:
-            # Ctrl-C, too: a `with` that was not entered does not end it.
-            self.kill()
-            raise
-        return self
-
-    def _await_ready(self, child: subprocess.Popen[str]) -> str:
         # One that hangs is killed, which ends the wait for its words.
         watchdog = threading.Timer(_START_S, child.kill)
         watchdog.start()
         try:
             assert child.stdout is not None
             found = _READY.match(child.stdout.readline())
+            if found is None:
+                self.kill()  # All that it said is in the file then.
+                raise LanceError(f"the broker's process did not start: {self.said}")
+            self._listen = found[1]
+        except BaseException:
+            # Ctrl-C, too: a `with` that was not entered does not end it.
+            self.kill()
+            raise
         finally:
             watchdog.cancel()
             watchdog.join(_STOP_S)
-        if found is None:
-            # All that it said is in the file when it has ended.
-            child.kill()
-            child.wait(_STOP_S)
-            raise LanceError(f"the broker's process did not start: {self.said}")
-        return found.group(1)
+        return self
 
     def kill(self) -> None:
         """Kill it, as `kill -9` does."""
@@ -155,10 +149,8 @@ class BrokerProcess:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait(_STOP_S)
-                raise LanceError(
-                    f"the broker's process does not stop in {_STOP_S:.0f} s: "
-                    f"{self.said}"
-                ) from None
+                text = f"the broker's process does not stop in {_STOP_S:.0f} s"
+                raise LanceError(f"{text}: {self.said}") from None
 
     def __enter__(self) -> Self:
         return self.start()

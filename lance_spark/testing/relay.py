@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
 from lance_spark.errors import LanceError
@@ -124,25 +123,18 @@ class ByteFilter:
         return data[:at]
 
 
-class Side(Enum):
-    """Where bytes go to."""
-
-    BROKER = "broker"
-    CLIENT = "client"
-
-
 @dataclass(eq=False)
 class Cut:
     """Ends the connection that carries a byte, counted over all of them.
 
     Args:
-        side: where the bytes go to that are counted.
+        side: `broker` or `client`; the bytes that go there are counted.
         size: how many are let through.
         times: how often; the count begins anew after each.
         left: how many may pass until the next.
     """
 
-    side: Side
+    side: str
     size: int
     times: int
     left: int
@@ -167,7 +159,7 @@ class NetworkFaults:
         """Have each piece wait so much longer."""
         return self._add(self._delays_s, seconds)
 
-    def add_cut(self, side: Side, size: int, times: int) -> Callable[[], None]:
+    def add_cut(self, side: str, size: int, times: int) -> Callable[[], None]:
         """End connections behind so many bytes, counted from now on."""
         return self._add(self._cuts, Cut(side, size, times, size))
 
@@ -204,10 +196,10 @@ class NetworkFaults:
             self._is_over = True
             self._changed.notify_all()
 
-    def take(self, side: Side, data: bytes) -> tuple[bytes, bool]:
+    def take(self, side: str, data: bytes) -> tuple[bytes, bool]:
         """Give what passes of some bytes, and whether the connection ends then."""
         with self._changed:
-            for cut in [cut for cut in self._cuts if cut.side is side]:
+            for cut in [cut for cut in self._cuts if cut.side == side]:
                 if len(data) < cut.left:
                     cut.left -= len(data)
                     continue
@@ -334,12 +326,12 @@ class _Link:
         threads: list[threading.Thread] = []
         try:
             broker, *echoes = (self._connect() for _ in range(1 + fate.is_doubled))
-            down = broker, [self._client], Side.CLIENT, fate.down
+            down = broker, [self._client], "client", fate.down
             threads = [_make_thread(name, self._pump, *down)]
             threads += [_make_thread(name, self._drain, echo) for echo in echoes]
             for thread in threads:
                 thread.start()
-            self._pump(self._client, [broker, *echoes], Side.BROKER, fate.up)
+            self._pump(self._client, [broker, *echoes], "broker", fate.up)
         except LanceError:
             # The broker can't be reached, which the client sees as an end.
             self.end(reset=fate.reset)
@@ -362,7 +354,7 @@ class _Link:
         return stream
 
     def _pump(
-        self, source: Stream, targets: Sequence[Stream], side: Side, flow: Flow
+        self, source: Stream, targets: Sequence[Stream], side: str, flow: Flow
     ) -> None:
         """Pass bytes on to their end, or until they are cut."""
         passing, network = ByteFilter(flow), self._relay.network

@@ -39,6 +39,9 @@ class ScratchBroker:
         relay: what clients connect to in its place, if anything.
         faults: what can go wrong with it.
         access: options that clients need, as Spark spells them.
+
+    Attributes:
+        client: a client of the broker itself, which is closed with it.
     """
 
     def __init__(
@@ -53,7 +56,11 @@ class ScratchBroker:
         self.faults = faults
         self._relay = relay
         self._access = dict(access)
-        self._client: LanceClient | None = None
+        names: Any = {_CLIENT_NAMES[name]: text for name, text in access.items()}
+        # Connected to the broker itself, when it is first used.
+        self.client = LanceClient(
+            self.direct_address, retry_timeout_s=_PATIENCE_S, **names
+        )
 
     @property
     def address(self) -> str:
@@ -74,25 +81,12 @@ class ScratchBroker:
         """Give a topic by its name; it is created when it is first filled."""
         return ScratchTopic(self, name)
 
-    @property
-    def client(self) -> LanceClient:
-        """A client that is connected to the broker itself; it is closed with it."""
-        if self._client is None:
-            given: dict[str, Any] = {
-                _CLIENT_NAMES[name]: text for name, text in self._access.items()
-            }
-            self._client = LanceClient(
-                self.direct_address, retry_timeout_s=_PATIENCE_S, **given
-            )
-        return self._client
-
     def close(self) -> None:
         """End all faults and close the kit's client; the broker goes on."""
         try:
             self.faults.clear()
         finally:
-            if self._client is not None:
-                self._client.close()
+            self.client.close()
 
     def __repr__(self) -> str:
         return f"<ScratchBroker at {self.address}>"

@@ -106,7 +106,7 @@ def test_every_name_is_listed() -> None:
     assert listed("Faults") == public(Faults)
     assert listed("A topic") == public(ScratchTopic) | {"name"}
     # Who makes a broker closes it, and that is `run_broker`.
-    there = {*public(ScratchBroker), "faults", "broker"} - {"close"}
+    there = {*public(ScratchBroker), "faults", "broker", "client"} - {"close"}
     assert listed("A broker") == there
 
 

@@ -27,6 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from lance_spark import errors
 from lance_spark.broker.access import Principal
 from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.config import BrokerConfig
@@ -43,15 +44,6 @@ from lance_spark.broker.console.records import parse_query, read_page, read_valu
 from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.broker.console.stream import Streams
 from lance_spark.broker.service import Service
-from lance_spark.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    Backpressure,
-    ClusterNotReady,
-    LanceError,
-    OptionError,
-    RateLimited,
-)
 from lance_spark.model import Retention
 from lance_spark.net.address import Address
 
@@ -136,7 +128,7 @@ class Requests:
                 Mount("/", files),
             ],
             exception_handlers=dict.fromkeys(
-                (HTTPException, LanceError, Exception), make_refusal
+                (HTTPException, errors.LanceError, Exception), make_refusal
             ),
         )
         # A slash at the end is the name of the default topic, not a slip.
@@ -148,7 +140,7 @@ class Requests:
         if request.method in CHANGING:
             self._service.check_client(client)
             if not self._config.ui_admin:
-                raise AccessDenied(
+                raise errors.AccessDenied(
                     "The console shows things and changes none: start it with ui_admin"
                 )
         found = work(client, request)
@@ -156,7 +148,7 @@ class Requests:
         # A large answer is counted until it is sent.
         if len(answer.body) > _LARGE_BYTES:
             if not self._large.acquire(blocking=False):
-                raise Backpressure("The console sends as much as it may already")
+                raise errors.Backpressure("The console sends as much as it may already")
             answer.background = BackgroundTask(self._large.release)
         return answer
 
@@ -249,9 +241,9 @@ class Requests:
         while not self._reads.acquire(timeout=min(_READ_WAIT_S, _READ_TICK_S)):
             # A request that waits must not hold up the end of the broker.
             if self.streams.is_ending:
-                raise ClusterNotReady("The broker is stopping")
+                raise errors.ClusterNotReady("The broker is stopping")
             if time.monotonic() >= ends_s:
-                raise Backpressure("The console reads as much as it may already")
+                raise errors.Backpressure("The console reads as much as it may already")
         try:
             yield
         finally:
@@ -301,14 +293,14 @@ def _read_object(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise OptionError("the request's body is not a JSON object")
+        raise errors.OptionError("the request's body is not a JSON object")
     return found
 
 
 def _read_text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise OptionError(f"{name}: has to be given, as a text")
+        raise errors.OptionError(f"{name}: has to be given, as a text")
     return value
 
 
@@ -319,7 +311,7 @@ def _read_number(fields: dict[str, Any], name: str) -> int:
         value = int(value)
     # In Python a bool is an int; in JSON it is not.
     if type(value) is not int or not 0 <= value < _NUMBER_END:
-        raise OptionError(f"{name}: has to be given, as a whole number from 0")
+        raise errors.OptionError(f"{name}: has to be given, as a whole number from 0")
     return value
 
 
@@ -381,7 +373,7 @@ class Visitors:
             self._authenticate(Principal(), token)
         except UnicodeEncodeError:
             # Text that is no Unicode can't be a token, nor be compared with one.
-            raise AuthenticationFailed("Authentication failed") from None
+            raise errors.AuthenticationFailed("Authentication failed") from None
         with self._lock:
             # A visitor with a valid token does not guess.
             self._suspects.pop(peer, None)
@@ -402,7 +394,7 @@ class Visitors:
                 self._suspects.popitem(last=False)
             wait_s = bucket.take()
         if wait_s > 0:
-            raise RateLimited(
+            raise errors.RateLimited(
                 "Too many wrong tokens",
                 details={"retry_after_ms": int(wait_s * 1000) + 1},
             )

@@ -139,11 +139,7 @@ class Overview:
     """
 
     def __init__(
-        self,
-        service: Service,
-        config: BrokerConfig,
-        sampler: Sampler,
-        address: Address,
+        self, service: Service, config: BrokerConfig, sampler: Sampler, address: Address
     ) -> None:
         self._service = service
         self._config = config
@@ -197,7 +193,7 @@ class Overview:
                 **disk,
             },
             "health": health,
-            "traffic": asdict(pulse) | asdict(rates),
+            "traffic": asdict(pulse) | rates._asdict(),
             "topics": described,
             "hidden_topics": self._service.hidden_topics(client),
         }
@@ -259,7 +255,7 @@ class Overview:
             "retention": {k: v or None for k, v in asdict(metadata.retention).items()},
             "stages": stages,
             "last_append_ms": last_ns // _NS_PER_MS if last_ns else None,
-            **asdict(self._sampler.rates(metadata.id)),
+            **self._sampler.rates(metadata.id)._asdict(),
         }
 
     def _measure_disk(self) -> dict[str, int]:

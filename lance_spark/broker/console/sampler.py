@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,7 @@ _STOP_S = 5.0
 _POINTS_PER_MIN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """What went through in a second: of a topic, or of all."""
 
     records_in_per_s: float = 0.0
@@ -89,10 +89,9 @@ class _Point:
     faults: int = 0
     pulse: Pulse = Pulse()
 
-    def find(self, topic: int | None) -> list[float]:
+    def find(self, topic: int | None) -> Rates:
         row = self.rows.get(topic)
-        found: list[float] = [0.0] * 4 if row is None else self.rates[row].tolist()
-        return found
+        return Rates() if row is None else Rates(*self.rates[row].tolist())
 
 
 class Sampler:
@@ -223,7 +222,7 @@ class Sampler:
 
     def rates(self, topic: int | None = None) -> Rates:
         """Tell the rates of the last second, of a topic or of all together."""
-        return Rates(*self._newest.find(topic))
+        return self._newest.find(topic)
 
     def history(self, topic: int | None = None) -> list[tuple[float, ...]]:
         """Give the times in ms and the rates, oldest first."""
