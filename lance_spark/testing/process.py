@@ -46,20 +46,18 @@ class BrokerProcess:
     Args:
         data_dir: the data directory.
         settings: those of `BrokerConfig`, by name.
+
+    Attributes:
+        address: where clients connect to, known once it has started.
     """
 
     def __init__(self, data_dir: str | Path, **settings: Any) -> None:
         self.data_dir = data_dir = Path(data_dir)
         self._settings = settings
-        self._listen = str(settings.pop("listen", "127.0.0.1:0"))
+        self.address = str(settings.pop("listen", "127.0.0.1:0"))
         self._child: subprocess.Popen[str] | None = None
         self._config = data_dir.with_name(f"{data_dir.name}.toml")
         self._log = data_dir.with_name(f"{data_dir.name}.stderr")
-
-    @property
-    def address(self) -> str:
-        """Where clients connect to."""
-        return self._listen
 
     @property
     def is_running(self) -> bool:
@@ -96,7 +94,7 @@ class BrokerProcess:
         write_settings(self._config, self._settings)
         command = [sys.executable, "-c", _PROGRAM, "broker"]
         command += ["--config", str(self._config), "--data-dir", str(self.data_dir)]
-        command += ["--listen", self._listen]
+        command += ["--listen", self.address]
         with self._log.open("ab") as log:
             child = subprocess.Popen(
                 command,
@@ -116,7 +114,7 @@ class BrokerProcess:
             if found is None:
                 self.kill()  # All that it said is in the file then.
                 raise LanceError(f"the broker's process did not start: {self.said}")
-            self._listen = found[1]
+            self.address = found[1]
         except BaseException:
             # Ctrl-C, too: a `with` that was not entered does not end it.
             self.kill()
@@ -162,7 +160,7 @@ class BrokerProcess:
 
     def __repr__(self) -> str:
         state = f"process {self.pid}" if self.is_running else "not running"
-        return f"<BrokerProcess at {self._listen}, {state}>"
+        return f"<BrokerProcess at {self.address}, {state}>"
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:

@@ -194,13 +194,13 @@ class Comparison:
     ) -> None:
         self._fields = fields
         self._sizes = len(expected), len(found)
-        self._wanted = wanted = Counter(expected)
-        places: dict[Row, list[int]] = {row: [] for row in wanted}
+        self._wanted = Counter(expected)
+        self.missing = self._wanted - Counter(found)
+        surplus = Counter(found) - self._wanted
+        self.surplus: dict[Row, list[int]] = {row: [] for row in surplus}
         for number, row in enumerate(found):
-            places.setdefault(row, []).append(number)
-        lacking = {row: count - len(places[row]) for row, count in wanted.items()}
-        self.missing = {row: count for row, count in lacking.items() if count > 0}
-        self.surplus = {r: at for r, at in places.items() if len(at) > wanted[r]}
+            if row in surplus:
+                self.surplus[row].append(number)
         self.misplaced: list[tuple[int, Row, Row]] = []
         if ordered and not (self.missing or self.surplus):
             pairs = enumerate(zip(found, expected, strict=True))

@@ -41,6 +41,9 @@ class ScratchBroker:
         access: options that clients need, as Spark spells them.
 
     Attributes:
+        address: `host:port` that clients connect to.
+        direct_address: `host:port` of the broker itself, where no fault of the network
+            is met.
         client: a client of the broker itself, which is closed with it.
     """
 
@@ -54,23 +57,14 @@ class ScratchBroker:
     ) -> None:
         self.broker = broker
         self.faults = faults
-        self._relay = relay
+        self.direct_address = broker.address
+        self.address = broker.address if relay is None else relay.address
         self._access = dict(access)
         names: Any = {_CLIENT_NAMES[name]: text for name, text in access.items()}
         # Connected to the broker itself, when it is first used.
         self.client = LanceClient(
             self.direct_address, retry_timeout_s=_PATIENCE_S, **names
         )
-
-    @property
-    def address(self) -> str:
-        """`host:port` that clients connect to."""
-        return self.direct_address if self._relay is None else self._relay.address
-
-    @property
-    def direct_address(self) -> str:
-        """`host:port` of the broker itself, where no fault of the network is met."""
-        return self.broker.address
 
     @property
     def options(self) -> dict[str, str]:

@@ -229,10 +229,7 @@ class Requests:
             value = read_value(lambda: self._service.view(client, topic), offset)
         if value is None:
             return refuse(404, "NotFound", f"No record with a value is at {offset}")
-        headers = {
-            "Cache-Control": "no-store",
-            "Content-Disposition": f'attachment; filename="record-{offset}.bin"',
-        }
+        headers = {"Content-Disposition": f'attachment; filename="record-{offset}.bin"'}
         return Response(bytes(value), 200, headers, "application/octet-stream")
 
     @contextmanager
@@ -323,6 +320,7 @@ def _read_retention(fields: dict[str, Any]) -> Retention:
 
 # A browser has one set of cookies for all ports of a host, so each has its own name.
 COOKIE = "lance_session_{port}"
+# How many may be signed in; the session that came first goes.
 SESSIONS_MAX = 1000
 SESSION_S = 12 * 3600
 # Wrong tokens from one address: so many at once, then one in so many seconds.
@@ -338,19 +336,15 @@ class Visitors:
     Args:
         authenticate: checks a token; see `Gate.authenticate`.
         clock: monotonic seconds.
-        sessions_max: how many may be signed in; the one that came first goes.
     """
 
     def __init__(
         self,
         authenticate: Callable[[Principal, str], Principal],
-        *,
         clock: Callable[[], float] = time.monotonic,
-        sessions_max: int = SESSIONS_MAX,
     ) -> None:
         self._authenticate = authenticate
         self._clock = clock
-        self._sessions_max = sessions_max
         self._lock = threading.Lock()
         # When each session ends, by its id. They are of one length, so the first one
         # is the oldest.
@@ -379,7 +373,7 @@ class Visitors:
             self._suspects.pop(peer, None)
             session = secrets.token_urlsafe(32)
             self._sessions[session] = self._clock() + SESSION_S
-            while len(self._sessions) > self._sessions_max:
+            if len(self._sessions) > SESSIONS_MAX:
                 self._sessions.popitem(last=False)
         return session
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.console.sampler import OFFSETS_MAX, Sampler
+from lance_spark.broker.console.sampler import Sampler
 from lance_spark.broker.service import Service
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
 from lance_spark.net.tls import TlsContext
-from lance_spark.store.consumers import ConsumerKey
 
 if TYPE_CHECKING:
     from lance_spark.net.web import WebServer
@@ -43,13 +41,8 @@ class Console:
         self._address = address
         self._broker_address = broker_address
         self._tls = tls
-        self._sampler = Sampler(service.metrics, self._find_lags)
+        self._sampler = Sampler(service)
         self._server: WebServer | None = None
-
-    def _find_lags(self) -> Mapping[ConsumerKey, int]:
-        # To measure very many each second would cost more than they tell.
-        many = self._service.consumer_count > OFFSETS_MAX
-        return {} if many else self._service.lags()
 
     @property
     def address(self) -> Address:

@@ -18,12 +18,13 @@ import ipaddress
 import json
 import re
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,9 +73,9 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if "cache-control" not in headers:
-                    # The page's files change when the package does.
-                    headers["Cache-Control"] = "no-cache"
+                # The page's files change when the package does, answers at any time.
+                is_answer = scope["path"].startswith("/api/")
+                headers["Cache-Control"] = "no-store" if is_answer else "no-cache"
             await send(message)
 
         refusal = self._judge(scope)
@@ -128,18 +129,14 @@ async def _read_body(
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
         return too_large
-    body = bytearray()
-    with anyio.move_on_after(_BODY_S):
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                break
-            body += message.get("body", b"")
+    body = b""
+    with anyio.move_on_after(_BODY_S), suppress(ClientDisconnect):
+        async for part in Request(scope, receive).stream():
+            body += part
             if len(body) > BODY_BYTES_MAX:
                 return too_large
-            if not message.get("more_body", False):
-                scope[BODY] = bytes(body)
-                return None
+        scope[BODY] = body
+        return None
     return refuse(400, "BadRequest", "The request's body did not come in time")
 
 
@@ -165,12 +162,9 @@ _ANSWERS: tuple[tuple[type[LanceError], int, str], ...] = (
 
 
 class JsonAnswer(Response):
-    """JSON that no cache keeps."""
+    """An answer in JSON."""
 
     media_type = "application/json"
-
-    def __init__(self, content: Any, status_code: int = 200) -> None:
-        super().__init__(content, status_code, {"Cache-Control": "no-store"})
 
     def render(self, content: Any) -> bytes:
         """Write the content."""

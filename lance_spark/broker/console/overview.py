@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +15,6 @@ import lance_spark
 from lance_spark.broker.access import Principal
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.sampler import OFFSETS_MAX, Pulse, Sampler
-from lance_spark.broker.group import GroupDescription
 from lance_spark.broker.service import ConsumerState, Service
 from lance_spark.errors import LanceError, TopicNotFound
 from lance_spark.net.address import Address
@@ -312,51 +311,40 @@ class Overview:
             for state in found
             if topic in topics
         ]
-        # Those of groups come first: the lag of a group is made from them.
+        # Those of groups come first: the page makes the lag of a group from them.
         states.sort(key=lambda found: found[1].consumer not in names)
-        consumers = [
-            self._describe_consumer(client, topics[topic], state, names)
-            for topic, state in states[:CONSUMERS_MAX]
-        ]
-        standing = {(row["group"], row["topic"]): row for row in consumers}
+        shown = states[:CONSUMERS_MAX]
         return {
-            "groups": [self._describe_group(client, g, standing) for g in groups],
-            "consumers": consumers,
-            "left_out": len(states) - len(consumers),
-        }
-
-    def _describe_group(
-        self,
-        client: Principal,
-        group: GroupDescription,
-        standing: dict[tuple[str | None, str], dict[str, Any]],
-    ) -> dict[str, Any]:
-        name = group.group
-        members = [
-            {
-                "id": member,
-                "topics": self._service.subscription(client, name, member),
-                "assigned": list(assigned),
-            }
-            for member, assigned in group.members.items()
-        ]
-        subscribed = sorted({topic for m in members for topic in m["topics"]})
-        found = [standing.get((name, topic)) for topic in subscribed]
-        keys = ("topic", "committed", "bytes_behind", "records_behind")
-        return {
-            "name": name,
-            "generation": group.generation,
-            "strategy": group.strategy.name.lower().replace("_", "-"),
-            "members": members,
-            "lag": [{key: row[key] for key in keys} for row in found if row],
+            "groups": [
+                {
+                    "name": group.group,
+                    "generation": group.generation,
+                    "strategy": group.strategy.name.lower().replace("_", "-"),
+                    "members": [
+                        {
+                            "id": member,
+                            "topics": self._service.subscription(
+                                client, group.group, member
+                            ),
+                            "assigned": list(assigned),
+                        }
+                        for member, assigned in group.members.items()
+                    ],
+                }
+                for group in groups
+            ],
+            "consumers": [
+                {
+                    "group": names.get(state.consumer),
+                    **self._describe_consumer(client, topics[topic], state),
+                }
+                for topic, state in shown
+            ],
+            "left_out": len(states) - len(shown),
         }
 
     def _describe_consumer(
-        self,
-        client: Principal,
-        topic: Topic,
-        state: ConsumerState,
-        names: Mapping[int, str],
+        self, client: Principal, topic: Topic, state: ConsumerState
     ) -> dict[str, Any]:
         number, committed, end = topic.metadata.id, state.committed, topic.log.visible
         bytes_behind = records_behind = None
@@ -371,7 +359,6 @@ class Overview:
             # Above 2^53, where numbers of JavaScript are not exact.
             "id": str(state.consumer),
             "topic": topic.metadata.name,
-            "group": names.get(state.consumer),
             "committed": committed,
             "bytes_behind": bytes_behind,
             "records_behind": records_behind,

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.broker.metrics import Metrics, MetricsSnapshot, Traffic
+from lance_spark.broker.metrics import MetricsSnapshot, Traffic
+from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError, StoreClosed
 from lance_spark.store.consumers import ConsumerKey
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 POINTS_MAX = 600
-# A point with so many of each takes 35 KiB.
+# How many topics and consumers a point has numbers of, which takes 35 KiB.
 TOPICS_MAX = 256
 CONSUMERS_MAX = 256
 # With more offsets than this, to look at all of them each second is too much.
@@ -98,31 +99,22 @@ class Sampler:
     """Looks at the counters now and then; any thread may ask.
 
     Args:
-        metrics: the counters.
-        lags: measures how far behind each consumer is.
+        service: the broker.
         clock: monotonic seconds.
         wall_ns: the time of day.
-        topics_max: how many topics a point has rates of.
-        consumers_max: how many consumers it has lags of.
     """
 
     def __init__(
         self,
-        metrics: Metrics,
-        lags: Callable[[], Mapping[ConsumerKey, int]],
+        service: Service,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
-        topics_max: int = TOPICS_MAX,
-        consumers_max: int = CONSUMERS_MAX,
     ) -> None:
-        self._metrics = metrics
-        self._lags = lags
+        self._service = service
         self._clock = clock
         self._wall_ns = wall_ns
-        self._topics_max = topics_max
-        self._consumers_max = consumers_max
-        self._last = metrics.snapshot()
+        self._last = service.metrics.snapshot()
         self._last_s = self._started_s = clock()
         self._ticks = 0
         # Oldest first. Each look replaces it, so that other threads need no lock.
@@ -166,12 +158,12 @@ class Sampler:
 
     def sample(self) -> None:
         """Look once; what was counted since the last time becomes a point."""
-        now, now_s = self._metrics.snapshot(), self._clock()
+        now, now_s = self._service.metrics.snapshot(), self._clock()
         lags, before, last = self._find_lags(), self._newest, self._last
         elapsed_s = max(now_s - self._last_s, 1e-3)
         moved = [t for t, seen in now.topics.items() if seen != last.topics.get(t)]
         # Those that had a place keep it: many must not take turns.
-        topics = sorted(moved, key=lambda t: t not in before.rows)[: self._topics_max]
+        topics = sorted(moved, key=lambda t: t not in before.rows)[:TOPICS_MAX]
         consumers = sorted(lags, key=lambda c: c not in before.lags)
         rates = [
             _rate(last.topics.get(t, Traffic()), now.topics[t], elapsed_s)
@@ -186,7 +178,7 @@ class Sampler:
             time_ms=self._wall_ns() // 1_000_000,
             rows={topic: row for row, topic in enumerate([None, *topics])},
             rates=np.array([_rate(last.traffic, now.traffic, elapsed_s), *rates]),
-            lags={key: lags[key] for key in consumers[: self._consumers_max]},
+            lags={key: lags[key] for key in consumers[:CONSUMERS_MAX]},
             errors=errors,
             faults=faults,
             pulse=Pulse(
@@ -202,8 +194,10 @@ class Sampler:
         self._last, self._last_s = now, now_s
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:
+        if self._service.consumer_count > OFFSETS_MAX:
+            return {}
         try:
-            return self._lags()
+            return self._service.lags()
         except StoreClosed:
             raise
         except LanceError as error:

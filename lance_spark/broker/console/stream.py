@@ -125,7 +125,7 @@ class _Stream(StreamingResponse):
         super().__init__(
             events,
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            headers={"X-Accel-Buffering": "no"},
         )
         self._close = close
 

@@ -539,10 +539,10 @@ def test_a_bug_is_told_without_details(
 class Scene:
     """Visitors of a gate with one token, and the time."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
         gate = Gate(None, policy=Policy(token_required=True), tokens=["good"])  # type: ignore[arg-type]
-        self.visitors = Visitors(gate.authenticate, clock=lambda: self.now_s, **limits)
+        self.visitors = Visitors(gate.authenticate, lambda: self.now_s)
 
     def sign_in(self, token: str = "good", peer: str = "here") -> str:
         return self.visitors.sign_in(token, peer=peer)
@@ -577,8 +577,9 @@ def test_sessions_end() -> None:
     assert scene.visitors._sessions == {}
 
 
-def test_number_of_sessions_is_bounded() -> None:
-    scene = Scene(sessions_max=2)
+def test_number_of_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 2)
+    scene = Scene()
     first, second, third = (scene.sign_in() for _ in range(3))
     assert [scene.visitors.is_signed_in(s) for s in (first, second, third)] == [
         False,

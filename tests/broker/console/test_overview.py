@@ -74,12 +74,12 @@ class Moving(Sampler):
 def test_the_number_of_an_overview(broker: EmbeddedBroker) -> None:
     """Numbers rise by one, unless rates of some second are missing between two."""
     service, address = broker.service, Address("127.0.0.1", 1)
-    sampler = Sampler(service.metrics, service.lags)
+    sampler = Sampler(service)
     overview = Overview(service, broker.config, sampler, address)
     for number in range(3):
         assert overview.describe(Principal())["tick"] == number
         sampler.sample()
-    moving = Moving(service.metrics, service.lags)
+    moving = Moving(service)
     overview = Overview(service, broker.config, moving, address)
     told = overview.describe(Principal())["tick"]
     # The next one is two behind it, at least.
@@ -236,11 +236,10 @@ def test_groups(broker: EmbeddedBroker, visitor: Visitor) -> None:
         assert set(member["assigned"]) <= {"a", "b", "later"}
     assigned = [topic for member in group["members"] for topic in member["assigned"]]
     assert sorted(assigned) == ["a", "b", "later"]
-    assert group["lag"] == [
-        {"topic": "a", "committed": 25, "bytes_behind": 75, "records_behind": 3}
-    ]
     (consumer,) = found["consumers"]
-    assert consumer["group"] == "readers"
+    assert (consumer["group"], consumer["topic"]) == ("readers", "a")
+    assert (consumer["committed"], consumer["bytes_behind"]) == (25, 75)
+    assert consumer["records_behind"] == 3
 
 
 def test_bounds(
@@ -265,9 +264,8 @@ def test_groups_are_not_left_out(
     broker.service.commit_offset(NOBODY, topic, consumer_id("readers"), 25)
     found = visitor.get("/api/consumers")
     assert [row["group"] for row in found["consumers"]] == ["readers", None]
+    assert found["consumers"][0]["committed"] == 25
     assert found["left_out"] == 4
-    (group,) = found["groups"]
-    assert [row["committed"] for row in group["lag"]] == [25]
 
 
 def test_names_that_are_no_unicode(broker: EmbeddedBroker, visitor: Visitor) -> None:
@@ -288,19 +286,6 @@ def join(broker: EmbeddedBroker, group: str, member: str, topic: str) -> None:
         strategy=Strategy.ROUND_ROBIN,
         session_timeout_s=60,
     )
-
-
-def test_very_many_offsets_are_not_measured(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = add_topic(broker, "t", records("x", 4))
-    broker.service.store.commit_offset(7, topic, 25)
-    console = broker._console
-    assert console is not None
-    assert list(console._find_lags().values()) == [75]
-    monkeypatch.setattr("lance_spark.broker.console.console.OFFSETS_MAX", 0)
-    monkeypatch.delattr("lance_spark.broker.service.Service.lags")
-    assert console._find_lags() == {}
 
 
 def test_damage_does_not_hide_a_consumer(
