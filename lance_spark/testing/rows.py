@@ -50,6 +50,7 @@ _COLUMNS = {
 }
 
 Row = tuple[Any, ...]
+Rows = Sequence[Row]
 
 
 def to_table(rows: Any) -> pa.Table:
@@ -117,15 +118,12 @@ def _gather(rows: Any) -> pa.Table:
         raise OptionError(
             f"one row, a {type(rows).__name__}, where rows are wanted: put it in a list"
         )
-    try:
-        said = [_read_row(number, row) for number, row in enumerate(rows)]
-    except TypeError as error:
-        if isinstance(rows, Iterable):
-            raise
+    if not isinstance(rows, Iterable):
         raise OptionError(
             f"rows of type {type(rows).__name__}: give a list of texts, bytes or "
             "dicts, an Arrow table, or a DataFrame"
-        ) from error
+        )
+    said = [_read_row(number, row) for number, row in enumerate(rows)]
     names = [n for n in _COLUMNS if n == "value" or any(n in row for row in said)]
     return pa.table(
         {n: pa.array([row.get(n) for row in said], _COLUMNS[n]) for n in names}
@@ -185,12 +183,7 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        expected: Sequence[Row],
-        found: Sequence[Row],
-        *,
-        fields: tuple[str, ...],
-        ordered: bool,
+        self, expected: Rows, found: Rows, *, fields: Sequence[str], ordered: bool
     ) -> None:
         self._fields = fields
         self._sizes = len(expected), len(found)

@@ -388,10 +388,8 @@ class Visitors:
                 self._suspects.popitem(last=False)
             wait_s = bucket.take()
         if wait_s > 0:
-            raise errors.RateLimited(
-                "Too many wrong tokens",
-                details={"retry_after_ms": int(wait_s * 1000) + 1},
-            )
+            details = {"retry_after_ms": int(wait_s * 1000) + 1}
+            raise errors.RateLimited("Too many wrong tokens", details=details)
 
     def sign_out(self, session: str | None) -> None:
         """End a session, if it is one."""

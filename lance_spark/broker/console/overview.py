@@ -135,6 +135,9 @@ class Overview:
         config: its settings.
         sampler: its rates.
         address: where its clients connect to.
+
+    Attributes:
+        facts: what everybody may know: version and address.
     """
 
     def __init__(
@@ -143,12 +146,7 @@ class Overview:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._address = address
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What everybody may know: version and address."""
-        return {"version": lance_spark.__version__, "address": str(self._address)}
+        self.facts = {"version": lance_spark.__version__, "address": str(address)}
 
     def describe(self, client: Principal) -> dict[str, Any]:
         """Describe everything, for one visitor.

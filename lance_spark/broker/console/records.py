@@ -28,6 +28,9 @@ from lance_spark.quantity import RECORD_TYPES
 from lance_spark.store import View
 from lance_spark.wire.lwp import RecordType
 
+# A record, or a part of it, as the page gets it.
+Shown = dict[str, Any]
+
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 500
 # Offsets, record numbers and times are below this.
@@ -136,9 +139,7 @@ def name_type(number: int) -> str:
     return _TYPE_NAMES.get(number, f"0x{number:02x}")
 
 
-def make_cell(
-    data: Buffer | None, *, may_be_text: bool = True
-) -> dict[str, Any] | None:
+def make_cell(data: Buffer | None, *, may_be_text: bool = True) -> Shown | None:
     """Show bytes; None stays None.
 
     Args:
@@ -191,8 +192,6 @@ _CHUNK_BYTES_MIN = 64 * 1024
 _CHUNKS_MAX = 1000
 _COLUMNS = ("offset", "next_offset", "type", "timestamp_ns", "key", "value")
 _Found = TypeVar("_Found")
-# A record as the page gets it.
-Shown = dict[str, Any]
 
 
 class Row(NamedTuple):
@@ -244,14 +243,12 @@ def _with_view(look: Callable[[], View], work: Callable[[View], _Found]) -> _Fou
 
 def _page(view: View, query: Query) -> dict[str, Any]:
     start = _find_start(view, query)
+    rows, end = _take(view, start, query)
+    if query.kind == "end" and end < view.end.offset:
+        start = _find_last(view, start, view.end.offset, query.limit)
+        rows, end = _take(view, start, query)
     previous = None
-    if query.is_search:
-        rows, end = _search(view, start, query)
-    else:
-        rows, end = _take(view, start, query.limit)
-        if query.kind == "end" and end < view.end.offset:
-            start = _find_last(view, start, view.end.offset, query.limit)
-            rows, end = _take(view, start, query.limit)
+    if not query.is_search:
         previous = _find_previous(view, rows, start, query.limit)
     is_end = end >= view.end.offset
     _add_times(view, rows)
@@ -416,20 +413,23 @@ def _read_chunks(view: View, place: Location, bytes_max: int) -> Iterator[_Chunk
         yield _Chunk(at, stop, record, data[: stop - at], decoded.batch)
 
 
-def _take(view: View, start: int, limit: int) -> tuple[list[Shown], int]:
-    """Take so many records from an offset on; tell where they end."""
-    place = _find_floor(view, start)
-    # The one that the offset is in comes on top.
-    behind = view.locate_record(place.record + limit + (place.offset < start))
-    wanted = min(behind.offset - place.offset, PAGE_BYTES_MAX)
+def _take(view: View, start: int, query: Query) -> tuple[list[Shown], int]:
+    """Take so many records from an offset on; tell how far the log was looked at."""
+    place, limit = _find_floor(view, start), query.limit
+    wanted = SCAN_BYTES_MAX
+    if not query.is_search:
+        # The one that the offset is in comes on top.
+        behind = view.locate_record(place.record + limit + (place.offset < start))
+        wanted = min(behind.offset - place.offset, PAGE_BYTES_MAX)
     rows: list[Shown] = []
     end = max(start, place.offset)
     for chunk in _read_chunks(view, place, wanted):
-        for row in _list_rows(chunk, start):
+        found = _match(chunk, query) if query.is_search else _list_rows(chunk, start)
+        for row in found:
+            if row.offset >= start:
+                rows.append(_show(row))
             if len(rows) == limit:
-                return rows, end
-            rows.append(_show(row))
-            end = row.next_offset
+                return rows, row.next_offset
         end = max(end, chunk.end)
     return rows, end
 
@@ -463,22 +463,9 @@ def _make_gap(chunk: _Chunk, start: int, end: int) -> Row:
     return Row(start, end, UNREADABLE, None, None, data, None)
 
 
-def _search(view: View, start: int, query: Query) -> tuple[list[Shown], int]:
-    """Take the records that match; tell how far the log was looked through."""
-    rows: list[Shown] = []
-    end = start
-    for chunk in _read_chunks(view, _find_floor(view, start), SCAN_BYTES_MAX):
-        found = np.flatnonzero(_match(chunk.batch, query) & (chunk.offsets >= start))
-        for row in found[: query.limit - len(rows)].tolist():
-            rows.append(_show(_make_row(chunk, row)))
-        if len(rows) == query.limit:
-            return rows, rows[-1]["next_offset"]
-        end = chunk.end
-    return rows, end
-
-
-def _match(batch: pa.RecordBatch, query: Query) -> NDArray[np.bool_]:
-    key, value = batch.column("key"), batch.column("value")
+def _match(chunk: _Chunk, query: Query) -> Iterator[Row]:
+    """Give the records of a chunk that a search is for."""
+    key, value = chunk.batch.column("key"), chunk.batch.column("value")
     found = []
     if query.key is not None:
         found.append(pc.equal(key, pa.scalar(query.key, pa.binary())))
@@ -486,5 +473,5 @@ def _match(batch: pa.RecordBatch, query: Query) -> NDArray[np.bool_]:
         in_key, in_value = (pc.match_substring(c, query.search) for c in (key, value))
         found.append(pc.or_kleene(in_key, in_value))
     masks = [pc.fill_null(m, False).to_numpy(zero_copy_only=False) for m in found]
-    matched: NDArray[np.bool_] = np.logical_and.reduce(masks)
-    return matched
+    for row in np.flatnonzero(np.logical_and.reduce(masks)).tolist():
+        yield _make_row(chunk, row)

@@ -102,6 +102,9 @@ class Sampler:
         service: the broker.
         clock: monotonic seconds.
         wall_ns: the time of day.
+
+    Attributes:
+        ticks: how often it has looked.
     """
 
     def __init__(
@@ -116,18 +119,13 @@ class Sampler:
         self._wall_ns = wall_ns
         self._last = service.metrics.snapshot()
         self._last_s = self._started_s = clock()
-        self._ticks = 0
+        self.ticks = 0
         # Oldest first. Each look replaces it, so that other threads need no lock.
         self._points: tuple[_Point, ...] = ()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="lance-console-sampler", daemon=True
         )
-
-    @property
-    def ticks(self) -> int:
-        """How often it has looked."""
-        return self._ticks
 
     @property
     def uptime_s(self) -> float:
@@ -190,7 +188,7 @@ class Sampler:
             ),
         )
         self._points = (*self._points[1 - POINTS_MAX :], point)
-        self._ticks += 1
+        self.ticks += 1
         self._last, self._last_s = now, now_s
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:

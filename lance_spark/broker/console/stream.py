@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -81,22 +82,16 @@ class Streams:
         self._open -= 1
 
     async def _run(self, ask: Ask, event: bytes) -> AsyncIterator[bytes]:
-        yield event
-        while not await self._wait():
-            client = ask()
-            if client is None:
-                return
-            try:
+        # Errors end it: the broker stops, or the visitor is one no more.
+        with suppress(LanceError):
+            while True:
+                yield event
+                with anyio.move_on_after(max(INTERVAL_S, self._rest_s)):
+                    await self._ending.wait()
+                client = ask()
+                if client is None or self.is_ending:
+                    return
                 event = await self._make_event(client)
-            except LanceError:
-                return  # The broker stops, or the visitor is one no more.
-            yield event
-
-    async def _wait(self) -> bool:
-        """Wait for the next turn; tell whether this is the end."""
-        with anyio.move_on_after(max(INTERVAL_S, self._rest_s)):
-            await self._ending.wait()
-        return self._ending.is_set()
 
     async def _make_event(self, client: Principal) -> bytes:
         async with self._making:
