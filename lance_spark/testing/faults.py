@@ -75,7 +75,7 @@ class Faults:
         self._find_relay("drop_connections").drop()
 
     def delay(self, seconds: float) -> Fault:
-        """Hold up whatever is sent, in both directions: a round trip takes twice that.
+        """Hold up all that is sent, in both directions: a round trip takes twice that.
 
         Raises:
             OptionError: the time is below 0, or there is no relay.

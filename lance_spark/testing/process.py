@@ -27,10 +27,7 @@ _PROGRAM = """
 import os, sys, threading
 from lance_spark.cli.main import main
 
-def end_with_parent():
-    os.read(0, 1)
-    os.kill(os.getpid(), 9)
-
+end_with_parent = lambda: os.read(0, 1) or os.kill(os.getpid(), 9)
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """

@@ -52,7 +52,7 @@ class Flow:
 
     @property
     def counts_frames(self) -> bool:
-        """Whether frames have to be told apart."""
+        """Whether it matters where frames start."""
         return self.cut_frame is not None or self.swallow_frame is not None
 
 
@@ -140,7 +140,7 @@ class Cut:
     left: int
 
 
-_Fault = TypeVar("_Fault", float, Cut)
+_Kind = TypeVar("_Kind", float, Cut)
 
 
 class NetworkFaults:
@@ -163,7 +163,7 @@ class NetworkFaults:
         """End connections behind so many bytes, counted from now on."""
         return self._add(self._cuts, Cut(side, size, times, size))
 
-    def _add(self, faults: list[_Fault], fault: _Fault) -> Callable[[], None]:
+    def _add(self, faults: list[_Kind], fault: _Kind) -> Callable[[], None]:
         with self._changed:
             faults.append(fault)
 

@@ -31,7 +31,7 @@ _LOOK_S = 0.05
 class ScratchTopic:
     """A topic of a `ScratchBroker`, which need not be there yet.
 
-    What is done here goes straight to the broker and meets no faults of the network.
+    Its calls go straight to the broker and meet no faults of the network.
 
     Args:
         broker: where the topic is.

@@ -1,4 +1,4 @@
-"""The console's application: which request is answered by what, and who asks.
+"""The console's application: what answers which request, and which visitor asks.
 
 Starlette runs requests in threads, apart from the live stream. Each request has its
 visitor as a `Principal`, and everything that it answers comes from `Service` by that.
@@ -331,7 +331,7 @@ _SUSPECTS_MAX = 1000
 
 
 class Visitors:
-    """Those who have signed in; any thread may ask.
+    """The visitors that have signed in; any thread may ask.
 
     Args:
         authenticate: checks a token; see `Gate.authenticate`.

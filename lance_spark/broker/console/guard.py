@@ -122,7 +122,7 @@ def _is_ip(name: str) -> bool:
 async def _read_body(
     scope: MutableMapping[str, Any], receive: Receive
 ) -> JsonAnswer | None:
-    """Read a body of bounded length in bounded time; give what is against it."""
+    """Read a body; give a refusal if it is too long or does not come in time."""
     too_large = refuse(
         413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes"
     )

@@ -24,7 +24,6 @@ from lance_spark.broker.service import READ_ATTEMPTS
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
 from lance_spark.model import Buffer, Location
-from lance_spark.quantity import RECORD_TYPES
 from lance_spark.store import View
 from lance_spark.wire.lwp import RecordType
 
@@ -72,7 +71,7 @@ def parse_query(fields: Mapping[str, str]) -> Query:
     limit = _parse_number("limit", fields.get("limit") or str(LIMIT_DEFAULT))
     if not 1 <= limit <= LIMIT_MAX:
         raise OptionError(f"limit={limit}: must be from 1 to {LIMIT_MAX}")
-    # What is no UTF-8 in a URL comes as surrogates.
+    # Bytes of a URL that are no UTF-8 come as surrogates.
     key, search = (
         fields.get(name, "").encode("utf-8", "surrogateescape") or None
         for name in ("key", "search")
@@ -122,14 +121,14 @@ TEXT_MAX = 4096
 _PREFIX_BYTES = 4 * TEXT_MAX
 # Longer ones are not looked through for whether they are JSON: they are cut anyway.
 _JSON_BYTES_MAX = 64 * 1024
-# Control characters apart from tab and line ends, and what is no character at all.
+# Control characters apart from tab and line ends, and codes without a character.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 # Bytes of a log that are no record, which only a broker that checks nothing has.
 UNREADABLE = 0
 _TYPE_NAMES = {
     **{int(kind): kind.name.lower().replace("_", "-") for kind in RecordType},
-    **{number: name for name, number in RECORD_TYPES.items()},
+    int(RecordType.MESSAGE_PACK): "msgpack",
     UNREADABLE: "unreadable",
 }
 
@@ -313,7 +312,7 @@ def _find_previous(
     try:
         return _find_last(view, found, first, limit)
     except Corrupt:
-        return found  # This page is whole, whatever is before it.
+        return found  # This page is whole, though records before it are damaged.
 
 
 def _find_last(view: View, start: int, end: int, count: int) -> int:
@@ -357,7 +356,7 @@ def _add_times(view: View, rows: Sequence[Shown]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A piece of a log, decoded; `record` is None where numbers can't be told."""
+    """A piece of a log, decoded; `record` is None if its records have no numbers."""
 
     start: int
     end: int

@@ -34,8 +34,8 @@ class Streams:
     """All streams of a console.
 
     Args:
-        overview: what is sent.
-        sampler: makes new ones.
+        overview: describes the broker, for the events.
+        sampler: says when there is something new.
     """
 
     def __init__(self, overview: Overview, sampler: Sampler) -> None:
@@ -47,8 +47,8 @@ class Streams:
         self._ending = anyio.Event()
         # A stream that needs an event while one is made waits for it.
         self._making = anyio.Lock()
-        # The last event by who asked. There are few kinds of visitors, as tokens and
-        # certificates do not make a difference otherwise.
+        # The last event for each kind of visitor. There are few kinds, as the tokens
+        # of visitors make no difference.
         self._events: dict[Principal, tuple[int, bytes]] = {}
 
     @property

@@ -1,4 +1,4 @@
-// Who reads, how far it has come, and how far it is behind over time.
+// Groups and consumers: what they have committed, and how far they are behind over time.
 
 import { get } from "./api.js";
 import { Sparkline } from "./chart.js";
@@ -39,7 +39,7 @@ class GroupPanel {
     this.members = new Table({
       caption: `Members of group ${name}`,
       key: (member) => member.id,
-      empty: el("p", { text: "Nobody is in the group now; what it has committed stays." }),
+      empty: el("p", { text: "The group has no members now; its commits stay." }),
       columns: [
         { key: "id", label: "Member", isHeader: true, fill: (cell, m) => cell.firstChild || cell.append(quote(m.id, { class: "mono" })) },
         { key: "topics", label: "Subscribed to", fill: (cell, m) => fillNames(cell, m.topics) },
