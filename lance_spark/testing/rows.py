@@ -28,15 +28,16 @@ from lance_spark.errors import OptionError
 FIELDS = ("key", "value", "timestamp", "type")
 
 _TIME = pa.timestamp("ns", tz="UTC")
-_TEXT = (str, bytes, bytearray, memoryview), "text or bytes, as json.dumps and str make"
-_NUMBER = (SupportsIndex,), "a whole number, as the column has"
+_BYTES = str, bytes, bytearray, memoryview
+_TEXT = _BYTES, "give text or bytes, as json.dumps and str make them"
+_NUMBER = (SupportsIndex,), "give a whole number, as the column has"
 # Which objects a field of a row may be, in code and in words.
 _ACCEPTS: dict[str, tuple[tuple[type, ...], str]] = {
     "key": _TEXT,
     "value": _TEXT,
     "timestamp": (
         (datetime, np.datetime64),
-        "a datetime, or timestamp_ns in nanoseconds since 1970",
+        "give a datetime, or timestamp_ns in nanoseconds since 1970",
     ),
     "timestamp_ns": _NUMBER,
     "type": _NUMBER,
@@ -114,7 +115,7 @@ def to_tuples(table: pa.Table, fields: Iterable[str]) -> list[Row]:
 
 def _gather(rows: Any) -> pa.Table:
     """Make columns of single rows: those that any of them names, and `value`."""
-    if isinstance(rows, (str, bytes, bytearray, memoryview, Mapping)):
+    if isinstance(rows, (*_BYTES, Mapping)):
         raise OptionError(
             f"one row, a {type(rows).__name__}, where rows are wanted: put it in a list"
         )
@@ -144,7 +145,7 @@ def _read_row(number: int, row: Any) -> dict[str, Any]:
         given = fields.get(name)
         if given is not None and not isinstance(given, kinds):
             raise OptionError(
-                f"row {number}: a {name} of type {type(given).__name__}; give {advice}"
+                f"row {number}: a {name} of type {type(given).__name__}; {advice}"
             )
         if isinstance(given, SupportsIndex):
             fields[name] = operator.index(given)
