@@ -164,8 +164,11 @@ class Faults:
         self._begun.close()
 
     def _find_relay(self, what: str) -> Relay:
-        text = "clients of this broker are connected without a relay"
-        return _need(self._relay, f"{what}: {text}; leave out relay=False")
+        return _need(
+            self._relay,
+            f"{what}: clients of this broker are connected without a relay; leave out "
+            "relay=False",
+        )
 
     def _begin(self, undo: Callable[[], None]) -> Fault:
         return self._begun.enter_context(Fault(undo))
@@ -211,9 +214,7 @@ class ScratchDisk(OsFiles):
         if create:
             self.check_room(path)
         file = super().open(path, create=create, write=write)
-        if not write:
-            return file
-        return ScratchFile(os.dup(file.fileno()), self, path)
+        return ScratchFile(os.dup(file.fileno()), self, path) if write else file
 
     def mkdir(self, path: Path) -> None:
         """Make a directory, which needs room if it is not there."""

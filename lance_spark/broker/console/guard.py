@@ -39,7 +39,7 @@ _BODY_S = 10.0
 CHANGING = ("POST", "PUT", "DELETE", "PATCH")
 _PORT_MAX = 65535
 # A name or an address, and perhaps a port.
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(\[[^\s@/?#\[\]\\]+\]|[^\s:@/?#\[\]\\]+)(?::([0-9]{1,5}))?")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; "
