@@ -35,20 +35,15 @@ __all__ = [
     "run_broker_process",
 ]
 
-# Where names are; all others are in `scratch`.
-_HOMES = {
-    **dict.fromkeys(("CLEAR", "Fate", "Flow", "Relay"), "relay"),
-    **dict.fromkeys(("Fault", "Faults"), "faults"),
-    "BrokerProcess": "process",
-    "ScratchTopic": "topic",
-}
+# Where names are looked for, each after those that it imports.
+_HOMES = ("relay", "faults", "process", "topic", "scratch")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "scratch")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 
 def __dir__() -> list[str]:

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lance_spark.errors import OptionError
 from lance_spark.model import Buffer
-from lance_spark.store.files import File, OsFiles
-from lance_spark.testing.relay import Side
+from lance_spark.store.files import File, OsFile, OsFiles
 
 if TYPE_CHECKING:
     from lance_spark.testing.process import BrokerProcess
     from lance_spark.testing.relay import Relay
 
 
-class Fault:
+class Fault(AbstractContextManager["Fault"]):
     """Something that is broken until `end`; a context manager, too.
 
     Args:
@@ -43,9 +42,6 @@ class Fault:
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
-
-    def __enter__(self) -> Fault:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -70,7 +66,7 @@ class Faults:
         self._relay = relay
         self._disk = disk
         self._process = process
-        self._begun: list[Fault] = []
+        self._begun = ExitStack()
 
     # The network.
 
@@ -79,7 +75,7 @@ class Faults:
         self._find_relay("drop_connections").drop()
 
     def delay(self, seconds: float) -> Fault:
-        """Hold up whatever is sent, in both directions: a round trip takes twice that.
+        """Hold up all that is sent, in both directions: a round trip takes twice that.
 
         Raises:
             OptionError: the time is below 0, or there is no relay.
@@ -105,13 +101,12 @@ class Faults:
             OptionError: an argument can't be used, or there is no relay.
         """
         network = self._find_relay("cut_after").network
-        sides = [side.value for side in Side]
-        if size < 0 or times < 1 or towards not in sides:
+        if size < 0 or times < 1 or towards not in ("broker", "client"):
             raise OptionError(
                 f"cut_after({size}, times={times}, towards={towards!r}): give a size "
-                f"of 0 or more, 1 time or more, and {' or '.join(sides)}"
+                "of 0 or more, 1 time or more, and broker or client"
             )
-        return self._begin(network.add_cut(Side(towards), size, times))
+        return self._begin(network.add_cut(towards, size, times))
 
     # The disk.
 
@@ -121,12 +116,11 @@ class Faults:
         Raises:
             OptionError: the broker has the machine's disk and no other.
         """
-        disk = self._disk
-        if disk is None:
-            raise OptionError(
-                "fill_disk: a broker in a process of its own has the disk of the "
-                "machine; use run_broker or the fixture lance_broker"
-            )
+        disk = _need(
+            self._disk,
+            "fill_disk: a broker in a process of its own has the disk of the machine; "
+            "use run_broker or the fixture lance_broker",
+        )
         disk.fill()
         return self._begin(disk.free)
 
@@ -143,12 +137,11 @@ class Faults:
         Raises:
             OptionError: it has no process of its own.
         """
-        process = self._process
-        if process is None:
-            raise OptionError(
-                "kill: this broker runs in the process of the test; use "
-                "run_broker_process or the fixture lance_broker_process"
-            )
+        process = _need(
+            self._process,
+            "kill: this broker runs in the process of the test; use "
+            "run_broker_process or the fixture lance_broker_process",
+        )
         process.kill()
 
         def restart() -> None:
@@ -168,21 +161,26 @@ class Faults:
 
     def clear(self) -> None:
         """End all faults, the last one first."""
-        while self._begun:
-            self._begun.pop().end()
+        self._begun.close()
 
     def _find_relay(self, what: str) -> Relay:
-        if self._relay is None:
-            raise OptionError(
-                f"{what}: clients of this broker are connected without a relay; leave "
-                "out relay=False"
-            )
-        return self._relay
+        return _need(
+            self._relay,
+            f"{what}: clients of this broker are connected without a relay; leave out "
+            "relay=False",
+        )
 
     def _begin(self, undo: Callable[[], None]) -> Fault:
-        fault = Fault(undo)
-        self._begun.append(fault)
-        return fault
+        return self._begun.enter_context(Fault(undo))
+
+
+_Part = TypeVar("_Part")
+
+
+def _need(part: _Part | None, text: str) -> _Part:
+    if part is None:
+        raise OptionError(text)
+    return part
 
 
 class ScratchDisk(OsFiles):
@@ -192,21 +190,15 @@ class ScratchDisk(OsFiles):
     and removed even then.
     """
 
-    def __init__(self) -> None:
-        self._is_full = threading.Event()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether writes fail."""
-        return self._is_full.is_set()
+    is_full = False
 
     def fill(self) -> None:
         """Refuse what needs room, from now on."""
-        self._is_full.set()
+        self.is_full = True
 
     def free(self) -> None:
         """Take everything again."""
-        self._is_full.clear()
+        self.is_full = False
 
     def check_room(self, name: Path) -> None:
         """Refuse as the system does.
@@ -215,15 +207,14 @@ class ScratchDisk(OsFiles):
             OSError: the disk is full.
         """
         if self.is_full:
-            code = errno.ENOSPC
-            raise OSError(code, os.strerror(code), str(name))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> File:
         """Open a file whose writes need room."""
         if create:
             self.check_room(path)
         file = super().open(path, create=create, write=write)
-        return ScratchFile(self, path, file) if write else file
+        return ScratchFile(os.dup(file.fileno()), self, path) if write else file
 
     def mkdir(self, path: Path) -> None:
         """Make a directory, which needs room if it is not there."""
@@ -232,28 +223,22 @@ class ScratchDisk(OsFiles):
         super().mkdir(path)
 
 
-class ScratchFile:
+class ScratchFile(OsFile):
     """A file of a `ScratchDisk`, open for writing."""
 
-    def __init__(self, disk: ScratchDisk, path: Path, file: File) -> None:
+    def __init__(self, descriptor: int, disk: ScratchDisk, path: Path) -> None:
+        super().__init__(descriptor)
         self._disk = disk
         self._path = path
-        self._file = file
-        self.pread = file.pread
-        self.pread_into = file.pread_into
-        self.sync = file.sync
-        self.size = file.size
-        self.fileno = file.fileno
-        self.close = file.close
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of `data`, unless the file would have to grow on a full disk."""
-        if position + memoryview(data).nbytes > self._file.size():
+        if position + memoryview(data).nbytes > self.size():
             self._disk.check_room(self._path)
-        self._file.pwrite(data, position)
+        super().pwrite(data, position)
 
     def truncate(self, size: int) -> None:
         """Cut the file, or extend it where there is room."""
-        if size > self._file.size():
+        if size > self.size():
             self._disk.check_room(self._path)
-        self._file.truncate(size)
+        super().truncate(size)

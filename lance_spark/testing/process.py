@@ -27,10 +27,7 @@ _PROGRAM = """
 import os, sys, threading
 from lance_spark.cli.main import main
 
-def end_with_parent():
-    os.read(0, 1)
-    os.kill(os.getpid(), 9)
-
+end_with_parent = lambda: os.read(0, 1) or os.kill(os.getpid(), 9)
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
@@ -46,20 +43,18 @@ class BrokerProcess:
     Args:
         data_dir: the data directory.
         settings: those of `BrokerConfig`, by name.
+
+    Attributes:
+        address: where clients connect to, known once it has started.
     """
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.data_dir = data_dir
+    def __init__(self, data_dir: str | Path, **settings: Any) -> None:
+        self.data_dir = data_dir = Path(data_dir)
         self._settings = settings
-        self._listen = str(settings.pop("listen", "127.0.0.1:0"))
+        self.address = str(settings.pop("listen", "127.0.0.1:0"))
         self._child: subprocess.Popen[str] | None = None
         self._config = data_dir.with_name(f"{data_dir.name}.toml")
         self._log = data_dir.with_name(f"{data_dir.name}.stderr")
-
-    @property
-    def address(self) -> str:
-        """Where clients connect to."""
-        return self._listen
 
     @property
     def is_running(self) -> bool:
@@ -96,7 +91,7 @@ class BrokerProcess:
         write_settings(self._config, self._settings)
         command = [sys.executable, "-c", _PROGRAM, "broker"]
         command += ["--config", str(self._config), "--data-dir", str(self.data_dir)]
-        command += ["--listen", self._listen]
+        command += ["--listen", self.address]
         with self._log.open("ab") as log:
             child = subprocess.Popen(
                 command,
@@ -107,30 +102,24 @@ class BrokerProcess:
                 start_new_session=True,  # Ctrl-C is for the parent, which ends it then.
             )
         self._child = child
-        try:
-            self._listen = self._await_ready(child)
-        except BaseException:
-            # Ctrl-C, too: a `with` that was not entered does not end it.
-            self.kill()
-            raise
-        return self
-
-    def _await_ready(self, child: subprocess.Popen[str]) -> str:
         # One that hangs is killed, which ends the wait for its words.
         watchdog = threading.Timer(_START_S, child.kill)
         watchdog.start()
         try:
             assert child.stdout is not None
             found = _READY.match(child.stdout.readline())
+            if found is None:
+                self.kill()  # All that it said is in the file then.
+                raise LanceError(f"the broker's process did not start: {self.said}")
+            self.address = found[1]
+        except BaseException:
+            # Ctrl-C, too: a `with` that was not entered does not end it.
+            self.kill()
+            raise
         finally:
             watchdog.cancel()
             watchdog.join(_STOP_S)
-        if found is None:
-            # All that it said is in the file when it has ended.
-            child.kill()
-            child.wait(_STOP_S)
-            raise LanceError(f"the broker's process did not start: {self.said}")
-        return found.group(1)
+        return self
 
     def kill(self) -> None:
         """Kill it, as `kill -9` does."""
@@ -148,19 +137,15 @@ class BrokerProcess:
         child, self._child = self._child, None
         if child is None:
             return 0
-        child.send_signal(number)
-        try:
-            return child.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait(_STOP_S)
-            raise LanceError(
-                f"the broker's process does not stop in {_STOP_S:.0f} s: {self.said}"
-            ) from None
-        finally:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.close()
-            child.stdout.close()
+        with child:  # Its end closes the pipes.
+            child.send_signal(number)
+            try:
+                return child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(_STOP_S)
+                text = f"the broker's process does not stop in {_STOP_S:.0f} s"
+                raise LanceError(f"{text}: {self.said}") from None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -172,27 +157,23 @@ class BrokerProcess:
 
     def __repr__(self) -> str:
         state = f"process {self.pid}" if self.is_running else "not running"
-        return f"<BrokerProcess at {self._listen}, {state}>"
+        return f"<BrokerProcess at {self.address}, {state}>"
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Write settings of a `BrokerConfig` as the configuration file has them."""
-    lines, tls, topics = [], [], []
-    for name, value in settings.items():
-        if name == "topics":
-            for topic, tables in value.items():
-                for table, keys in tables.items():
-                    topics.append(f"[topics.{_to_toml(topic)}.{table}]")
-                    topics += [f"{k} = {_to_toml(v)}" for k, v in keys.items()]
-        elif name.startswith("tls_"):
-            tls.append(f"{name[4:]} = {_to_toml(value)}")
-        else:
-            lines.append(f"{name} = {_to_toml(value)}")
-    text = "\n".join([*lines, "[tls]", *tls, *topics])
-    path.write_text(f"{text}\n", encoding="utf-8")
+    lines = [
+        # Settings of TLS are in a table of their own.
+        f"{re.sub('^tls_', 'tls.', name)} = {_to_toml(value)}\n"
+        for name, value in settings.items()
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _to_toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_to_toml(key)} = {_to_toml(part)}" for key, part in value.items())
+        return f"{{{', '.join(pairs)}}}"
     # Texts, numbers, switches and lists are written the same way in JSON, apart from
     # characters that JSON writes as two halves. What else there is are paths.
     return json.dumps(value, ensure_ascii=False, default=os.fspath)

@@ -11,10 +11,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 from lance_spark.errors import LanceError
 from lance_spark.net.address import Address, parse_address
@@ -23,10 +22,6 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.wire.lwp import HEADER_BYTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 # Where a frame's header has the length of its payload (LWP §4).
 _LENGTH_AT = 32
@@ -57,7 +52,7 @@ class Flow:
 
     @property
     def counts_frames(self) -> bool:
-        """Whether frames have to be told apart."""
+        """Whether it matters where frames start."""
         return self.cut_frame is not None or self.swallow_frame is not None
 
 
@@ -92,57 +87,40 @@ class ByteFilter:
         self.is_cut = flow.cut_at == 0
         self._cut_at = flow.cut_at
         self._swallow_at = flow.swallow_at
-        # Bytes that came and of which it is not yet known what they are.
+        # The start of a header that has not come whole.
         self._held = b""
-        self._frame_left = 0
+        # Where the next frame starts, counted as `passed` is.
+        self._next_frame = 0
 
     def take(self, data: bytes) -> bytes:
         """Give what is sent on of some bytes; `is_cut` says that it is the last."""
         if self.is_cut:
             return b""
         if self._flow.counts_frames:
-            data = self._frame(data)
-        end = self.passed + len(data)
+            data = self._find_frames(self._held + data)
+        start, end = self.passed, self.passed + len(data)
         if self._cut_at is not None and end >= self._cut_at:
-            data = data[: self._cut_at - self.passed]
-            self.is_cut = True
-        self.passed += len(data)
+            end, self.is_cut = self._cut_at, True
+        self.passed = end
         if self._swallow_at is not None:
-            start = self.passed - len(data)
-            data = data[: max(0, self._swallow_at - start)]
-        return data
+            end = min(end, max(start, self._swallow_at))
+        return data[: end - start]
 
-    def _frame(self, data: bytes) -> bytes:
-        """Hold back headers that are not whole, and note where frames start."""
-        data, self._held = self._held + data, b""
-        position = 0
-        while position < len(data):
-            if self._frame_left:
-                step = min(self._frame_left, len(data) - position)
-                self._frame_left -= step
-                position += step
-                continue
-            if len(data) - position < HEADER_BYTES:
-                self._held = data[position:]
-                return data[:position]
-            (length,) = _LENGTH.unpack_from(data, position + _LENGTH_AT)
-            self._frame_left = HEADER_BYTES + length
-            self._note(self.passed + position, self._frame_left)
+    def _find_frames(self, data: bytes) -> bytes:
+        """Note where frames start, and hold back a header that is not whole."""
+        at = self._next_frame - self.passed
+        while at + HEADER_BYTES <= len(data):
+            start = self.passed + at
+            size = HEADER_BYTES + _LENGTH.unpack_from(data, at + _LENGTH_AT)[0]
+            if self.frames == self._flow.cut_frame:
+                self._cut_at = start + int(size * self._flow.cut_share)
+            if self.frames == self._flow.swallow_frame:
+                self._swallow_at = start
             self.frames += 1
-        return data
-
-    def _note(self, start: int, size: int) -> None:
-        if self.frames == self._flow.cut_frame:
-            self._cut_at = start + int(size * self._flow.cut_share)
-        if self.frames == self._flow.swallow_frame:
-            self._swallow_at = start
-
-
-class Side(Enum):
-    """Where bytes go to."""
-
-    BROKER = "broker"
-    CLIENT = "client"
+            at += size
+        self._next_frame = self.passed + at
+        self._held = data[at:]
+        return data[:at]
 
 
 @dataclass(eq=False)
@@ -150,16 +128,19 @@ class Cut:
     """Ends the connection that carries a byte, counted over all of them.
 
     Args:
-        side: where the bytes go to that are counted.
+        side: `broker` or `client`; the bytes that go there are counted.
         size: how many are let through.
         times: how often; the count begins anew after each.
         left: how many may pass until the next.
     """
 
-    side: Side
+    side: str
     size: int
     times: int
     left: int
+
+
+_Kind = TypeVar("_Kind", float, Cut)
 
 
 class NetworkFaults:
@@ -176,25 +157,20 @@ class NetworkFaults:
 
     def add_delay(self, seconds: float) -> Callable[[], None]:
         """Have each piece wait so much longer."""
-        with self._changed:
-            self._delays_s.append(seconds)
+        return self._add(self._delays_s, seconds)
 
-        def end() -> None:
-            with self._changed, suppress(ValueError):
-                self._delays_s.remove(seconds)
-                self._changed.notify_all()
-
-        return end
-
-    def add_cut(self, side: Side, size: int, times: int) -> Callable[[], None]:
+    def add_cut(self, side: str, size: int, times: int) -> Callable[[], None]:
         """End connections behind so many bytes, counted from now on."""
-        cut = Cut(side, size, times, size)
+        return self._add(self._cuts, Cut(side, size, times, size))
+
+    def _add(self, faults: list[_Kind], fault: _Kind) -> Callable[[], None]:
         with self._changed:
-            self._cuts.append(cut)
+            faults.append(fault)
 
         def end() -> None:
             with self._changed, suppress(ValueError):
-                self._cuts.remove(cut)
+                faults.remove(fault)
+                self._changed.notify_all()
 
         return end
 
@@ -220,10 +196,10 @@ class NetworkFaults:
             self._is_over = True
             self._changed.notify_all()
 
-    def take(self, side: Side, data: bytes) -> tuple[bytes, bool]:
+    def take(self, side: str, data: bytes) -> tuple[bytes, bool]:
         """Give what passes of some bytes, and whether the connection ends then."""
         with self._changed:
-            for cut in [cut for cut in self._cuts if cut.side is side]:
+            for cut in [cut for cut in self._cuts if cut.side == side]:
                 if len(data) < cut.left:
                     cut.left -= len(data)
                     continue
@@ -242,7 +218,7 @@ _SILENCE_S = 3600.0
 _STOP_S = 30.0
 
 
-class Relay:
+class Relay(AbstractContextManager["Relay"]):
     """Listens on a port and passes connections on to a broker.
 
     Args:
@@ -269,9 +245,7 @@ class Relay:
         self._links: set[_Link] = set()
         self._listener = Listener(Address("127.0.0.1", 0))
         self.address = str(self._listener.address)
-        self._thread = threading.Thread(
-            target=self._accept, name="lance-relay", daemon=True
-        )
+        self._thread = _make_thread("lance-relay", self._accept)
         self._thread.start()
 
     def drop(self) -> None:
@@ -298,9 +272,6 @@ class Relay:
         with self._lock:
             self.cuts += 1
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -322,13 +293,15 @@ class Relay:
             self._links.discard(link)
 
 
+def _make_thread(name: str, work: Callable[..., None], *given: Any) -> threading.Thread:
+    return threading.Thread(target=work, args=given, name=name, daemon=True)
+
+
 class _Link:
     """One connection through the relay."""
 
     def __init__(self, relay: Relay, client: Stream, fate: Fate) -> None:
-        self.thread = threading.Thread(
-            target=self._run, name="lance-relay-link", daemon=True
-        )
+        self.thread = _make_thread("lance-relay-link", self._run)
         self._relay = relay
         self._fate = fate
         self._lock = threading.Lock()
@@ -348,35 +321,26 @@ class _Link:
                 stream.abort()
 
     def _run(self) -> None:
+        """Pass the client's bytes on, and have other threads pass those that come."""
+        fate, name = self._fate, "lance-relay-down"
         threads: list[threading.Thread] = []
         try:
-            threads = self._pass_on()
+            broker, *echoes = (self._connect() for _ in range(1 + fate.is_doubled))
+            down = broker, [self._client], "client", fate.down
+            threads = [_make_thread(name, self._pump, *down)]
+            threads += [_make_thread(name, self._drain, echo) for echo in echoes]
+            for thread in threads:
+                thread.start()
+            self._pump(self._client, [broker, *echoes], "broker", fate.up)
         except LanceError:
             # The broker can't be reached, which the client sees as an end.
-            self.end(reset=self._fate.reset)
+            self.end(reset=fate.reset)
         finally:
             for thread in threads:
                 thread.join()
             for stream in self._streams:
                 stream.close()
             self._relay.forget(self)
-
-    def _pass_on(self) -> list[threading.Thread]:
-        """Pass the client's bytes on; give the threads that do the other directions."""
-        broker = self._connect()
-        targets, others = [broker], [lambda: self._pump_down(broker)]
-        if self._fate.is_doubled:
-            echo = self._connect()
-            targets.append(echo)
-            others.append(lambda: self._drain(echo))
-        threads = [
-            threading.Thread(target=work, name="lance-relay-down", daemon=True)
-            for work in others
-        ]
-        for thread in threads:
-            thread.start()
-        self._pump(self._client, targets, Side.BROKER, self._fate.up)
-        return threads
 
     def _connect(self) -> Stream:
         target = parse_address(self._relay.target)
@@ -389,53 +353,35 @@ class _Link:
             stream.abort()
         return stream
 
-    def _pump_down(self, broker: Stream) -> None:
-        self._pump(broker, [self._client], Side.CLIENT, self._fate.down)
-
     def _pump(
-        self, source: Stream, targets: Sequence[Stream], side: Side, flow: Flow
+        self, source: Stream, targets: Sequence[Stream], side: str, flow: Flow
     ) -> None:
-        try:
-            is_cut = self._pass_bytes(source, targets, side, flow)
-        except LanceError:
-            # One side is gone, so that the other one has to go.
-            self.end(reset=self._fate.reset)
-            return
-        if is_cut:
-            self._relay.count_cut()
-            self.end(reset=self._fate.reset)
-            return
-        for target in targets:
-            target.shutdown_write()
-
-    def _pass_bytes(
-        self, source: Stream, targets: Sequence[Stream], side: Side, flow: Flow
-    ) -> bool:
-        """Pass bytes on to their end; tell whether they were cut before it."""
+        """Pass bytes on to their end, or until they are cut."""
         passing, network = ByteFilter(flow), self._relay.network
         buffer = memoryview(bytearray(_READ_BYTES))
-        while not passing.is_cut:
-            size = source.recv_into(buffer, Deadline.after(_SILENCE_S))
-            if not size:
-                return False
-            data, is_cut = network.take(side, passing.take(bytes(buffer[:size])))
-            self._send(targets, data, flow)
-            if is_cut:
-                return True
-        return True
-
-    def _send(self, targets: Sequence[Stream], data: bytes, flow: Flow) -> None:
-        step = flow.piece_bytes or len(data) or 1
-        for start in range(0, len(data), step):
-            self._relay.network.pause(flow.delay_s)
-            for target in targets:
-                piece = data[start : start + step]
-                target.send([piece], Deadline.after(_SILENCE_S))
+        is_cut = passing.is_cut
+        try:
+            while not is_cut:
+                size = source.recv_into(buffer, Deadline.after(_SILENCE_S))
+                if not size:
+                    for target in targets:
+                        target.shutdown_write()
+                    return
+                data, is_cut = network.take(side, passing.take(bytes(buffer[:size])))
+                is_cut = is_cut or passing.is_cut
+                step = flow.piece_bytes or len(data) or 1
+                for start in range(0, len(data), step):
+                    network.pause(flow.delay_s)
+                    for target in targets:
+                        piece = data[start : start + step]
+                        target.send([piece], Deadline.after(_SILENCE_S))
+            self._relay.count_cut()
+        except LanceError:
+            pass  # One side is gone, so that the other one has to go.
+        self.end(reset=self._fate.reset)
 
     def _drain(self, source: Stream) -> None:
         buffer = memoryview(bytearray(_READ_BYTES))
-        try:
+        with suppress(LanceError):
             while source.recv_into(buffer, Deadline.after(_SILENCE_S)):
                 pass
-        except LanceError:
-            return

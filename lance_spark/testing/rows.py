@@ -6,35 +6,52 @@ columns or as a DataFrame of Spark or pandas, too. Nothing here talks to a broke
 
 from __future__ import annotations
 
+import codecs
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
-from lance_spark.columnar.inputs import check_columns, read_columns
+from lance_spark.columnar.inputs import (
+    IGNORED_COLUMNS,
+    WRITE_COLUMNS,
+    check_columns,
+    read_columns,
+)
 from lance_spark.errors import OptionError
 
 # What a row of a test may say, in the order in which it is shown.
 FIELDS = ("key", "value", "timestamp", "type")
 
-_TYPES = {
+_TIME = pa.timestamp("ns", tz="UTC")
+_BYTES = str, bytes, bytearray, memoryview
+_TEXT = _BYTES, "give text or bytes, as json.dumps and str make them"
+_NUMBER = (SupportsIndex,), "give a whole number, as the column has"
+# Which objects a field of a row may be, in code and in words.
+_ACCEPTS: dict[str, tuple[tuple[type, ...], str]] = {
+    "key": _TEXT,
+    "value": _TEXT,
+    "timestamp": (
+        (datetime, np.datetime64),
+        "give a datetime, or timestamp_ns in nanoseconds since 1970",
+    ),
+    "timestamp_ns": _NUMBER,
+    "type": _NUMBER,
+}
+# The columns that single rows become.
+_COLUMNS = {
     "key": pa.binary(),
     "value": pa.binary(),
-    "timestamp": pa.timestamp("ns", tz="UTC"),
-    "type": pa.int16(),
+    "timestamp_ns": pa.int64(),
+    "type": pa.int64(),
 }
-_SAID = (*FIELDS, "timestamp_ns")
-# What a topic's own rows have besides; a write does not look at it.
-_IGNORED = ("topic", "offset", "next_offset")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_NS_PER_US = 1000
-_NS_PER_S = 1_000_000_000
 
 Row = tuple[Any, ...]
+Rows = Sequence[Row]
 
 
 def to_table(rows: Any) -> pa.Table:
@@ -51,8 +68,6 @@ def to_table(rows: Any) -> pa.Table:
     """
     if isinstance(rows, pa.RecordBatch):
         table = pa.Table.from_batches([rows])
-    elif isinstance(rows, pa.Table):
-        table = rows
     elif hasattr(rows, "toArrow"):
         table = rows.toArrow()
     elif isinstance(rows, pa.Array | pa.ChunkedArray):
@@ -87,14 +102,11 @@ def to_tuples(table: pa.Table, fields: Iterable[str]) -> list[Row]:
     rows: list[Row] = []
     for batch in table.combine_chunks().to_batches():
         columns = read_columns(batch)
-        stamps = [
-            None if tick is None else tick * columns.stamp_unit_ns
-            for tick in columns.stamp.to_pylist()
-        ]
+        stamps = columns.stamp.to_pylist()
         found = {
             "key": columns.key.to_pylist(),
             "value": columns.value.to_pylist(),
-            "timestamp": stamps,
+            "timestamp": [tick and tick * columns.stamp_unit_ns for tick in stamps],
             "type": columns.type.to_pylist(),
         }
         rows += zip(*(found[name] for name in fields), strict=True)
@@ -103,96 +115,51 @@ def to_tuples(table: pa.Table, fields: Iterable[str]) -> list[Row]:
 
 def _gather(rows: Any) -> pa.Table:
     """Make columns of single rows: those that any of them names, and `value`."""
-    if isinstance(rows, (str, bytes, bytearray, memoryview, Mapping)):
+    if isinstance(rows, (*_BYTES, Mapping)):
         raise OptionError(
             f"one row, a {type(rows).__name__}, where rows are wanted: put it in a list"
         )
-    try:
-        said = [_read_row(number, row) for number, row in enumerate(rows)]
-    except TypeError as error:
-        if isinstance(rows, Iterable):
-            raise
+    if not isinstance(rows, Iterable):
         raise OptionError(
             f"rows of type {type(rows).__name__}: give a list of texts, bytes or "
             "dicts, an Arrow table, or a DataFrame"
-        ) from error
-    names = [n for n in FIELDS if n == "value" or any(n in row for row in said)]
-    arrays = {}
-    for name in names:
-        column = [row.get(name) for row in said]
-        if name == "timestamp":
-            # Through numbers, as Python's times have no nanoseconds.
-            arrays[name] = pa.array(column, pa.int64()).cast(_TYPES[name])
-        else:
-            arrays[name] = pa.array(column, _TYPES[name])
-    return pa.table(arrays)
+        )
+    said = [_read_row(number, row) for number, row in enumerate(rows)]
+    names = [n for n in _COLUMNS if n == "value" or any(n in row for row in said)]
+    return pa.table(
+        {n: pa.array([row.get(n) for row in said], _COLUMNS[n]) for n in names}
+    )
 
 
 def _read_row(number: int, row: Any) -> dict[str, Any]:
     """Take a row as fields, with times in ns."""
-    if not isinstance(row, Mapping):
-        return {"value": _to_bytes(number, "value", row)}
-    unknown = [str(name) for name in row if name not in (*_SAID, *_IGNORED)]
-    if unknown or "value" not in row:
+    fields = dict(row) if isinstance(row, Mapping) else {"value": row}
+    if not {"value"} <= fields.keys() <= {*WRITE_COLUMNS, *IGNORED_COLUMNS}:
+        others = ", ".join(name for name in _ACCEPTS if name != "value")
         raise OptionError(
-            f"row {number} has {', '.join(map(str, row)) or 'no fields'}: a row is "
-            f"text, bytes, or a dict with value and perhaps {', '.join(_OTHERS)}; "
-            "for JSON give json.dumps(row)"
+            f"row {number} has {', '.join(map(str, fields)) or 'no fields'}: a row is "
+            f"text, bytes, or a dict with value and perhaps {others}; for JSON give "
+            "json.dumps(row)"
         )
-    fields = {name: row[name] for name in FIELDS if name in row}
-    for name in ("key", "value"):
-        if name in fields:
-            fields[name] = _to_bytes(number, name, fields[name])
-    if "type" in row:
-        fields["type"] = _to_number(number, "type", row["type"])
-    if "timestamp_ns" in row:
-        fields["timestamp"] = _to_number(number, "timestamp_ns", row["timestamp_ns"])
-    elif "timestamp" in row:
-        fields["timestamp"] = _to_ns(number, row["timestamp"])
+    for name, (kinds, advice) in _ACCEPTS.items():
+        given = fields.get(name)
+        if given is not None and not isinstance(given, kinds):
+            raise OptionError(
+                f"row {number}: a {name} of type {type(given).__name__}; {advice}"
+            )
+        if isinstance(given, SupportsIndex):
+            fields[name] = operator.index(given)
+    if "timestamp" in fields:
+        fields.setdefault("timestamp_ns", _to_ns(fields["timestamp"]))
     return fields
 
 
-_OTHERS = tuple(name for name in _SAID if name != "value")
-
-
-def _to_bytes(number: int, name: str, given: Any) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, (bytearray, memoryview)):
-        return bytes(given)
-    raise OptionError(
-        f"row {number}: a {name} of type {type(given).__name__}; give text or bytes, "
-        "as json.dumps and str make them"
-    )
-
-
-def _to_number(number: int, name: str, given: Any) -> int | None:
-    if given is None:
-        return None
-    try:
-        return operator.index(given)
-    except TypeError:
-        raise OptionError(
-            f"row {number}: a {name} of type {type(given).__name__}; give a whole "
-            "number, as the column has"
-        ) from None
-
-
-def _to_ns(number: int, given: Any) -> int | None:
-    if given is None:
-        return None
-    if isinstance(given, np.datetime64):
-        return int(given.astype("datetime64[ns]").astype(np.int64))
-    if not isinstance(given, datetime):
-        raise OptionError(
-            f"row {number}: a timestamp of type {type(given).__name__}; give a "
-            "datetime, or timestamp_ns in nanoseconds since 1970"
-        )
-    # Without a zone it is UTC, as in the columns of a write.
-    when = given if given.tzinfo is not None else given.replace(tzinfo=timezone.utc)
-    return (when - _EPOCH) // timedelta(microseconds=1) * _NS_PER_US
+def _to_ns(when: datetime | np.datetime64 | None) -> int | None:
+    """Count from 1970; a time without a zone is UTC, as in the columns of a write."""
+    if isinstance(when, np.datetime64):
+        return int(when.astype("datetime64[ns]").astype(np.int64))
+    ns: int | None = pa.scalar(when, _TIME).value
+    return ns
 
 
 # How many rows of a kind are shown, and how much of each.
@@ -217,22 +184,17 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        expected: Sequence[Row],
-        found: Sequence[Row],
-        *,
-        fields: tuple[str, ...],
-        ordered: bool,
+        self, expected: Rows, found: Rows, *, fields: Sequence[str], ordered: bool
     ) -> None:
         self._fields = fields
         self._sizes = len(expected), len(found)
-        self._wanted = wanted = Counter(expected)
-        places: dict[Row, list[int]] = {row: [] for row in wanted}
+        self._wanted = Counter(expected)
+        self.missing = self._wanted - Counter(found)
+        surplus = Counter(found) - self._wanted
+        self.surplus: dict[Row, list[int]] = {row: [] for row in surplus}
         for number, row in enumerate(found):
-            places.setdefault(row, []).append(number)
-        lacking = {row: count - len(places[row]) for row, count in wanted.items()}
-        self.missing = {row: count for row, count in lacking.items() if count > 0}
-        self.surplus = {r: at for r, at in places.items() if len(at) > wanted[r]}
+            if row in surplus:
+                self.surplus[row].append(number)
         self.misplaced: list[tuple[int, Row, Row]] = []
         if ordered and not (self.missing or self.surplus):
             pairs = enumerate(zip(found, expected, strict=True))
@@ -304,21 +266,20 @@ def _show(name: str, part: object) -> str:
     if isinstance(part, bytes):
         return _show_bytes(part)
     if name == "timestamp" and isinstance(part, int):
-        seconds, rest_ns = divmod(part, _NS_PER_S)
-        when = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
-        return f"{when}.{rest_ns:09d}".rstrip("0").rstrip(".") + "Z"
+        when = str(np.datetime64(part, "ns")).replace("T", " ")
+        return when.rstrip("0").rstrip(".") + "Z"
     return str(part)
 
 
 def _show_bytes(data: bytes) -> str:
     # A little more than is shown, so that nothing large is decoded for it.
     head = data[: 4 * _TEXT_SHOWN]
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        text = repr(head.decode())
-    except UnicodeDecodeError as error:
-        # A character that the cut has divided is not the data's fault.
-        is_cut = len(head) < len(data) and error.start > len(head) - 4
-        text = repr(head[: error.start].decode()) if is_cut else repr(head)
+        # A character that the cut has divided is left out.
+        text = repr(decoder.decode(head, final=len(head) == len(data)))
+    except UnicodeDecodeError:
+        text = repr(head)
     if len(text) > _TEXT_SHOWN or len(head) < len(data):
         return f"{text[:_TEXT_SHOWN]}… ({len(data)} bytes)"
     return text

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.access import read_tokens
+from lance_spark.broker.config import check_name
 from lance_spark.client import LanceClient
 from lance_spark.errors import OptionError
 from lance_spark.testing.faults import Faults, ScratchDisk
@@ -37,6 +39,12 @@ class ScratchBroker:
         relay: what clients connect to in its place, if anything.
         faults: what can go wrong with it.
         access: options that clients need, as Spark spells them.
+
+    Attributes:
+        address: `host:port` that clients connect to.
+        direct_address: `host:port` of the broker itself, where no fault of the network
+            is met.
+        client: a client of the broker itself, which is closed with it.
     """
 
     def __init__(
@@ -49,19 +57,14 @@ class ScratchBroker:
     ) -> None:
         self.broker = broker
         self.faults = faults
-        self._relay = relay
+        self.direct_address = broker.address
+        self.address = broker.address if relay is None else relay.address
         self._access = dict(access)
-        self._client: LanceClient | None = None
-
-    @property
-    def address(self) -> str:
-        """`host:port` that clients connect to."""
-        return self.direct_address if self._relay is None else self._relay.address
-
-    @property
-    def direct_address(self) -> str:
-        """`host:port` of the broker itself, where no fault of the network is met."""
-        return self.broker.address
+        names: Any = {_CLIENT_NAMES[name]: text for name, text in access.items()}
+        # Connected to the broker itself, when it is first used.
+        self.client = LanceClient(
+            self.direct_address, retry_timeout_s=_PATIENCE_S, **names
+        )
 
     @property
     def options(self) -> dict[str, str]:
@@ -72,25 +75,12 @@ class ScratchBroker:
         """Give a topic by its name; it is created when it is first filled."""
         return ScratchTopic(self, name)
 
-    @property
-    def client(self) -> LanceClient:
-        """A client that is connected to the broker itself; it is closed with it."""
-        if self._client is None:
-            given: dict[str, Any] = {
-                _CLIENT_NAMES[name]: text for name, text in self._access.items()
-            }
-            self._client = LanceClient(
-                self.direct_address, retry_timeout_s=_PATIENCE_S, **given
-            )
-        return self._client
-
     def close(self) -> None:
         """End all faults and close the kit's client; the broker goes on."""
         try:
             self.faults.clear()
         finally:
-            if self._client is not None:
-                self._client.close()
+            self.client.close()
 
     def __repr__(self) -> str:
         return f"<ScratchBroker at {self.address}>"
@@ -100,8 +90,9 @@ class ScratchBroker:
 _CLIENT_NAMES = {"authToken": "auth_token", "checksum": "checksum"}
 
 
-@contextmanager
-def run_broker(*, relay: bool = True, **settings: Any) -> Iterator[ScratchBroker]:
+def run_broker(
+    *, relay: bool = True, **settings: Any
+) -> AbstractContextManager[ScratchBroker]:
     """Run a broker in threads of this process, for as long as a `with` block.
 
     Args:
@@ -113,64 +104,49 @@ def run_broker(*, relay: bool = True, **settings: Any) -> Iterator[ScratchBroker
         OptionError: a setting is unknown or can't be used.
     """
     disk = ScratchDisk()
-    with _make_directory() as directory:
-        given = {"fsync": "none", "data_dir": str(directory / "data"), **settings}
-        access = _find_access(given)
-        with (
-            EmbeddedBroker(files=disk, **given) as broker,
-            _connect(broker, relay, access, disk=disk) as scratch,
-        ):
-            yield scratch
+    return _run(partial(EmbeddedBroker, files=disk), relay, settings, disk=disk)
 
 
-@contextmanager
 def run_broker_process(
     *, relay: bool = True, **settings: Any
-) -> Iterator[ScratchBroker]:
+) -> AbstractContextManager[ScratchBroker]:
     """Run a broker in a process of its own, which can be killed.
 
     Args:
         relay: put a relay between it and its clients, which faults of the network
             need.
-        settings: those of `BrokerConfig`, by name; its data directory is the kit's.
+        settings: those of `BrokerConfig`, by name.
 
     Raises:
         OptionError: a setting is unknown or can't be used.
         LanceError: it does not start, or ended by itself.
     """
-    with _make_directory() as directory:
-        given = {"fsync": "none", **settings}
-        access = _find_access(given)
-        data_dir = Path(given.pop("data_dir", directory / "data"))
-        with (
-            BrokerProcess(data_dir, **given) as process,
-            _connect(process, relay, access, process=process) as scratch,
-        ):
-            yield scratch
+    return _run(BrokerProcess, relay, settings)
 
 
 @contextmanager
-def _connect(
-    broker: EmbeddedBroker | BrokerProcess,
+def _run(
+    make: Callable[..., EmbeddedBroker | BrokerProcess],
     has_relay: bool,
-    access: Mapping[str, str],
+    settings: Mapping[str, Any],
     *,
     disk: ScratchDisk | None = None,
-    process: BrokerProcess | None = None,
 ) -> Iterator[ScratchBroker]:
-    with ExitStack() as stack:
+    where = _MEMORY if _has_room(_MEMORY) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as directory,
+        ExitStack() as stack,
+    ):
+        given = {"fsync": "none", "data_dir": f"{directory}/data", **settings}
+        access = _find_access(given)
+        broker = make(**given)
+        stack.enter_context(broker)
         relay = stack.enter_context(Relay(broker.address)) if has_relay else None
+        process = broker if isinstance(broker, BrokerProcess) else None
         faults = Faults(relay=relay, disk=disk, process=process)
         scratch = ScratchBroker(broker, relay=relay, faults=faults, access=access)
         stack.callback(scratch.close)
         yield scratch
-
-
-@contextmanager
-def _make_directory() -> Iterator[Path]:
-    where = _MEMORY if _has_room(_MEMORY) else None
-    with tempfile.TemporaryDirectory(prefix="lance-test-", dir=where) as path:
-        yield Path(path)
 
 
 def _has_room(directory: Path) -> bool:
@@ -181,12 +157,9 @@ def _has_room(directory: Path) -> bool:
 
 def _find_access(settings: Mapping[str, Any]) -> dict[str, str]:
     """Tell which options clients of a broker with these settings need."""
-    # Also refuses what a broker does not know, before any process is started.
-    unknown = sorted(set(settings) - set(BrokerConfig.__dataclass_fields__))
-    if unknown:
-        raise OptionError(
-            f"no such setting of a broker: {', '.join(unknown)}; see BrokerConfig"
-        )
+    # Before any process is started.
+    for name in settings:
+        check_name(name, where="run_broker")
     config = BrokerConfig(**settings)
     if config.tls_enabled:
         raise OptionError(

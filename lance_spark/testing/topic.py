@@ -13,12 +13,7 @@ from lance_spark.client import Capability, Producer, RecordReader
 from lance_spark.columnar.decode import decode, make_schema
 from lance_spark.errors import TopicNotFound
 from lance_spark.net.deadline import Deadline
-from lance_spark.testing.rows import (
-    Comparison,
-    list_fields,
-    to_table,
-    to_tuples,
-)
+from lance_spark.testing.rows import Comparison, list_fields, to_table, to_tuples
 
 if TYPE_CHECKING:
     from lance_spark.testing.scratch import ScratchBroker
@@ -36,7 +31,7 @@ _LOOK_S = 0.05
 class ScratchTopic:
     """A topic of a `ScratchBroker`, which need not be there yet.
 
-    What is done here goes straight to the broker and meets no faults of the network.
+    Its calls go straight to the broker and meet no faults of the network.
 
     Args:
         broker: where the topic is.
@@ -108,7 +103,7 @@ class ScratchTopic:
         try:
             bounds = client.bounds(self.name)
         except TopicNotFound:
-            return _name_time(schema.empty_table()), None
+            return _set_time(schema.empty_table(), _TIME), None
         reader = RecordReader(client, self.name, bounds.start or 0, end=bounds.end)
         batches = []
         while (chunk := reader.next_chunk()) is not None:
@@ -116,15 +111,12 @@ class ScratchTopic:
                 chunk.data, base_offset=chunk.start, columns=_COLUMNS, found=chunk.found
             )
             batches.append(decoded.batch)
-        return _name_time(pa.Table.from_batches(batches, schema)), bounds.end
+        return _set_time(pa.Table.from_batches(batches, schema), _TIME), bounds.end
 
     def rows(self) -> list[dict[str, Any]]:
         """Read all records as dicts with `offset`, `key`, `value` and `timestamp`."""
-        table = self.table().drop_columns(["type"])
-        at = table.column_names.index("timestamp")
-        times = table["timestamp"].cast(_PYTHON_TIME, safe=False)
-        rows: list[dict[str, Any]]
-        rows = table.set_column(at, "timestamp", times).to_pylist()
+        table = _set_time(self.table().drop_columns(["type"]), _PYTHON_TIME)
+        rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
     def values(self, decode: Callable[[bytes], Any] | None = None) -> list[Any]:
@@ -184,7 +176,7 @@ class ScratchTopic:
         if end is None or not client.supports(Capability.FETCH_FLAGS):
             time.sleep(min(wait_s, _LOOK_S))
             return
-        # One that is deleted meanwhile is met by who reads it next.
+        # The next read reports a topic that is deleted meanwhile.
         with suppress(TopicNotFound):
             client.fetch(self.name, end, 1, wait_s=wait_s)
 
@@ -192,7 +184,7 @@ class ScratchTopic:
         return f"<ScratchTopic {self.name!r} of {self._broker.address}>"
 
 
-def _name_time(table: pa.Table) -> pa.Table:
-    """Make the last column, which has numbers, one of times."""
-    times = table["timestamp_ns"].cast(_TIME)
-    return table.set_column(table.num_columns - 1, "timestamp", times)
+def _set_time(table: pa.Table, kind: pa.DataType) -> pa.Table:
+    """Make the last column, which has times or their numbers, one of these times."""
+    at = table.num_columns - 1
+    return table.set_column(at, "timestamp", table[at].cast(kind, safe=False))

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.broker.console.stream import Streams
+from lance_spark.broker.console import stream
 from lance_spark.client import Consumer, GroupedConsumer, LanceClient, StageWriter
 from lance_spark.client.lwp.offsets import consumer_id
 from tests.console.kit import (
@@ -179,7 +179,7 @@ def test_rates_between_two_events_are_shown(
     start: StartConsole, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker notes three for each event, and the chart has them all."""
-    monkeypatch.setitem(Streams.__init__.__kwdefaults__, "interval_s", 3.0)
+    monkeypatch.setattr(stream, "INTERVAL_S", 3.0)
     broker = start()
     write(broker, "orders", numbered(3))
     page = open_page(broker, "#/topics/orders")

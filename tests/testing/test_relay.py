@@ -16,7 +16,7 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
 from lance_spark.testing import CLEAR, Fate, Flow, Relay
-from lance_spark.testing.relay import ByteFilter, NetworkFaults, Side
+from lance_spark.testing.relay import ByteFilter, NetworkFaults
 from tests.integration.kit import wait_for
 
 PATIENCE_S = 30.0
@@ -175,7 +175,7 @@ def test_faults_meet_connections_that_are_there(echo: Echo) -> None:
     with Relay(echo.address) as relay, client(relay) as stream:
         send(stream, b"a")
         assert receive_exactly(stream, 1) == b"a"
-        relay.network.add_cut(Side.CLIENT, 3, 1)
+        relay.network.add_cut("client", 3, 1)
         send(stream, b"bcde")
         assert receive_exactly(stream, 3) == b"bcd"
         assert is_ended(stream)
@@ -265,7 +265,7 @@ PATIENCE_S = 30.0
 def test_no_faults() -> None:
     network = NetworkFaults()
     network.pause()
-    assert network.take(Side.CLIENT, b"abc") == (b"abc", False)
+    assert network.take("client", b"abc") == (b"abc", False)
 
 
 def test_delays_add_up() -> None:
@@ -309,29 +309,29 @@ def start(network: NetworkFaults) -> threading.Thread:
 
 def test_cut_counts_one_side_over_all_connections() -> None:
     network = NetworkFaults()
-    network.add_cut(Side.CLIENT, 5, 1)
-    assert network.take(Side.BROKER, b"0123456789") == (b"0123456789", False)
-    assert network.take(Side.CLIENT, b"abc") == (b"abc", False)
-    assert network.take(Side.CLIENT, b"defg") == (b"de", True)
-    assert network.take(Side.CLIENT, b"hij") == (b"hij", False)
+    network.add_cut("client", 5, 1)
+    assert network.take("broker", b"0123456789") == (b"0123456789", False)
+    assert network.take("client", b"abc") == (b"abc", False)
+    assert network.take("client", b"defg") == (b"de", True)
+    assert network.take("client", b"hij") == (b"hij", False)
 
 
 def test_cut_comes_again() -> None:
     network = NetworkFaults()
-    network.add_cut(Side.BROKER, 2, 2)
-    taken = [network.take(Side.BROKER, b"abc") for _ in range(3)]
+    network.add_cut("broker", 2, 2)
+    taken = [network.take("broker", b"abc") for _ in range(3)]
     assert taken == [(b"ab", True), (b"ab", True), (b"abc", False)]
 
 
 def test_cut_before_the_first_byte() -> None:
     network = NetworkFaults()
-    network.add_cut(Side.CLIENT, 0, 1)
-    assert network.take(Side.CLIENT, b"a") == (b"", True)
+    network.add_cut("client", 0, 1)
+    assert network.take("client", b"a") == (b"", True)
 
 
 def test_cut_that_is_taken_back() -> None:
     network = NetworkFaults()
-    end = network.add_cut(Side.CLIENT, 0, 1)
+    end = network.add_cut("client", 0, 1)
     end()
     end()
-    assert network.take(Side.CLIENT, b"a") == (b"a", False)
+    assert network.take("client", b"a") == (b"a", False)

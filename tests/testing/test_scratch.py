@@ -78,7 +78,10 @@ def test_settings_are_those_of_a_broker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"fsinc": "none"}, "no such setting of a broker: fsinc"),
+        (
+            {"fsinc": "none"},
+            "run_broker: there is no setting fsinc; did you mean fsync?",
+        ),
         ({"fsync": "never"}, "fsync"),
         (
             {"tls_enabled": True, "tls_cert_path": "a", "tls_key_path": "b"},

@@ -1,8 +1,7 @@
-"""The console's application: which request is answered by what, and who asks.
+"""The console's application: what answers which request, and which visitor asks.
 
-Requests are plain functions that Starlette runs in threads, apart from the live stream.
-Each begins with the visitor as a `Principal`, and everything it answers comes from
-`Service` by that.
+Starlette runs requests in threads, apart from the live stream. Each request has its
+visitor as a `Principal`, and everything that it answers comes from `Service` by that.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,121 +22,33 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from lance_spark import errors
 from lance_spark.broker.access import Principal
 from lance_spark.broker.budget import TokenBucket
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.guard import (
     BODY,
+    CHANGING,
     Guard,
     JsonAnswer,
     make_refusal,
     refuse,
 )
-from lance_spark.broker.console.overview import Overview, describe_stages
+from lance_spark.broker.console.overview import Overview
 from lance_spark.broker.console.records import parse_query, read_page, read_value
 from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.broker.console.stream import Streams
 from lance_spark.broker.service import Service
-from lance_spark.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    Backpressure,
-    ClusterNotReady,
-    LanceError,
-    OptionError,
-    RateLimited,
-)
 from lance_spark.model import Retention
 from lance_spark.net.address import Address
 
+# The files of the page.
 PAGE = Path(__file__).parent / "page"
-
-
-def make_app(
-    service: Service,
-    config: BrokerConfig,
-    *,
-    sampler: Sampler,
-    host: str,
-    broker_address: Address,
-) -> tuple[ASGIApp, Streams]:
-    """Make the application, and the streams that have to end before it can.
-
-    Args:
-        service: the broker.
-        config: its settings.
-        sampler: its rates.
-        host: the host that the console was told to listen on.
-        broker_address: where the broker's clients connect to.
-    """
-    overview = Overview(service, config, sampler, broker_address)
-    streams = Streams(overview, lambda: sampler.ticks)
-    requests = Requests(service, config, sampler, overview, streams=streams)
-    app = Starlette(
-        routes=_make_routes(requests),
-        exception_handlers={
-            HTTPException: _refuse_http,
-            LanceError: _refuse,
-            Exception: _refuse,
-        },
-    )
-    # A slash at the end is the name of the default topic, not a slip.
-    app.router.redirect_slashes = False
-    return Guard(app, host), streams
-
-
-def _make_routes(requests: Requests) -> list[BaseRoute]:
-    topic = "/api/topics/{name}"
-    table: list[tuple[str, str, Callable[[Request], Any]]] = [
-        ("GET", "/", _get_page),
-        ("GET", "/api/session", requests.session),
-        ("POST", "/api/session", requests.sign_in),
-        ("DELETE", "/api/session", requests.sign_out),
-        ("GET", "/api/overview", requests.overview),
-        ("GET", "/api/events", requests.events),
-        ("GET", "/api/history", requests.history),
-        ("GET", "/api/consumers", requests.consumers),
-        ("GET", "/api/stages", requests.stages),
-        ("POST", "/api/stages/abort", requests.abort_stages),
-        ("POST", "/api/topics", requests.create_topic),
-        ("GET", topic, requests.topic),
-        ("DELETE", topic, requests.delete_topic),
-        ("PUT", f"{topic}/retention", requests.set_retention),
-        ("GET", f"{topic}/records", requests.records),
-        ("GET", f"{topic}/records/{{offset:int}}/value", requests.value),
-    ]
-    # The default topic has the empty name, which a parameter can't have.
-    table += [
-        (method, path.replace("{name}", ""), answer)
-        for method, path, answer in table
-        if "{name}" in path
-    ]
-    routes: list[BaseRoute] = [
-        Route(path, answer, methods=[method]) for method, path, answer in table
-    ]
-    return [*routes, Mount("/static", StaticFiles(directory=PAGE, check_dir=False))]
-
-
-def _get_page(request: Request) -> Response:
-    index = PAGE / "index.html"
-    if not index.is_file():
-        raise HTTPException(404, "The page is not installed")
-    return FileResponse(index)
-
-
-def _refuse(request: Request, error: Exception) -> Response:
-    return make_refusal(error)
-
-
-def _refuse_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = "NotFound" if error.status_code == 404 else "BadRequest"
-    return refuse(error.status_code, kind, error.detail)
 
 
 # How many pages of records are read at once, and how long others wait for that. Each
@@ -144,41 +56,108 @@ def _refuse_http(request: Request, error: Exception) -> Response:
 _READS_MAX = 2
 _READ_WAIT_S = 10.0
 _READ_TICK_S = 0.25
-# How many large answers may wait for who reads them; each is in memory until then.
+# How many large answers may be on their way; each is in memory until it is sent.
 _LARGE_BYTES = 1024 * 1024
 _LARGE_MAX = 8
 _NUMBER_END = 2**64
 
+# Answers a visitor: with what becomes JSON, or with a whole response.
+Work = Callable[[Principal, Request], Any]
+
 
 class Requests:
-    """What can be asked of a console; each method answers one kind of request."""
+    """What can be asked of a console.
+
+    Args:
+        service: the broker.
+        config: its settings.
+        sampler: its rates.
+        broker_address: where the broker's clients connect to.
+
+    Attributes:
+        streams: have to end before the application can.
+    """
 
     def __init__(
         self,
         service: Service,
         config: BrokerConfig,
         sampler: Sampler,
-        overview: Overview,
-        *,
-        streams: Streams,
+        broker_address: Address,
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._overview = overview
-        self._streams = streams
+        self._overview = Overview(service, config, sampler, broker_address)
+        self.streams = Streams(self._overview, sampler)
         self._visitors = Visitors(service.gate.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)
         self._large = threading.BoundedSemaphore(_LARGE_MAX)
 
+    def make_app(self, host: str) -> ASGIApp:
+        """Say which request is answered by what; `host` is that of the setting `ui`."""
+        overview = self._overview
+        # A name may be empty, which is the default topic's, or have the slash of a
+        # partition. The routes that end in a name take what no other one takes.
+        topic = "/api/topics/{name:path}"
+        table: list[tuple[str, str, Work]] = [
+            ("GET", "/api/overview", lambda client, _: overview.describe(client)),
+            ("GET", "/api/history", self._get_history),
+            ("GET", "/api/consumers", lambda c, _: overview.describe_consumers(c)),
+            ("GET", "/api/stages", lambda c, _: overview.describe_stages(c)),
+            ("POST", "/api/stages/abort", self._abort_stages),
+            ("POST", "/api/topics", self._create_topic),
+            ("PUT", f"{topic}/retention", self._set_retention),
+            ("GET", f"{topic}/records", self._get_records),
+            ("GET", f"{topic}/records/{{offset:int}}/value", self._get_value),
+            ("GET", topic, lambda c, r: overview.describe_topic(c, _read_name(r))),
+            ("DELETE", topic, self._delete_topic),
+        ]
+        files = StaticFiles(directory=PAGE, html=True, check_dir=False)
+        app = Starlette(
+            routes=[
+                Route("/api/session", self._get_session, methods=["GET"]),
+                Route("/api/session", self._sign_in, methods=["POST"]),
+                Route("/api/session", self._sign_out, methods=["DELETE"]),
+                Route("/api/events", self._open_events),
+                *(
+                    Route(path, partial(self._answer, work), methods=[method])
+                    for method, path, work in table
+                ),
+                Mount("/static", files),
+                Mount("/", files),
+            ],
+            exception_handlers=dict.fromkeys(
+                (HTTPException, errors.LanceError, Exception), make_refusal
+            ),
+        )
+        # A slash at the end is the name of the default topic, not a slip.
+        app.router.redirect_slashes = False
+        return Guard(app, host)
+
+    def _answer(self, work: Work, request: Request) -> Response:
+        client = self._find_client(request)
+        if request.method in CHANGING:
+            self._service.gate.admit(client, None)
+            if not self._config.ui_admin:
+                raise errors.AccessDenied(
+                    "The console shows things and changes none: start it with ui_admin"
+                )
+        found = work(client, request)
+        answer = found if isinstance(found, Response) else JsonAnswer(found)
+        # A large answer is counted until it is sent.
+        if len(answer.body) > _LARGE_BYTES:
+            if not self._large.acquire(blocking=False):
+                raise errors.Backpressure("The console sends as much as it may already")
+            answer.background = BackgroundTask(self._large.release)
+        return answer
+
     # Signing in.
 
-    def session(self, request: Request) -> Response:
-        """Tell a visitor what to do first, and what is allowed."""
+    def _get_session(self, request: Request) -> Response:
         return self._describe_session(_read_session(request))
 
-    def sign_in(self, request: Request) -> Response:
-        """Take a token, and give a cookie."""
+    def _sign_in(self, request: Request) -> Response:
         token = _read_text(_read_object(request), "token")
         peer = request.client.host if request.client else ""
         session = self._visitors.sign_in(token, peer=peer)
@@ -193,14 +172,14 @@ class Requests:
         )
         return answer
 
-    def sign_out(self, request: Request) -> Response:
-        """Forget a visitor."""
+    def _sign_out(self, request: Request) -> Response:
         self._visitors.sign_out(_read_session(request))
         answer = self._describe_session(None)
         answer.delete_cookie(_name_cookie(request))
         return answer
 
     def _describe_session(self, session: str | None) -> Response:
+        """Tell a visitor what to do first, and what is allowed."""
         needs_token = self._service.gate.policy.token_required
         signed_in = needs_token and self._visitors.is_signed_in(session)
         return JsonAnswer(
@@ -222,131 +201,74 @@ class Requests:
 
     # Looking.
 
-    def overview(self, request: Request) -> Response:
-        """Describe the broker."""
-        return JsonAnswer(self._overview.describe(self._find_client(request)))
-
-    async def events(self, request: Request) -> Response:
-        """Describe the broker again and again."""
+    async def _open_events(self, request: Request) -> Response:
         client = self._find_client(request)
         # The same visitor each time, or None after signing out.
-        return await self._streams.open(
+        return await self.streams.open(
             lambda: client if self._find_client(request) == client else None
         )
 
-    def history(self, request: Request) -> Response:
+    def _get_history(self, client: Principal, request: Request) -> Any:
         """Give rates over time, of a topic or of all together."""
-        client = self._find_client(request)
         self._service.gate.admit(client, None)
         name = request.query_params.get("topic")
-        topic = None
-        if name is not None:
-            topic = self._overview.find(client, name).metadata.id
-        points = self._sampler.history(topic)
-        return JsonAnswer({"interval_s": INTERVAL_S, "points": points})
+        topic = None if name is None else self._overview.find(client, name).metadata.id
+        return {"interval_s": INTERVAL_S, "points": self._sampler.history(topic)}
 
-    def consumers(self, request: Request) -> Response:
-        """Describe consumers and groups."""
-        return JsonAnswer(self._overview.describe_consumers(self._find_client(request)))
-
-    def stages(self, request: Request) -> Response:
-        """Describe open stages."""
-        stages = self._service.stages(self._find_client(request))
-        return JsonAnswer(describe_stages(stages, self._config.stage_ttl_s))
-
-    def topic(self, request: Request) -> Response:
-        """Describe a topic."""
-        client, name = self._find_client(request), _read_name(request)
-        return JsonAnswer(self._overview.describe_topic(client, name))
-
-    def records(self, request: Request) -> Response:
-        """Give a page of records."""
-        client, name = self._find_client(request), _read_name(request)
-        query = parse_query(request.query_params)
+    def _get_records(self, client: Principal, request: Request) -> Any:
+        query, name = parse_query(request.query_params), _read_name(request)
         topic = self._overview.find(client, name).metadata.id
         with self._reading():
             page = read_page(lambda: self._service.view(client, topic), query)
-        return self._hold(JsonAnswer({"topic": name, **page}))
+        return {"topic": name, **page}
 
-    def value(self, request: Request) -> Response:
-        """Give the whole value of a record."""
-        client, name = self._find_client(request), _read_name(request)
+    def _get_value(self, client: Principal, request: Request) -> Any:
         offset = request.path_params["offset"]
-        topic = self._overview.find(client, name).metadata.id
+        topic = self._overview.find(client, _read_name(request)).metadata.id
         with self._reading():
             value = read_value(lambda: self._service.view(client, topic), offset)
         if value is None:
-            return refuse(404, "NotFound", f"No record with a value is at {offset}", "")
-        headers = {
-            "Cache-Control": "no-store",
-            "Content-Disposition": f'attachment; filename="record-{offset}.bin"',
-        }
-        answer = Response(bytes(value), 200, headers, "application/octet-stream")
-        return self._hold(answer)
+            return refuse(404, "NotFound", f"No record with a value is at {offset}")
+        headers = {"Content-Disposition": f'attachment; filename="record-{offset}.bin"'}
+        return Response(bytes(value), 200, headers, "application/octet-stream")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         ends_s = time.monotonic() + _READ_WAIT_S
         while not self._reads.acquire(timeout=min(_READ_WAIT_S, _READ_TICK_S)):
             # A request that waits must not hold up the end of the broker.
-            if self._streams.is_ending:
-                raise ClusterNotReady("The broker is stopping")
+            if self.streams.is_ending:
+                raise errors.ClusterNotReady("The broker is stopping")
             if time.monotonic() >= ends_s:
-                raise Backpressure("The console reads as much as it may already")
+                raise errors.Backpressure("The console reads as much as it may already")
         try:
             yield
         finally:
             self._reads.release()
 
-    def _hold(self, answer: Response) -> Response:
-        """Count a large answer until it is sent."""
-        if len(answer.body) > _LARGE_BYTES:
-            if not self._large.acquire(blocking=False):
-                raise Backpressure("The console sends as much as it may already")
-            answer.background = BackgroundTask(self._large.release)
-        return answer
-
     # Changing.
 
-    def create_topic(self, request: Request) -> Response:
-        """Create a topic."""
-        client = self._find_admin(request)
+    def _create_topic(self, client: Principal, request: Request) -> Any:
         fields = _read_object(request)
         name, retention = _read_text(fields, "name"), _read_retention(fields)
         self._service.create_topic(client, name, retention)
-        return JsonAnswer(self._overview.describe_topic(client, name))
+        return self._overview.describe_topic(client, name)
 
-    def delete_topic(self, request: Request) -> Response:
-        """Delete a topic."""
-        client = self._find_admin(request)
+    def _delete_topic(self, client: Principal, request: Request) -> Any:
         topic = self._overview.find(client, _read_name(request))
         self._service.delete_topic(client, topic.metadata.id)
-        return JsonAnswer({})
+        return {}
 
-    def set_retention(self, request: Request) -> Response:
-        """Change the retention of a topic."""
-        client, name = self._find_admin(request), _read_name(request)
-        retention = _read_retention(_read_object(request))
+    def _set_retention(self, client: Principal, request: Request) -> Any:
+        retention, name = _read_retention(_read_object(request)), _read_name(request)
         topic = self._overview.find(client, name)
         self._service.set_retention(client, topic.metadata.id, retention)
-        return JsonAnswer(self._overview.describe_topic(client, name))
+        return self._overview.describe_topic(client, name)
 
-    def abort_stages(self, request: Request) -> Response:
-        """Drop the stages of a job."""
-        client = self._find_admin(request)
+    def _abort_stages(self, client: Principal, request: Request) -> Any:
         fields = _read_object(request)
-        writer, sequence = _read_text(fields, "writer"), _read_sequence(fields)
-        dropped = self._service.abort_stages(client, writer, sequence)
-        return JsonAnswer({"dropped": dropped})
-
-    def _find_admin(self, request: Request) -> Principal:
-        client = self._find_client(request)
-        self._service.gate.admit(client, None)
-        if not self._config.ui_admin:
-            raise AccessDenied(
-                "The console shows things and changes none: start it with ui_admin"
-            )
-        return client
+        job = _read_text(fields, "writer"), _read_number(fields, "sequence")
+        return {"dropped": self._service.abort_stages(client, *job)}
 
 
 def _name_cookie(request: Request) -> str:
@@ -358,7 +280,7 @@ def _read_session(request: Request) -> str | None:
 
 
 def _read_name(request: Request) -> str:
-    name: str = request.path_params.get("name", "")
+    name: str = request.path_params["name"]
     return name
 
 
@@ -368,44 +290,37 @@ def _read_object(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise OptionError("the request's body is not a JSON object")
+        raise errors.OptionError("the request's body is not a JSON object")
     return found
 
 
 def _read_text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise OptionError(f"{name}: has to be given, as a text")
+        raise errors.OptionError(f"{name}: has to be given, as a text")
     return value
 
 
 def _read_number(fields: dict[str, Any], name: str) -> int:
+    """Read a whole number, also from a text: JavaScript's are exact up to 2^53."""
     value = fields.get(name)
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value):
+        value = int(value)
     # In Python a bool is an int; in JSON it is not.
     if type(value) is not int or not 0 <= value < _NUMBER_END:
-        raise OptionError(f"{name}: has to be given, as a whole number from 0")
+        raise errors.OptionError(f"{name}: has to be given, as a whole number from 0")
     return value
-
-
-def _read_sequence(fields: dict[str, Any]) -> int:
-    """Read the number of a job, which is a text where it is shown."""
-    value = fields.get("sequence")
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value):
-        fields = {"sequence": int(value)}
-    return _read_number(fields, "sequence")
 
 
 def _read_retention(fields: dict[str, Any]) -> Retention:
     """Read a retention; null and 0 are no limit."""
-    age_s, size = (
-        0 if fields.get(name) is None else _read_number(fields, name)
-        for name in ("max_age_s", "max_bytes")
-    )
-    return Retention(age_s, size)
+    given = {n for n in ("max_age_s", "max_bytes") if fields.get(n) is not None}
+    return Retention(**{name: _read_number(fields, name) for name in given})
 
 
 # A browser has one set of cookies for all ports of a host, so each has its own name.
 COOKIE = "lance_session_{port}"
+# How many may be signed in; the session that came first goes.
 SESSIONS_MAX = 1000
 SESSION_S = 12 * 3600
 # Wrong tokens from one address: so many at once, then one in so many seconds.
@@ -414,28 +329,22 @@ FAILURE_INTERVAL_S = 5.0
 # Addresses that are remembered for that.
 _SUSPECTS_MAX = 1000
 
-Authenticate = Callable[[Principal, str], Principal]
-
 
 class Visitors:
-    """Those who have signed in; any thread may ask.
+    """The visitors that have signed in; any thread may ask.
 
     Args:
         authenticate: checks a token; see `Gate.authenticate`.
         clock: monotonic seconds.
-        sessions_max: how many may be signed in; the one that came first goes.
     """
 
     def __init__(
         self,
-        authenticate: Authenticate,
-        *,
+        authenticate: Callable[[Principal, str], Principal],
         clock: Callable[[], float] = time.monotonic,
-        sessions_max: int = SESSIONS_MAX,
     ) -> None:
         self._authenticate = authenticate
         self._clock = clock
-        self._sessions_max = sessions_max
         self._lock = threading.Lock()
         # When each session ends, by its id. They are of one length, so the first one
         # is the oldest.
@@ -455,17 +364,16 @@ class Visitors:
         """
         self._check_suspect(peer)
         try:
-            # Text that is no Unicode can't be a token, nor be compared with one.
-            token.encode()
             self._authenticate(Principal(), token)
         except UnicodeEncodeError:
-            raise AuthenticationFailed("Authentication failed") from None
+            # Text that is no Unicode can't be a token, nor be compared with one.
+            raise errors.AuthenticationFailed("Authentication failed") from None
         with self._lock:
             # A visitor with a valid token does not guess.
             self._suspects.pop(peer, None)
             session = secrets.token_urlsafe(32)
             self._sessions[session] = self._clock() + SESSION_S
-            while len(self._sessions) > self._sessions_max:
+            if len(self._sessions) > SESSIONS_MAX:
                 self._sessions.popitem(last=False)
         return session
 
@@ -473,20 +381,15 @@ class Visitors:
         # Each try takes a token of the bucket, before it is known to be wrong: tries
         # that come at the same time must not all pass.
         with self._lock:
-            bucket = self._suspects.get(peer)
-            if bucket is None:
-                rate = 1 / FAILURE_INTERVAL_S
-                bucket = TokenBucket(rate, FAILURES_BURST, self._clock)
-                self._suspects[peer] = bucket
+            fresh = TokenBucket(1 / FAILURE_INTERVAL_S, FAILURES_BURST, self._clock)
+            bucket = self._suspects.setdefault(peer, fresh)
             self._suspects.move_to_end(peer)
             if len(self._suspects) > _SUSPECTS_MAX:
                 self._suspects.popitem(last=False)
             wait_s = bucket.take()
         if wait_s > 0:
-            raise RateLimited(
-                "Too many wrong tokens",
-                details={"retry_after_ms": int(wait_s * 1000) + 1},
-            )
+            details = {"retry_after_ms": int(wait_s * 1000) + 1}
+            raise errors.RateLimited("Too many wrong tokens", details=details)
 
     def sign_out(self, session: str | None) -> None:
         """End a session, if it is one."""
@@ -496,10 +399,7 @@ class Visitors:
     def is_signed_in(self, session: str | None) -> bool:
         """Tell whether a session goes on."""
         with self._lock:
-            ends_s = self._sessions.get(session or "")
-            if ends_s is None:
-                return False
-            if ends_s <= self._clock():
-                del self._sessions[session or ""]
-                return False
-            return True
+            if self._sessions.get(session or "", 0.0) > self._clock():
+                return True
+            self._sessions.pop(session or "", None)
+            return False

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_spark.broker.config import BrokerConfig
-from lance_spark.broker.console.sampler import OFFSETS_MAX, Sampler
+from lance_spark.broker.console.sampler import Sampler
 from lance_spark.broker.service import Service
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
 from lance_spark.net.tls import TlsContext
-from lance_spark.store.consumers import ConsumerKey
 
 if TYPE_CHECKING:
     from lance_spark.net.web import WebServer
@@ -44,13 +41,8 @@ class Console:
         self._address = address
         self._broker_address = broker_address
         self._tls = tls
-        self._sampler = Sampler(service.metrics, self._find_lags)
+        self._sampler = Sampler(service)
         self._server: WebServer | None = None
-
-    def _find_lags(self) -> Mapping[ConsumerKey, int]:
-        # To measure very many each second would cost more than they tell.
-        many = self._service.consumer_count > OFFSETS_MAX
-        return {} if many else self._service.lags()
 
     @property
     def address(self) -> Address:
@@ -62,7 +54,7 @@ class Console:
         """What to open in a browser."""
         # By the name that was given: certificates are for names.
         where = replace(self._address, port=self.address.port)
-        if _is_wildcard(where.host):
+        if where.host in ("0.0.0.0", "::"):
             where = replace(where, host="127.0.0.1")
         return f"{'http' if self._tls is None else 'https'}://{where}/"
 
@@ -75,22 +67,19 @@ class Console:
         if self._server is not None:
             return
         try:
-            from lance_spark.broker.console.app import make_app
+            from lance_spark.broker.console.app import Requests
             from lance_spark.net.web import WebServer
         except ImportError as error:
             raise OptionError(
                 f"the console needs the package {error.name}, which is not installed: "
                 "pip install 'lance-spark[ui]'"
             ) from error
-        app, streams = make_app(
-            self._service,
-            self._config,
-            sampler=self._sampler,
-            host=self._address.host,
-            broker_address=self._broker_address,
+        requests = Requests(
+            self._service, self._config, self._sampler, self._broker_address
         )
+        app, ending = requests.make_app(self._address.host), requests.streams.end
         try:
-            server = WebServer(app, self._address, tls=self._tls, ending=streams.end)
+            server = WebServer(app, self._address, tls=self._tls, ending=ending)
         except OptionError as error:
             raise OptionError(f"console: {error}") from error
         self._server = server
@@ -103,10 +92,3 @@ class Console:
             self._server.stop()
         self._sampler.stop()
         self._server = None
-
-
-def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False

@@ -6,7 +6,7 @@ Three rules keep such pages out, and each is about something that they can't cho
 - `Host` is an address, `localhost`, or the name that the console was given. A page
   whose name was made to lead here (DNS rebinding) has its own name there.
 - Requests that change something have an `Origin`, and it is the console itself.
-- They have a header of our own, which a foreign page has to ask for first, in vain.
+- They have the header X-Lance-Console, which a foreign page may not send.
 
 Bodies are read here, up to a limit, so that requests need not wait. The form of answers
 and of refusals is here, too.
@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,7 +36,10 @@ BODY_BYTES_MAX = 64 * 1024
 # Where requests find their body.
 BODY = "lance.body"
 _BODY_S = 10.0
-_CHANGING = ("POST", "PUT", "DELETE", "PATCH")
+CHANGING = ("POST", "PUT", "DELETE", "PATCH")
+_PORT_MAX = 65535
+# A name or an address, and perhaps a port.
+_HOST = re.compile(r"(\[[^\s@/?#\[\]\\]+\]|[^\s:@/?#\[\]\\]+)(?::([0-9]{1,5}))?")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -51,7 +57,7 @@ class Guard:
 
     Args:
         app: the application.
-        host: the host that the console was told to listen on.
+        host: the host in the console's setting `ui`.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -67,13 +73,13 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if "cache-control" not in headers:
-                    # The page's files change when the package does.
-                    headers["Cache-Control"] = "no-cache"
+                # The page's files change when the package does, answers at any time.
+                is_answer = scope["path"].startswith("/api/")
+                headers["Cache-Control"] = "no-store" if is_answer else "no-cache"
             await send(message)
 
         refusal = self._judge(scope)
-        if refusal is None and scope["method"] in _CHANGING:
+        if refusal is None and scope["method"] in CHANGING:
             refusal = await _read_body(scope, receive)
         await (refusal or self._app)(scope, receive, send_guarded)
 
@@ -87,7 +93,7 @@ class Guard:
                 f"The console does not answer to the name {host[:100]!r}",
                 "Open it by its IP address, or start it with this name in `ui`.",
             )
-        if scope["method"] not in _CHANGING:
+        if scope["method"] not in CHANGING:
             return None
         if headers.get("origin", "") != f"{scope['scheme']}://{host}":
             text = "The request does not come from the console's own page"
@@ -98,14 +104,10 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        try:
-            parts = urlsplit(f"//{host}")
-            name = parts.hostname or ""
-            parts.port  # noqa: B018 - it raises for a port that is none.
-        except ValueError:
-            return False
-        if parts.netloc != host or "@" in host:
+        found = _HOST.fullmatch(host.lower())
+        if found is None or int(found[2] or 0) > _PORT_MAX:
             return False  # No browser sends this.
+        name = found[1].strip("[]")
         return name in ("localhost", self._host) or _is_ip(name)
 
 
@@ -120,67 +122,49 @@ def _is_ip(name: str) -> bool:
 async def _read_body(
     scope: MutableMapping[str, Any], receive: Receive
 ) -> JsonAnswer | None:
-    """Read a body of bounded length in bounded time; give what is against it."""
+    """Read a body; give a refusal if it is too long or does not come in time."""
     too_large = refuse(
-        413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes", ""
+        413, "BodyTooLarge", f"A request may have {BODY_BYTES_MAX} bytes"
     )
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
         return too_large
-    body = bytearray()
-    with anyio.move_on_after(_BODY_S):
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                break
-            body += message.get("body", b"")
+    body = b""
+    with anyio.move_on_after(_BODY_S), suppress(ClientDisconnect):
+        async for part in Request(scope, receive).stream():
+            body += part
             if len(body) > BODY_BYTES_MAX:
                 return too_large
-            if not message.get("more_body", False):
-                scope[BODY] = bytes(body)
-                return None
-    return refuse(400, "BadRequest", "The request's body did not come in time", "")
+        scope[BODY] = body
+        return None
+    return refuse(400, "BadRequest", "The request's body did not come in time")
 
 
-# The first match counts.
-_STATUS: tuple[tuple[type[LanceError], int], ...] = (
-    (errors.AuthenticationRequired, 401),
-    (errors.AuthenticationFailed, 401),
-    (errors.AccessDenied, 403),
-    (errors.TopicNotFound, 404),
-    (errors.TopicDeleted, 404),
-    (errors.StageNotFound, 404),
-    (errors.PayloadTooLarge, 413),
-    (errors.RateLimited, 429),
-    (errors.Backpressure, 503),
-    (errors.ConnectionLimit, 503),
-    (errors.ClusterNotReady, 503),
-    (errors.OperationTimeout, 503),
-    (errors.StorageError, 500),
-    (errors.InternalError, 500),
+# What an error is in HTTP, and what to do about it. The first match counts.
+_ANSWERS: tuple[tuple[type[LanceError], int, str], ...] = (
+    (errors.AuthenticationRequired, 401, "Sign in with one of the broker's tokens."),
+    (errors.AuthenticationFailed, 401, "Use a token of the broker's settings."),
+    (errors.AccessDenied, 403, ""),
+    (errors.TopicNotFound, 404, "Look at the list of topics; it may be deleted."),
+    (errors.TopicDeleted, 404, "Look at the list of topics."),
+    (errors.TopicAlreadyExists, 400, "Choose another name."),
+    (errors.StageNotFound, 404, ""),
+    (errors.PayloadTooLarge, 413, ""),
+    (errors.RateLimited, 429, "Wait a few seconds, then try again."),
+    (errors.Backpressure, 503, "Try again in a moment."),
+    (errors.ConnectionLimit, 503, "Close other pages of the console."),
+    (errors.ClusterNotReady, 503, "Wait until the broker is back."),
+    (errors.OperationTimeout, 503, ""),
+    (errors.StorageError, 500, "Look at the broker's log, and run lance-spark check."),
+    (errors.InternalError, 500, "This is a bug: the broker's log has the details."),
+    (LanceError, 400, ""),
 )
-_REMEDIES = {
-    "AuthenticationRequired": "Sign in with one of the broker's tokens.",
-    "AuthenticationFailed": "Check the token; the broker's settings have it.",
-    "RateLimited": "Wait a few seconds, then try again.",
-    "TopicNotFound": "Look at the list of topics; it may have been deleted.",
-    "TopicDeleted": "Look at the list of topics.",
-    "TopicAlreadyExists": "Choose another name.",
-    "StorageError": "Look at the broker's log, and run lance-spark check.",
-    "InternalError": "This is a bug: the broker's log has the details.",
-    "ClusterNotReady": "Wait until the broker is back.",
-    "ConnectionLimit": "Close other pages of the console.",
-    "Backpressure": "Try again in a moment.",
-}
 
 
 class JsonAnswer(Response):
-    """JSON that no cache keeps."""
+    """An answer in JSON."""
 
     media_type = "application/json"
-
-    def __init__(self, content: Any, status_code: int = 200) -> None:
-        super().__init__(content, status_code, {"Cache-Control": "no-store"})
 
     def render(self, content: Any) -> bytes:
         """Write the content."""
@@ -194,20 +178,23 @@ def encode_json(content: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def make_refusal(error: Exception) -> JsonAnswer:
+def make_refusal(request: Request, error: Exception) -> JsonAnswer:
     """Answer with an error: what it is, where, and what to do."""
+    if isinstance(error, HTTPException):
+        kind = "NotFound" if error.status_code == 404 else "BadRequest"
+        return refuse(error.status_code, kind, error.detail)
     if isinstance(error, errors.StoreClosed):
         error = errors.ClusterNotReady("The broker is stopping")
     said = to_broker_error(error)
-    kind = type(said).__name__
-    if isinstance(error, errors.OptionError):
-        # Not the words of the protocol: nothing was sent over it.
-        kind = "BadRequest"
-    status = next((code for met, code in _STATUS if isinstance(said, met)), 400)
-    return refuse(status, kind, said.message)
+    # An option's error is not put in the words of the protocol: none was spoken.
+    is_option = isinstance(error, errors.OptionError)
+    kind = "BadRequest" if is_option else type(said).__name__
+    status, remedy = next(
+        (code, do) for met, code, do in _ANSWERS if isinstance(said, met)
+    )
+    return refuse(status, kind, said.message, remedy)
 
 
-def refuse(status: int, kind: str, text: str, remedy: str | None = None) -> JsonAnswer:
+def refuse(status: int, kind: str, text: str, remedy: str = "") -> JsonAnswer:
     """Answer with an error that is put into words already."""
-    remedy = _REMEDIES.get(kind, "") if remedy is None else remedy
     return JsonAnswer({"error": {"kind": kind, "text": text, "remedy": remedy}}, status)

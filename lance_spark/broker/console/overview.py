@@ -6,18 +6,17 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import lance_spark
-from lance_spark.broker.access import Principal, TopicRule
+from lance_spark.broker.access import Principal
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.sampler import OFFSETS_MAX, Pulse, Sampler
-from lance_spark.broker.group import GroupDescription
-from lance_spark.broker.service import Service
-from lance_spark.errors import LanceError, StoreClosed, TopicNotFound
-from lance_spark.model import Retention
+from lance_spark.broker.service import ConsumerState, Service
+from lance_spark.errors import LanceError, TopicNotFound
 from lance_spark.net.address import Address
 from lance_spark.store import DEFAULT_TOPIC, Finding, Job, Severity, Topic
 from lance_spark.store.consumers import ConsumerKey
@@ -34,86 +33,83 @@ _STAGE_AGE_S = 24 * 3600
 _NAMED_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """What a judgement is made from.
+def judge(
+    *,
+    disk_free_bytes: int,
+    disk_total_bytes: int,
+    rules_closed: int = 0,
+    findings: Sequence[Finding] = (),
+    pulse: Pulse = Pulse(),  # noqa: B008 - it is frozen.
+    idle_stages_s: Sequence[float] = (),
+    passed: Sequence[tuple[int, str]] = (),
+) -> dict[str, Any]:
+    """Give the broker's status, and notes on what needs attention.
 
     Args:
         disk_free_bytes: of the disk with the data.
-        disk_total_bytes: of the same.
+        disk_total_bytes: of the same; 0 where the disk could not be asked.
         rules_closed: topics whose rule no client can fulfil, as TLS is off.
         findings: what the store has found since it was opened.
         pulse: requests and errors.
         idle_stages_s: for each stage, how long its job has been idle.
         passed: consumers that retention has passed, as (consumer, topic).
     """
-
-    disk_free_bytes: int
-    disk_total_bytes: int
-    rules_closed: int = 0
-    findings: Sequence[Finding] = ()
-    pulse: Pulse = field(default_factory=Pulse)
-    idle_stages_s: Sequence[float] = ()
-    passed: Sequence[tuple[int, str]] = ()
-
-
-def judge(signs: Signs) -> dict[str, Any]:
-    """Give the status and the notes."""
-    notes = [{"level": level, "text": text} for level, text in _find_notes(signs)]
+    free, share = disk_free_bytes, disk_free_bytes / (disk_total_bytes or 1)
+    is_low = share < _FREE_WARNING or free < _FREE_BYTES_WARNING
+    damage = sorted({f.where for f in findings if f.severity is Severity.DAMAGE})
+    faults = pulse.faults_last_min
+    refused = pulse.errors_last_min - faults
+    old = sum(idle_s > _STAGE_AGE_S for idle_s in idle_stages_s)
+    named = [f"{consumer} in {topic}" for consumer, topic in passed]
+    # A level, whether there is something to note, and the text.
+    table = (
+        (
+            "error" if share < _FREE_ERROR else "warning",
+            disk_total_bytes and is_low,
+            f"The disk is nearly full: {free / GIB:.1f} GiB are free, "
+            f"{100 * share:.0f} %. Set retention, or make room.",
+        ),
+        (
+            "warning",
+            rules_closed,
+            f"{_count(rules_closed, 'topic has', 'topics have')} an access rule and "
+            "TLS is off: no client may use them. Turn TLS on, or remove the rules.",
+        ),
+        (
+            "error",
+            damage,
+            f"Damage was found in the data directory: {_list(damage)}. Stop the "
+            "broker and run lance-spark check.",
+        ),
+        (
+            "error",
+            faults,
+            f"{_count(faults, 'request', 'requests')} failed in the last minute for "
+            "faults of the broker or its disk. Its log has the reasons.",
+        ),
+        (
+            "warning",
+            refused > _ERRORS_PER_MIN,
+            f"{refused} requests were refused in the last minute. The metrics count "
+            "them by code.",
+        ),
+        (
+            "warning",
+            old,
+            f"{_count(old, 'stage has', 'stages have')} been idle for more than a day. "
+            "If the job is gone, abort it.",
+        ),
+        (
+            "warning",
+            passed,
+            f"Retention has passed {_count(len(passed), 'consumer', 'consumers')}, "
+            f"which will miss records: {_list(named)}.",
+        ),
+    )
+    notes = [{"level": level, "text": text} for level, met, text in table if met]
     levels = {note["level"] for note in notes}
     status = next((s for s in ("error", "warning") if s in levels), "ok")
     return {"status": status, "notes": notes}
-
-
-def _find_notes(signs: Signs) -> Iterator[tuple[str, str]]:
-    free, total = signs.disk_free_bytes, signs.disk_total_bytes
-    # There is no total where the disk could not be asked.
-    if total and (free / total < _FREE_WARNING or free < _FREE_BYTES_WARNING):
-        yield (
-            "error" if free / total < _FREE_ERROR else "warning",
-            f"The disk is nearly full: {free / GIB:.1f} GiB are free, "
-            f"{100 * free / total:.0f} %. Set retention, or make room.",
-        )
-    if signs.rules_closed:
-        yield (
-            "warning",
-            f"{_count(signs.rules_closed, 'topic has', 'topics have')} an access rule "
-            "and TLS is off: no client may use them. Turn TLS on, or remove the rules.",
-        )
-    damage = {f.where for f in signs.findings if f.severity is Severity.DAMAGE}
-    if damage:
-        yield (
-            "error",
-            f"Damage was found in the data directory: {_list(sorted(damage))}. Stop "
-            "the broker and run lance-spark check.",
-        )
-    faults, errors = signs.pulse.faults_last_min, signs.pulse.errors_last_min
-    if faults:
-        yield (
-            "error",
-            f"{_count(faults, 'request', 'requests')} failed in the last minute for "
-            "faults of the broker or its disk. Its log has the reasons.",
-        )
-    if errors - faults > _ERRORS_PER_MIN:
-        yield (
-            "warning",
-            f"{errors - faults} requests were refused in the last minute. The metrics "
-            "count them by code.",
-        )
-    old = sum(idle_s > _STAGE_AGE_S for idle_s in signs.idle_stages_s)
-    if old:
-        yield (
-            "warning",
-            f"{_count(old, 'stage has', 'stages have')} been idle for more than a day. "
-            "If the job is gone, abort it.",
-        )
-    if signs.passed:
-        named = _list([f"{consumer} in {topic}" for consumer, topic in signs.passed])
-        yield (
-            "warning",
-            f"Retention has passed {_count(len(signs.passed), 'consumer', 'consumers')}"
-            f", which will miss records: {named}.",
-        )
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -126,41 +122,9 @@ def _list(names: Sequence[str]) -> str:
 
 
 _NS_PER_MS = 1_000_000
-
-
-def find_activity(stages: Iterable[Stage]) -> dict[Job, int]:
-    """Tell when each job was last active, in ns: when any stage of it was."""
-    active: dict[Job, int] = {}
-    for stage in stages:
-        job = stage.metadata.job
-        active[job] = max(active.get(job, 0), stage.active_ns)
-    return active
-
-
-def describe_stages(stages: Sequence[Stage], ttl_s: int) -> dict[str, Any]:
-    """Describe stages, the one that was opened first at the front.
-
-    Args:
-        stages: what to describe.
-        ttl_s: how long a job may be idle before its stages go.
-    """
-    active = find_activity(stages)
-    return {
-        "stages": [
-            {
-                "id": stage.metadata.id,
-                "topic": stage.metadata.topic,
-                "writer": stage.metadata.job.writer,
-                # It may be above 2^53, where numbers of JavaScript are not exact.
-                "sequence": str(stage.metadata.job.sequence),
-                "batches": stage.batches,
-                "bytes": stage.size,
-                "last_active_ms": stage.active_ns // _NS_PER_MS,
-                "expires_ms": active[stage.metadata.job] // _NS_PER_MS + ttl_s * 1000,
-            }
-            for stage in sorted(stages, key=lambda s: s.metadata.id)
-        ]
-    }
+# More fit neither a page nor an answer.
+CONSUMERS_MAX = 500
+_HISTORY_POINTS = 120
 
 
 class Overview:
@@ -171,28 +135,18 @@ class Overview:
         config: its settings.
         sampler: its rates.
         address: where its clients connect to.
-        wall_ns: the time of day.
+
+    Attributes:
+        facts: what everybody may know: version and address.
     """
 
     def __init__(
-        self,
-        service: Service,
-        config: BrokerConfig,
-        sampler: Sampler,
-        address: Address,
-        *,
-        wall_ns: Callable[[], int] = time.time_ns,
+        self, service: Service, config: BrokerConfig, sampler: Sampler, address: Address
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._address = address
-        self._wall_ns = wall_ns
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What everybody may know: version and address."""
-        return {"version": lance_spark.__version__, "address": str(self._address)}
+        self.facts = {"version": lance_spark.__version__, "address": str(address)}
 
     def describe(self, client: Principal) -> dict[str, Any]:
         """Describe everything, for one visitor.
@@ -200,44 +154,48 @@ class Overview:
         Raises:
             AuthenticationRequired: it has to sign in first.
         """
-        tick = self._sampler.ticks
-        topics = self.topics(client)
+        tick, config = self._sampler.ticks, self._config
+        topics = self._list_topics(client)
         stages = self._service.stages(client)
         counts = Counter(stage.metadata.topic for stage in stages)
         described = [self._describe_topic(t, counts[t.metadata.name]) for t in topics]
-        disk = self._describe_disk()
-        pulse = self._sampler.pulse()
-        rates = self._sampler.rates()
+        disk = self._measure_disk()
+        pulse, rates = self._sampler.pulse(), self._sampler.rates()
         if self._sampler.ticks != tick:
             # Some rates are of one second and some of the next. With this number the
             # overview that follows looks late to a page, which then asks for them all.
             tick -= 1
+        rules = self._service.gate.policy.rules.values()
+        now_ns, active = time.time_ns(), _find_activity(stages)
+        health = judge(
+            **disk,
+            rules_closed=sum(r.mtls_enabled and not config.tls_enabled for r in rules),
+            findings=self._service.findings(client),
+            pulse=pulse,
+            idle_stages_s=[(now_ns - active[s.metadata.job]) / 1e9 for s in stages],
+            passed=self._find_passed(client, topics),
+        )
         return {
-            "time_ms": self._wall_ns() // 1_000_000,
+            "time_ms": now_ns // _NS_PER_MS,
             "tick": tick,
             "uptime_s": round(self._sampler.uptime_s, 1),
             "broker": {
                 **self.facts,
-                "dialect": self._config.dialect,
-                "fsync": self._config.fsync.value,
-                "tls": self._config.tls_enabled,
+                "dialect": config.dialect,
+                "fsync": config.fsync.value,
+                "tls": config.tls_enabled,
                 "tokens": self._service.gate.policy.token_required,
                 "data_dir": str(self._service.data_dir),
                 "disk_bytes": sum(topic["disk_bytes"] for topic in described),
                 **disk,
             },
-            "health": judge(self._find_signs(client, topics, stages, disk=disk)),
-            "traffic": {
-                "connections": pulse.connections,
-                "requests_per_s": pulse.requests_per_s,
-                "errors_per_s": pulse.errors_per_s,
-                **asdict(rates),
-            },
+            "health": health,
+            "traffic": asdict(pulse) | rates._asdict(),
             "topics": described,
             "hidden_topics": self._service.hidden_topics(client),
         }
 
-    def topics(self, client: Principal) -> list[Topic]:
+    def _list_topics(self, client: Principal) -> list[Topic]:
         """List the topics that a visitor may see, by name; an empty topic 0 is none."""
         topics = sorted(self._service.topics(client), key=lambda t: t.metadata.name)
         if self._service.gate.may_see(client, DEFAULT_TOPIC):
@@ -265,12 +223,17 @@ class Overview:
         """Describe one topic in detail."""
         topic = self.find(client, name)
         number = topic.metadata.id
-        stages = self._service.open_stages(client, number)
+        rule = self._service.gate.policy.rules.get(number)
         return {
-            **self._describe_topic(topic, stages),
+            **self._describe_topic(topic, self._service.open_stages(client, number)),
             "segments": len(topic.log.snapshot()[2]),
             "consumers": len(self._service.consumers(client, number)),
-            "rule": _describe_rule(self._service.gate.policy.rules.get(number)),
+            "rule": rule
+            and {
+                "mtls": rule.mtls_enabled,
+                "allowed_cns": sorted(rule.allowed_cns),
+                "allowed_topics": sorted(rule.allowed_topics),
+            },
         }
 
     def _describe_topic(self, topic: Topic, stages: int) -> dict[str, Any]:
@@ -286,40 +249,19 @@ class Overview:
             "disk_bytes": sum(s.size + s.index_bytes for s in segments),
             "log_start": start.offset,
             "log_end": end.offset,
-            "retention": _describe_retention(metadata.retention),
+            "retention": {k: v or None for k, v in asdict(metadata.retention).items()},
             "stages": stages,
-            "last_append_ms": last_ns // 1_000_000 if last_ns else None,
-            **asdict(self._sampler.rates(metadata.id)),
+            "last_append_ms": last_ns // _NS_PER_MS if last_ns else None,
+            **self._sampler.rates(metadata.id)._asdict(),
         }
 
-    def _describe_disk(self) -> dict[str, int]:
+    def _measure_disk(self) -> dict[str, int]:
         try:
             usage = shutil.disk_usage(self._service.data_dir)
         except OSError:
             # A directory that is gone has other things to say about it.
             return {"disk_free_bytes": 0, "disk_total_bytes": 0}
         return {"disk_free_bytes": usage.free, "disk_total_bytes": usage.total}
-
-    def _find_signs(
-        self,
-        client: Principal,
-        topics: list[Topic],
-        stages: list[Stage],
-        *,
-        disk: dict[str, int],
-    ) -> Signs:
-        rules = self._service.gate.policy.rules.values()
-        closed = 0 if self._config.tls_enabled else sum(r.mtls_enabled for r in rules)
-        active = find_activity(stages)
-        now_ns = self._wall_ns()
-        return Signs(
-            **disk,
-            rules_closed=closed,
-            findings=self._service.findings(client),
-            pulse=self._sampler.pulse(),
-            idle_stages_s=[(now_ns - active[s.metadata.job]) / 1e9 for s in stages],
-            passed=self._find_passed(client, topics),
-        )
 
     def _find_passed(
         self, client: Principal, topics: list[Topic]
@@ -335,10 +277,30 @@ class Overview:
             if state.committed is not None and state.committed < topic.log.start.offset
         ]
 
+    def describe_stages(self, client: Principal) -> dict[str, Any]:
+        """Describe open stages, the one that was opened first at the front."""
+        stages = self._service.stages(client)
+        active, ttl_ms = _find_activity(stages), self._config.stage_ttl_s * 1000
+        return {
+            "stages": [
+                {
+                    "id": stage.metadata.id,
+                    "topic": stage.metadata.topic,
+                    "writer": stage.metadata.job.writer,
+                    # It may be above 2^53, where numbers of JavaScript are not exact.
+                    "sequence": str(stage.metadata.job.sequence),
+                    "batches": stage.batches,
+                    "bytes": stage.size,
+                    "last_active_ms": stage.active_ns // _NS_PER_MS,
+                    "expires_ms": active[stage.metadata.job] // _NS_PER_MS + ttl_ms,
+                }
+                for stage in sorted(stages, key=lambda s: s.metadata.id)
+            ]
+        }
+
     def describe_consumers(self, client: Principal) -> dict[str, Any]:
         """Describe the consumers and groups that a visitor may know of."""
-        topics = {t.metadata.id: t for t in self._service.topics(client)}
-        topics.update({t.metadata.id: t for t in self.topics(client)})
+        topics = {t.metadata.id: t for t in self._list_topics(client)}
         groups = self._service.describe_groups(client)
         names = {find_consumer_id(group.group): group.group for group in groups}
         states = [
@@ -347,103 +309,71 @@ class Overview:
             for state in found
             if topic in topics
         ]
-        # Those of groups come first: the lag of a group is made from them.
+        # Those of groups come first: the page makes the lag of a group from them.
         states.sort(key=lambda found: found[1].consumer not in names)
-        consumers = []
-        for topic, state in states[:CONSUMERS_MAX]:
-            key = ConsumerKey(state.consumer, topic)
-            consumers.append(
+        shown = states[:CONSUMERS_MAX]
+        return {
+            "groups": [
                 {
-                    # Above 2^53, where numbers of JavaScript are not exact.
-                    "id": str(state.consumer),
-                    **self._measure(client, topics[topic], state.committed),
+                    "name": group.group,
+                    "generation": group.generation,
+                    "strategy": group.strategy.name.lower().replace("_", "-"),
+                    "members": [
+                        {
+                            "id": member,
+                            "topics": self._service.subscription(
+                                client, group.group, member
+                            ),
+                            "assigned": list(assigned),
+                        }
+                        for member, assigned in group.members.items()
+                    ],
+                }
+                for group in groups
+            ],
+            "consumers": [
+                {
                     "group": names.get(state.consumer),
-                    "history": self._sampler.lag_history(key, _HISTORY_POINTS),
+                    **self._describe_consumer(client, topics[topic], state),
                 }
-            )
-        standing = {(row["group"], row["topic"]): row for row in consumers}
-        return {
-            "groups": [self._describe_group(client, g, standing) for g in groups],
-            "consumers": consumers,
-            "left_out": len(states) - len(consumers),
+                for topic, state in shown
+            ],
+            "left_out": len(states) - len(shown),
         }
 
-    def _describe_group(
-        self,
-        client: Principal,
-        group: GroupDescription,
-        standing: dict[tuple[str | None, str], dict[str, Any]],
+    def _describe_consumer(
+        self, client: Principal, topic: Topic, state: ConsumerState
     ) -> dict[str, Any]:
-        subscribed: set[str] = set()
-        members = []
-        for member, assigned in group.members.items():
-            topics = self._service.subscription(client, group.group, member)
-            subscribed.update(topics)
-            members.append(
-                {
-                    "id": member,
-                    "topics": topics,
-                    "assigned": list(assigned),
-                }
-            )
-        found = [standing.get((group.group, topic)) for topic in sorted(subscribed)]
-        keys = ("topic", "committed", "bytes_behind", "records_behind")
-        return {
-            "name": group.group,
-            "generation": group.generation,
-            "strategy": group.strategy.name.lower().replace("_", "-"),
-            "members": members,
-            "lag": [{key: row[key] for key in keys} for row in found if row],
-        }
-
-    def _measure(
-        self, client: Principal, topic: Topic, committed: int | None
-    ) -> dict[str, Any]:
-        """Say how far behind the end of a topic an offset is."""
+        number, committed, end = topic.metadata.id, state.committed, topic.log.visible
         bytes_behind = records_behind = None
         if committed is not None:
-            number = topic.metadata.id
-            end = topic.log.visible
             bytes_behind = max(0, end.offset - committed)
-            try:
+            # If it is damaged, or deleted meanwhile, the bytes are known all the same.
+            with suppress(LanceError):
                 at = self._service.locate(client, number, "offset", committed)
                 records_behind = max(0, end.record - at.record)
-            except StoreClosed:
-                raise
-            except LanceError:
-                # Damaged, or deleted meanwhile: the bytes are known all the same.
-                pass
+        key = ConsumerKey(state.consumer, number)
         return {
+            # Above 2^53, where numbers of JavaScript are not exact.
+            "id": str(state.consumer),
             "topic": topic.metadata.name,
             "committed": committed,
             "bytes_behind": bytes_behind,
             "records_behind": records_behind,
+            "history": self._sampler.lag_history(key, _HISTORY_POINTS),
         }
 
 
-def _describe_retention(retention: Retention) -> dict[str, int | None]:
-    return {
-        "max_age_s": retention.max_age_s or None,
-        "max_bytes": retention.max_bytes or None,
-    }
-
-
-def _describe_rule(rule: TopicRule | None) -> dict[str, Any] | None:
-    if rule is None:
-        return None
-    return {
-        "mtls": rule.mtls_enabled,
-        "allowed_cns": sorted(rule.allowed_cns),
-        "allowed_topics": sorted(rule.allowed_topics),
-    }
-
-
-# More fit neither a page nor an answer.
-CONSUMERS_MAX = 500
-_HISTORY_POINTS = 120
+def _find_activity(stages: Iterable[Stage]) -> dict[Job, int]:
+    """Tell when each job was last active, in ns: when any stage of it was."""
+    active: dict[Job, int] = {}
+    for stage in stages:
+        job = stage.metadata.job
+        active[job] = max(active.get(job, 0), stage.active_ns)
+    return active
 
 
 def find_consumer_id(group: str) -> int:
-    """Give the number that a group commits under, by the rule of `client.identity`."""
+    """Give the number that a group commits under, as `client.lwp.offsets` does."""
     digest = hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "little") or 1

@@ -12,24 +12,30 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, TypeVar
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lance_spark.columnar.decode import Decoded, decode
+from lance_spark.columnar.decode import decode
 from lance_spark.errors import Corrupt, OptionError, OutOfRange, StorageError
 from lance_spark.model import Buffer, Location
 from lance_spark.store import View
 from lance_spark.wire.lwp import RecordType
 
+# A record, or a part of it, as the page gets it.
+Shown = dict[str, Any]
+
+# A page meets retention at most a few times in a row before it finds data.
+_LOOKS_MAX = 10
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 500
 # Offsets, record numbers and times are below this.
 _NUMBER_END = 2**63
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +72,12 @@ def parse_query(fields: Mapping[str, str]) -> Query:
     limit = _parse_number("limit", fields.get("limit") or str(LIMIT_DEFAULT))
     if not 1 <= limit <= LIMIT_MAX:
         raise OptionError(f"limit={limit}: must be from 1 to {LIMIT_MAX}")
-    key, search = (_encode(fields.get(name)) for name in ("key", "search"))
-    return Query(kind, value, limit, key or None, search or None)
-
-
-def _encode(text: str | None) -> bytes | None:
-    # What is no UTF-8 in a URL comes as surrogates.
-    return None if text is None else text.encode("utf-8", "surrogateescape")
+    # Bytes of a URL that are no UTF-8 come as surrogates.
+    key, search = (
+        fields.get(name, "").encode("utf-8", "surrogateescape") or None
+        for name in ("key", "search")
+    )
+    return Query(kind, value, limit, key, search)
 
 
 def _parse_from(text: str) -> tuple[str, int]:
@@ -103,13 +108,12 @@ def _parse_time_ns(text: str) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
         # Whole microseconds: a float of seconds is not exact.
-        since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        micros = (moment - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         raise OptionError(
             f"from=time: {text[:80]!r} is neither milliseconds since 1970 nor a time "
             "such as 2026-01-31T12:00:00Z"
         ) from None
-    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return min(max(0, micros * 1000), _NUMBER_END - 1)
 
 
@@ -118,35 +122,24 @@ TEXT_MAX = 4096
 _PREFIX_BYTES = 4 * TEXT_MAX
 # Longer ones are not looked through for whether they are JSON: they are cut anyway.
 _JSON_BYTES_MAX = 64 * 1024
-# Control characters apart from tab and line ends, and what is no character at all.
+# Control characters apart from tab and line ends, and codes without a character.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
-TYPE_NAMES = {
-    RecordType.RAW: "raw",
-    RecordType.JSON: "json",
-    RecordType.MESSAGE_PACK: "msgpack",
-    RecordType.PROTOBUF: "protobuf",
-    RecordType.AVRO: "avro",
-    RecordType.KEY_VALUE: "key-value",
-    RecordType.TIMESTAMPED: "timestamped",
-    RecordType.KEY_TIMESTAMPED: "key-timestamped",
-    RecordType.NULL: "null",
-}
 # Bytes of a log that are no record, which only a broker that checks nothing has.
 UNREADABLE = 0
+_TYPE_NAMES = {
+    **{int(kind): kind.name.lower().replace("_", "-") for kind in RecordType},
+    int(RecordType.MESSAGE_PACK): "msgpack",
+    UNREADABLE: "unreadable",
+}
 
 
 def name_type(number: int) -> str:
     """Give the name of a record type."""
-    if number == UNREADABLE:
-        return "unreadable"
-    known = {int(kind): name for kind, name in TYPE_NAMES.items()}
-    return known.get(number, f"0x{number:02x}")
+    return _TYPE_NAMES.get(number, f"0x{number:02x}")
 
 
-def make_cell(
-    data: Buffer | None, *, may_be_text: bool = True
-) -> dict[str, Any] | None:
+def make_cell(data: Buffer | None, *, may_be_text: bool = True) -> Shown | None:
     """Show bytes; None stays None.
 
     Args:
@@ -159,15 +152,12 @@ def make_cell(
     size = len(view)
     text = _read_text(bytes(view[:_PREFIX_BYTES]), size) if may_be_text else None
     if text is None:
-        shown = bytes(view[: TEXT_MAX // 2])
-        return _cell("hex", shown.hex(), size, truncated=len(shown) < size)
-    kind = "json" if _is_json(view) else "text"
-    truncated = len(text) > TEXT_MAX or size > _PREFIX_BYTES
-    return _cell(kind, text[:TEXT_MAX], size, truncated=truncated)
-
-
-def _cell(kind: str, text: str, size: int, *, truncated: bool) -> dict[str, Any]:
-    return {"kind": kind, "text": text, "size": size, "truncated": truncated}
+        kind, text = "hex", bytes(view[: TEXT_MAX // 2]).hex()
+        truncated = size > TEXT_MAX // 2
+    else:
+        kind = "json" if _is_json(view) else "text"
+        truncated = len(text) > TEXT_MAX or size > _PREFIX_BYTES
+    return {"kind": kind, "text": text[:TEXT_MAX], "size": size, "truncated": truncated}
 
 
 def _read_text(prefix: bytes, size: int) -> str | None:
@@ -183,10 +173,8 @@ def _read_text(prefix: bytes, size: int) -> str | None:
 
 def _is_json(view: memoryview) -> bool:
     # A bare number or word is JSON as well, but is not meant as such.
-    if len(view) > _JSON_BYTES_MAX or bytes(view[:256]).lstrip()[:1] not in (
-        b"{",
-        b"[",
-    ):
+    starts = bytes(view[:256]).lstrip().startswith((b"{", b"["))
+    if not starts or len(view) > _JSON_BYTES_MAX:
         return False
     try:
         json.loads(bytes(view))
@@ -202,26 +190,20 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES_MIN = 64 * 1024
 # There are more only where most of a log is no records.
 _CHUNKS_MAX = 1000
-_COLUMNS = ("offset", "next_offset", "type", "key", "value", "timestamp_ns")
+_COLUMNS = ("offset", "next_offset", "type", "timestamp_ns", "key", "value")
 _Found = TypeVar("_Found")
-# A record as the page gets it.
-Shown = dict[str, Any]
-
-# How often a page may meet retention before it gives up.
-_ATTEMPTS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One record; key and value are copies of theirs."""
 
     offset: int
     next_offset: int
-    record: int | None
     type: int
-    timestamp_ns: int | None
+    time_ns: int | None
     key: pa.Buffer | None
     value: pa.Buffer | None
+    record: int | None
 
 
 def read_page(look: Callable[[], View], query: Query) -> dict[str, Any]:
@@ -239,17 +221,18 @@ def read_page(look: Callable[[], View], query: Query) -> dict[str, Any]:
 
 def read_value(look: Callable[[], View], offset: int) -> pa.Buffer | None:
     """Read the value of the record that starts at an offset, None if there is none."""
-    rows = _with_view(look, lambda view: _take(view, offset, 1, _keep)[0])
-    found = rows[0] if rows else None
-    return found.value if found is not None and found.offset == offset else None
 
+    def find(view: View) -> pa.Buffer | None:
+        for chunk in _read_chunks(view, _find_floor(view, offset), 1):
+            for row in _list_rows(chunk, offset):
+                return row.value if row.offset == offset else None
+        return None
 
-def _keep(row: Row) -> Row:
-    return row
+    return _with_view(look, find)
 
 
 def _with_view(look: Callable[[], View], work: Callable[[View], _Found]) -> _Found:
-    for _ in range(_ATTEMPTS):
+    for _ in range(_LOOKS_MAX):
         view = look()
         try:
             return work(view)
@@ -260,19 +243,15 @@ def _with_view(look: Callable[[], View], work: Callable[[View], _Found]) -> _Fou
 
 def _page(view: View, query: Query) -> dict[str, Any]:
     start = _find_start(view, query)
+    rows, end = _take(view, start, query)
+    if query.kind == "end" and end < view.end.offset:
+        start = _find_last(view, start, view.end.offset, query.limit)
+        rows, end = _take(view, start, query)
     previous = None
-    if query.is_search:
-        rows, end = _search(view, start, query)
-    else:
-        rows, end = _take(view, start, query.limit, _show)
-        if query.kind == "end" and end < view.end.offset:
-            start = _find_last(view, start, view.end.offset, query.limit)
-            rows, end = _take(view, start, query.limit, _show)
+    if not query.is_search:
         previous = _find_previous(view, rows, start, query.limit)
     is_end = end >= view.end.offset
-    times = _find_append_ms(view, [row["offset"] for row in rows])
-    for row, at in zip(rows, times, strict=True):
-        row["append_ms"] = at
+    _add_times(view, rows)
     return {
         "log_start": view.start.offset,
         "log_end": view.end.offset,
@@ -288,18 +267,12 @@ def _page(view: View, query: Query) -> dict[str, Any]:
 
 def _show(row: Row) -> Shown:
     """Make what a page shows, at once: long values must not pile up until its end."""
-    stamp = row.timestamp_ns
-    is_record = row.type != UNREADABLE
     return {
-        "offset": row.offset,
-        "next_offset": row.next_offset,
-        "record": row.record,
-        "type": row.type,
+        **row._asdict(),
         "type_name": name_type(row.type),
-        "time_ns": None if stamp is None else str(stamp),
-        "append_ms": None,
+        "time_ns": None if row.time_ns is None else str(row.time_ns),
         "key": make_cell(row.key),
-        "value": make_cell(row.value, may_be_text=is_record),
+        "value": make_cell(row.value, may_be_text=row.type != UNREADABLE),
     }
 
 
@@ -340,7 +313,7 @@ def _find_previous(
     try:
         return _find_last(view, found, first, limit)
     except Corrupt:
-        return found  # This page is whole, whatever is before it.
+        return found  # This page is whole, though records before it are damaged.
 
 
 def _find_last(view: View, start: int, end: int, count: int) -> int:
@@ -368,30 +341,15 @@ def _find_floor(view: View, offset: int) -> Location:
     return view.locate_record(above.record - 1)
 
 
-def _find_append_ms(view: View, offsets: Sequence[int]) -> list[int | None]:
-    """Find when records were appended.
-
-    Times never go back, so those between two that are the same need not be asked for.
-    """
-    times: list[int | None] = [None] * len(offsets)
-
-    def ask(at: int) -> int | None:
-        found = _find_floor(view, offsets[at]).append_time_ns
-        return found // 1_000_000 if found else None
-
-    def fill(low: int, high: int) -> None:
-        if times[low] == times[high]:
-            times[low:high] = [times[low]] * (high - low)
-        elif high - low > 1:
-            middle = (low + high) // 2
-            times[middle] = ask(middle)
-            fill(low, middle)
-            fill(middle, high)
-
-    if offsets:
-        times[0], times[-1] = ask(0), ask(len(offsets) - 1)
-        fill(0, len(offsets) - 1)
-    return times
+def _add_times(view: View, rows: Sequence[Shown]) -> None:
+    """Say when records were appended."""
+    append_ns, until = 0, -1
+    for row in rows:
+        if row["offset"] >= until:
+            append_ns = _find_floor(view, row["offset"]).append_time_ns
+            # Times never go back: up to the first that is younger they are the same.
+            until = view.locate_time(append_ns + 1).offset
+        row["append_ms"] = append_ns // 1_000_000 or None
 
 
 # Reading.
@@ -399,7 +357,7 @@ def _find_append_ms(view: View, offsets: Sequence[int]) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A piece of a log, decoded; `record` is None where numbers can't be told."""
+    """A piece of a log, decoded; `record` is None if its records have no numbers."""
 
     start: int
     end: int
@@ -442,8 +400,9 @@ def _read_chunks(view: View, place: Location, bytes_max: int) -> Iterator[_Chunk
         )
         is_sure = not decoded.skipped and decoded.batch.num_rows == found.records
         record = place.record if is_sure else None
-        broken = _find_break(decoded, at, found.end)
-        if broken is None:
+        # Where the chain of records breaks, if it does.
+        broken = at + decoded.end if decoded.fault is None else decoded.fault.position
+        if broken >= found.end:
             place = Location(found.end, place.record + found.records, 0)
             size = min(2 * size, _CHUNK_BYTES)
         else:
@@ -454,29 +413,23 @@ def _read_chunks(view: View, place: Location, bytes_max: int) -> Iterator[_Chunk
         yield _Chunk(at, stop, record, data[: stop - at], decoded.batch)
 
 
-def _find_break(decoded: Decoded, start: int, end: int) -> int | None:
-    """Tell where the chain of records breaks, None if it does not."""
-    if decoded.fault is not None:
-        return decoded.fault.position
-    return start + decoded.end if start + decoded.end < end else None
-
-
-def _take(
-    view: View, start: int, limit: int, use: Callable[[Row], _Found]
-) -> tuple[list[_Found], int]:
-    """Take so many records from an offset on; tell where they end."""
-    place = _find_floor(view, start)
-    # The one that the offset is in comes on top.
-    behind = view.locate_record(place.record + limit + (place.offset < start))
-    wanted = min(behind.offset - place.offset, PAGE_BYTES_MAX)
-    rows: list[_Found] = []
+def _take(view: View, start: int, query: Query) -> tuple[list[Shown], int]:
+    """Take so many records from an offset on; tell how far the log was looked at."""
+    place, limit = _find_floor(view, start), query.limit
+    wanted = SCAN_BYTES_MAX
+    if not query.is_search:
+        # The one that the offset is in comes on top.
+        behind = view.locate_record(place.record + limit + (place.offset < start))
+        wanted = min(behind.offset - place.offset, PAGE_BYTES_MAX)
+    rows: list[Shown] = []
     end = max(start, place.offset)
     for chunk in _read_chunks(view, place, wanted):
-        for row in _list_rows(chunk, start):
+        found = _match(chunk, query) if query.is_search else _list_rows(chunk, start)
+        for row in found:
+            if row.offset >= start:
+                rows.append(_show(row))
             if len(rows) == limit:
-                return rows, end
-            rows.append(use(row))
-            end = row.next_offset
+                return rows, row.next_offset
         end = max(end, chunk.end)
     return rows, end
 
@@ -498,49 +451,27 @@ def _list_rows(chunk: _Chunk, start: int) -> Iterator[Row]:
 
 
 def _make_row(chunk: _Chunk, row: int) -> Row:
-    column = chunk.batch.column
-    return Row(
-        column("offset")[row].as_py(),
-        column("next_offset")[row].as_py(),
-        None if chunk.record is None else chunk.record + row,
-        column("type")[row].as_py(),
-        column("timestamp_ns")[row].as_py(),
-        column("key")[row].as_buffer(),
-        column("value")[row].as_buffer(),
-    )
+    scalars = [column[row] for column in chunk.batch.columns]
+    numbers = (scalar.as_py() for scalar in scalars[:4])
+    texts = (scalar.as_buffer() for scalar in scalars[4:])
+    record = None if chunk.record is None else chunk.record + row
+    return Row._make((*numbers, *texts, record))
 
 
 def _make_gap(chunk: _Chunk, start: int, end: int) -> Row:
     data = pa.py_buffer(chunk.data[start - chunk.start : end - chunk.start])
-    return Row(start, end, None, UNREADABLE, None, None, data)
+    return Row(start, end, UNREADABLE, None, None, data, None)
 
 
-def _search(view: View, start: int, query: Query) -> tuple[list[Shown], int]:
-    """Take the records that match; tell how far the log was looked through."""
-    rows: list[Shown] = []
-    end = start
-    for chunk in _read_chunks(view, _find_floor(view, start), SCAN_BYTES_MAX):
-        found = np.flatnonzero(_match(chunk.batch, query) & (chunk.offsets >= start))
-        for row in found[: query.limit - len(rows)].tolist():
-            rows.append(_show(_make_row(chunk, row)))
-        if len(rows) == query.limit:
-            return rows, rows[-1]["next_offset"]
-        end = chunk.end
-    return rows, end
-
-
-def _match(batch: pa.RecordBatch, query: Query) -> NDArray[np.bool_]:
-    key, value = batch.column("key"), batch.column("value")
-    mask = np.ones(batch.num_rows, np.bool_)
+def _match(chunk: _Chunk, query: Query) -> Iterator[Row]:
+    """Give the records of a chunk that a search is for."""
+    key, value = chunk.batch.column("key"), chunk.batch.column("value")
+    found = []
     if query.key is not None:
-        mask &= _to_mask(pc.equal(key, pa.scalar(query.key, pa.binary())))
+        found.append(pc.equal(key, pa.scalar(query.key, pa.binary())))
     if query.search is not None:
-        mask &= _to_mask(pc.match_substring(key, query.search)) | _to_mask(
-            pc.match_substring(value, query.search)
-        )
-    return mask
-
-
-def _to_mask(found: pa.Array) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
-    return mask
+        in_key, in_value = (pc.match_substring(c, query.search) for c in (key, value))
+        found.append(pc.or_kleene(in_key, in_value))
+    masks = [pc.fill_null(m, False).to_numpy(zero_copy_only=False) for m in found]
+    for row in np.flatnonzero(np.logical_and.reduce(masks)).tolist():
+        yield _make_row(chunk, row)

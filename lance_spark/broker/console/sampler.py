@@ -1,8 +1,8 @@
 """Rates over time: the counters of the broker, looked at once a second.
 
-One thread for all visitors, and one table of bounded size for each topic that has had
-traffic and each consumer: a console without visitors costs next to nothing, and
-one that many look at no more.
+One thread looks, for all visitors, and keeps so many points. A point has only what
+moved in its second, up to a limit: a console without visitors costs next to nothing,
+and one that many look at no more.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.broker.metrics import Metrics, MetricsSnapshot, Traffic
+from lance_spark.broker.metrics import MetricsSnapshot, Traffic
+from lance_spark.broker.service import Service
 from lance_spark.errors import LanceError, StoreClosed
 from lance_spark.store.consumers import ConsumerKey
 
@@ -26,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 POINTS_MAX = 600
-# 600 points of 4 numbers are 19 KiB, those of one number 5 KiB.
+# How many topics and consumers a point has numbers of, which takes 35 KiB.
 TOPICS_MAX = 256
 CONSUMERS_MAX = 256
 # With more offsets than this, to look at all of them each second is too much.
@@ -34,13 +36,10 @@ OFFSETS_MAX = 10_000
 # What the broker answers when the fault is its own or its disk's.
 FAULT_CODES = (0x60, 0x61)
 _STOP_S = 5.0
-
-_Key = TypeVar("_Key")
-Point = tuple[int, float, float, float, float]
+_POINTS_PER_MIN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """What went through in a second: of a topic, or of all."""
 
     records_in_per_s: float = 0.0
@@ -68,59 +67,70 @@ class Pulse:
     faults_last_min: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What one look has found.
+
+    Args:
+        time_ms: the time of day.
+        rows: where the rates of a topic are, by its id; None is all topics together.
+        rates: the numbers of `Rates`, a row each. An array takes a tenth of the memory
+            that as many objects do.
+        lags: how far behind consumers are.
+        errors: how many errors were sent since the last look.
+        faults: those among them that are the broker's own.
+        pulse: what the broker as a whole does.
+    """
+
+    time_ms: int = 0
+    rows: Mapping[int | None, int] = field(default_factory=dict)
+    rates: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 4)))
+    lags: Mapping[ConsumerKey, int] = field(default_factory=dict)
+    errors: int = 0
+    faults: int = 0
+    pulse: Pulse = Pulse()
+
+    def find(self, topic: int | None) -> Rates:
+        row = self.rows.get(topic)
+        return Rates() if row is None else Rates(*self.rates[row].tolist())
+
+
 class Sampler:
     """Looks at the counters now and then; any thread may ask.
 
     Args:
-        metrics: the counters.
-        lags: measures how far behind each consumer is.
+        service: the broker.
         clock: monotonic seconds.
         wall_ns: the time of day.
-        topics_max: how many topics have a history, those with the latest traffic.
-        consumers_max: how many consumers have one.
+
+    Attributes:
+        ticks: how often it has looked.
     """
 
     def __init__(
         self,
-        metrics: Metrics,
-        lags: Callable[[], Mapping[ConsumerKey, int]],
+        service: Service,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
-        topics_max: int = TOPICS_MAX,
-        consumers_max: int = CONSUMERS_MAX,
     ) -> None:
-        self._metrics = metrics
-        self._lags = lags
+        self._service = service
         self._clock = clock
         self._wall_ns = wall_ns
-        # Around everything below, for moments.
-        self._lock = threading.Lock()
-        self._last = metrics.snapshot()
-        self._last_s = clock()
-        self.started_s = self._last_s
-        self._ticks = 0
-        self._times: NDArray[np.int64] = np.zeros(POINTS_MAX, np.int64)
-        self._total: NDArray[np.float64] = np.zeros((POINTS_MAX, 4))
-        # Errors, and the broker's own faults among them.
-        self._errors: NDArray[np.int64] = np.zeros((POINTS_MAX, 2), np.int64)
-        self._topics: _Tables[int] = _Tables(topics_max, 4)
-        self._consumers: _Tables[ConsumerKey] = _Tables(consumers_max, 1)
-        self._pulse = Pulse(connections=self._last.connections)
+        self._last = service.metrics.snapshot()
+        self._last_s = self._started_s = clock()
+        self.ticks = 0
+        # Oldest first. Each look replaces it, so that other threads need no lock.
+        self._points: tuple[_Point, ...] = ()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="lance-console-sampler", daemon=True
         )
 
     @property
-    def ticks(self) -> int:
-        """How often it has looked."""
-        return self._ticks
-
-    @property
     def uptime_s(self) -> float:
         """How long it has been there, which is as long as its broker."""
-        return self._clock() - self.started_s
+        return self._clock() - self._started_s
 
     def start(self) -> None:
         """Look once a second, on a thread of its own."""
@@ -146,162 +156,86 @@ class Sampler:
 
     def sample(self) -> None:
         """Look once; what was counted since the last time becomes a point."""
-        now, now_s = self._metrics.snapshot(), self._clock()
-        lags = self._find_lags()
-        with self._lock:
-            elapsed_s = max(now_s - self._last_s, 1e-3)
-            row = self._ticks % POINTS_MAX
-            last = self._last
-            self._times[row] = self._wall_ns() // 1_000_000
-            self._total[row] = _rate(last.traffic, now.traffic, elapsed_s)
-            self._errors[row] = _count_errors(last, now)
-            rates = {
-                topic: _rate(last.topics.get(topic, Traffic()), traffic, elapsed_s)
-                for topic, traffic in now.topics.items()
-            }
-            moved = {topic: rate for topic, rate in rates.items() if any(rate)}
-            self._topics.put(row, moved, keep=now.topics.keys())
-            behind = {key: (lag,) for key, lag in lags.items()}
-            self._consumers.put(row, behind, keep=lags.keys())
-            self._ticks += 1
-            self._pulse = self._measure(last, now, elapsed_s)
-            self._last, self._last_s = now, now_s
+        now, now_s = self._service.metrics.snapshot(), self._clock()
+        lags, before, last = self._find_lags(), self._newest, self._last
+        elapsed_s = max(now_s - self._last_s, 1e-3)
+        moved = [t for t, seen in now.topics.items() if seen != last.topics.get(t)]
+        # Those that had a place keep it: many must not take turns.
+        topics = sorted(moved, key=lambda t: t not in before.rows)[:TOPICS_MAX]
+        consumers = sorted(lags, key=lambda c: c not in before.lags)
+        rates = [
+            _rate(last.topics.get(t, Traffic()), now.topics[t], elapsed_s)
+            for t in topics
+        ]
+        new = {code: n - last.errors.get(code, 0) for code, n in now.errors.items()}
+        errors = sum(new.values())
+        faults = sum(new.get(code, 0) for code in FAULT_CODES)
+        requests = _count_requests(now) - _count_requests(last)
+        minute = self._points[1 - _POINTS_PER_MIN :]
+        point = _Point(
+            time_ms=self._wall_ns() // 1_000_000,
+            rows={topic: row for row, topic in enumerate([None, *topics])},
+            rates=np.array([_rate(last.traffic, now.traffic, elapsed_s), *rates]),
+            lags={key: lags[key] for key in consumers[:CONSUMERS_MAX]},
+            errors=errors,
+            faults=faults,
+            pulse=Pulse(
+                now.connections,
+                requests / elapsed_s,
+                errors / elapsed_s,
+                errors + sum(point.errors for point in minute),
+                faults + sum(point.faults for point in minute),
+            ),
+        )
+        self._points = (*self._points[1 - POINTS_MAX :], point)
+        self.ticks += 1
+        self._last, self._last_s = now, now_s
 
     def _find_lags(self) -> Mapping[ConsumerKey, int]:
+        if self._service.consumer_count > OFFSETS_MAX:
+            return {}
         try:
-            lags = self._lags()
+            return self._service.lags()
         except StoreClosed:
             raise
         except LanceError as error:
             logger.debug("the console could not measure lags: %s", error)
             return {}
-        return lags if len(lags) <= OFFSETS_MAX else {}
-
-    def _measure(
-        self, last: MetricsSnapshot, now: MetricsSnapshot, elapsed_s: float
-    ) -> Pulse:
-        requests = _count_requests(now) - _count_requests(last)
-        minute = self._errors[self._rows(60)].sum(axis=0)
-        errors, _ = _count_errors(last, now)
-        return Pulse(
-            now.connections,
-            max(0, requests) / elapsed_s,
-            errors / elapsed_s,
-            int(minute[0]),
-            int(minute[1]),
-        )
 
     # Asking.
 
+    @property
+    def _newest(self) -> _Point:
+        return self._points[-1] if self._points else _Point()
+
     def pulse(self) -> Pulse:
         """Tell what the broker does at the moment."""
-        with self._lock:
-            return self._pulse
+        return self._newest.pulse
 
     def rates(self, topic: int | None = None) -> Rates:
         """Tell the rates of the last second, of a topic or of all together."""
-        with self._lock:
-            rows = self._rows(1)
-            if not len(rows):
-                return Rates()
-            table = self._table(topic)
-            return Rates() if table is None else Rates(*table[rows[0]].tolist())
+        return self._newest.find(topic)
 
-    def history(self, topic: int | None = None) -> list[Point]:
-        """Give the rates over time, oldest first."""
-        with self._lock:
-            rows = self._rows(POINTS_MAX)
-            table = self._table(topic)
-            times = self._times[rows].tolist()
-            if table is None:
-                return [(time_ms, 0.0, 0.0, 0.0, 0.0) for time_ms in times]
-            rates = table[rows].tolist()
-        return [(at, *row) for at, row in zip(times, rates, strict=True)]
+    def history(self, topic: int | None = None) -> list[tuple[float, ...]]:
+        """Give the times in ms and the rates, oldest first."""
+        return [(point.time_ms, *point.find(topic)) for point in self._points]
 
     def lag_history(self, key: ConsumerKey, points_max: int) -> list[tuple[int, int]]:
         """Give how far behind a consumer was over time, at most so many points."""
-        with self._lock:
-            table, since = self._consumers.get(key)
-            if table is None:
-                return []
-            rows = self._rows(min(POINTS_MAX, self._ticks - since))
-            # From the end, so that the newest point is always there.
-            rows = rows[:: -max(1, -(-len(rows) // points_max))][::-1]
-            times, lags = self._times[rows].tolist(), table[rows, 0].tolist()
-        return [(at, int(lag)) for at, lag in zip(times, lags, strict=True)]
-
-    def _table(self, topic: int | None) -> NDArray[np.float64] | None:
-        return self._total if topic is None else self._topics.get(topic)[0]
-
-    def _rows(self, count: int) -> NDArray[np.int64]:
-        """Give the rows of the last points, oldest first."""
-        count = min(count, self._ticks, POINTS_MAX)
-        return np.arange(self._ticks - count, self._ticks) % POINTS_MAX
+        found = [*takewhile(lambda point: key in point.lags, reversed(self._points))]
+        # From the end, so that the newest point is always there.
+        found = found[:: max(1, -(-len(found) // points_max))]
+        return [(point.time_ms, point.lags[key]) for point in reversed(found)]
 
 
-class _Tables(Generic[_Key]):
-    """A table of points for each of some keys; the one that is idle longest goes."""
-
-    def __init__(self, keys_max: int, width: int) -> None:
-        self._keys_max = keys_max
-        self._width = width
-        self._ticks = 0
-        self._tables: OrderedDict[_Key, tuple[NDArray[np.float64], int]] = OrderedDict()
-
-    def get(self, key: _Key) -> tuple[NDArray[np.float64] | None, int]:
-        """Give a table and the number of its first point."""
-        return self._tables.get(key, (None, 0))
-
-    def put(
-        self,
-        row: int,
-        values: Mapping[_Key, tuple[float, ...]],
-        *,
-        keep: Set[_Key],
-    ) -> None:
-        """Fill a row: with values, and with zeros where there is none.
-
-        Args:
-            row: which one.
-            values: by key; a key that is new gets a table.
-            keep: the keys that there are; others lose their tables.
-        """
-        for key in self._tables.keys() - keep:
-            del self._tables[key]
-        for table, _ in self._tables.values():
-            table[row] = 0
-        # Only idle ones make room, and each put as often as there are tables at most:
-        # many busy keys must not take turns in throwing each other out.
-        idle = iter([key for key in self._tables if key not in values])
-        for key, value in values.items():
-            if key not in self._tables and not self._add(key, idle):
-                continue
-            self._tables.move_to_end(key)
-            self._tables[key][0][row] = value
-        self._ticks += 1
-
-    def _add(self, key: _Key, idle: Iterator[_Key]) -> bool:
-        if len(self._tables) >= self._keys_max:
-            victim = next(idle, None)
-            if victim is None:
-                return False
-            del self._tables[victim]
-        self._tables[key] = np.zeros((POINTS_MAX, self._width)), self._ticks
-        return True
+_read_counts = attrgetter("records_in", "bytes_in", "records_out", "bytes_out")
 
 
-def _rate(last: Traffic, now: Traffic, elapsed_s: float) -> tuple[float, ...]:
+def _rate(last: Traffic, now: Traffic, elapsed_s: float) -> list[float]:
     # A topic that was made anew starts at 0.
-    return tuple(
-        max(0, getattr(now, name) - getattr(last, name)) / elapsed_s
-        for name in ("records_in", "bytes_in", "records_out", "bytes_out")
-    )
+    pairs = zip(_read_counts(last), _read_counts(now), strict=True)
+    return [max(0, new - old) / elapsed_s for old, new in pairs]
 
 
 def _count_requests(snapshot: MetricsSnapshot) -> int:
     return sum(times.count for times in snapshot.requests.values())
-
-
-def _count_errors(last: MetricsSnapshot, now: MetricsSnapshot) -> tuple[int, int]:
-    new = {code: n - last.errors.get(code, 0) for code, n in now.errors.items()}
-    return sum(new.values()), sum(new.get(code, 0) for code in FAULT_CODES)

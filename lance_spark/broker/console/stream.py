@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -17,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 from lance_spark.broker.access import Principal
 from lance_spark.broker.console.guard import encode_json
 from lance_spark.broker.console.overview import Overview
-from lance_spark.broker.console.sampler import INTERVAL_S
+from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.errors import ConnectionLimit, LanceError
 
 STREAMS_MAX = 64
-# A broker with very many topics is told of less often: making an event takes a tenth of
-# the time at most, and sending it so many bytes per second.
+# With very many topics events come less often: making them takes a tenth of the time at
+# most, and sending them so many bytes per second.
 _REST = 10.0
 _BYTES_PER_S = 1024 * 1024
 # Gives the visitor, None after signing out.
@@ -33,32 +34,21 @@ class Streams:
     """All streams of a console.
 
     Args:
-        overview: what is sent.
-        ticks: a number that changes when there is something new to send.
-        interval_s: how long to wait between two events.
-        streams_max: how many there may be at once.
+        overview: describes the broker, for the events.
+        sampler: says when there is something new.
     """
 
-    def __init__(
-        self,
-        overview: Overview,
-        ticks: Callable[[], int],
-        *,
-        interval_s: float = INTERVAL_S,
-        streams_max: int = STREAMS_MAX,
-    ) -> None:
+    def __init__(self, overview: Overview, sampler: Sampler) -> None:
         self._overview = overview
-        self._ticks = ticks
-        self._interval_s = interval_s
-        self._streams_max = streams_max
+        self._sampler = sampler
         self._open = 0
         # How long to wait at least, which grows with what there is to tell.
         self._rest_s = 0.0
         self._ending = anyio.Event()
         # A stream that needs an event while one is made waits for it.
         self._making = anyio.Lock()
-        # The last event by who asked. There are few kinds of visitors, as tokens and
-        # certificates do not make a difference otherwise.
+        # The last event for each kind of visitor. There are few kinds, as the tokens
+        # of visitors make no difference.
         self._events: dict[Principal, tuple[int, bytes]] = {}
 
     @property
@@ -77,8 +67,8 @@ class Streams:
             ConnectionLimit: there are too many.
             AuthenticationRequired: the visitor has to sign in first.
         """
-        if self._open >= self._streams_max:
-            raise ConnectionLimit(f"{self._streams_max} pages are open already")
+        if self._open >= STREAMS_MAX:
+            raise ConnectionLimit(f"{STREAMS_MAX} pages are open already")
         # Before anything is waited for: others come meanwhile.
         self._open += 1
         try:
@@ -92,26 +82,20 @@ class Streams:
         self._open -= 1
 
     async def _run(self, ask: Ask, event: bytes) -> AsyncIterator[bytes]:
-        yield event
-        while not await self._wait():
-            client = ask()
-            if client is None:
-                return
-            try:
+        # Errors end it: the broker stops, or the visitor is one no more.
+        with suppress(LanceError):
+            while True:
+                yield event
+                with anyio.move_on_after(max(INTERVAL_S, self._rest_s)):
+                    await self._ending.wait()
+                client = ask()
+                if client is None or self.is_ending:
+                    return
                 event = await self._make_event(client)
-            except LanceError:
-                return  # The broker stops, or the visitor is one no more.
-            yield event
-
-    async def _wait(self) -> bool:
-        """Wait for the next turn; tell whether this is the end."""
-        with anyio.move_on_after(max(self._interval_s, self._rest_s)):
-            await self._ending.wait()
-        return self._ending.is_set()
 
     async def _make_event(self, client: Principal) -> bytes:
         async with self._making:
-            tick = self._ticks()
+            tick = self._sampler.ticks
             made = self._events.get(client)
             if made is not None and made[0] == tick:
                 return made[1]
@@ -119,7 +103,7 @@ class Streams:
             event = await run_in_threadpool(self._describe, client)
             taken_s = time.monotonic() - begun_s
             self._rest_s = max(_REST * taken_s, len(event) / _BYTES_PER_S)
-            if len(self._events) >= self._streams_max:
+            if len(self._events) >= STREAMS_MAX:
                 self._events.clear()
             self._events[client] = tick, event
             return event
@@ -136,7 +120,7 @@ class _Stream(StreamingResponse):
         super().__init__(
             events,
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            headers={"X-Accel-Buffering": "no"},
         )
         self._close = close
 

@@ -12,7 +12,7 @@ import pytest
 
 from lance_spark import __version__
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.broker.access import Policy
+from lance_spark.broker.access import Policy, Principal
 from lance_spark.broker.console import app as module
 from lance_spark.broker.console.app import FAILURES_BURST, SESSION_S, Visitors
 from lance_spark.broker.console.records import Query
@@ -61,8 +61,9 @@ def test_overview(broker: EmbeddedBroker, visitor: Visitor) -> None:
     assert 0 < free <= total
     assert found["hidden_topics"] == 0
     assert sorted(found["traffic"]) == [
-        *("bytes_in_per_s", "bytes_out_per_s", "connections", "errors_per_s"),
-        *("records_in_per_s", "records_out_per_s", "requests_per_s"),
+        *("bytes_in_per_s", "bytes_out_per_s", "connections", "errors_last_min"),
+        *("errors_per_s", "faults_last_min", "records_in_per_s"),
+        *("records_out_per_s", "requests_per_s"),
     ]
     empty, full = found["topics"]
     assert (empty["name"], full["name"]) == ("a", "b")
@@ -93,6 +94,32 @@ def test_names(shared: EmbeddedBroker, guest: Visitor, name: str) -> None:
     assert guest.ask("PUT", f"{path}/retention", {"max_bytes": 5}).status == 200
     assert guest.ask("DELETE", path).json == {}
     assert guest.ask("GET", path).kind == "TopicNotFound"
+
+
+def test_partitions(broker: EmbeddedBroker, visitor: Visitor) -> None:
+    """Their names have a slash, whether a URL has it encoded or not."""
+    broker.service.create_topics(Principal(), "orders", 2)
+    found = broker.service.store.find_topic("orders/1")
+    assert found is not None
+    broker.service.store.append(found.metadata.id, record(b"x"))
+    names = [topic["name"] for topic in visitor.get("/api/overview")["topics"]]
+    assert names == ["orders/0", "orders/1"]
+    for path in ("/api/topics/orders%2F1", "/api/topics/orders/1"):
+        assert visitor.get(path)["name"] == "orders/1"
+        page = visitor.get(f"{path}/records")
+        assert page["topic"] == "orders/1" and len(page["records"]) == 1
+        assert visitor.ask("GET", f"{path}/records/0/value").body == b"x"
+        # One partition can't be changed alone, and the text says so.
+        for answer in (
+            visitor.ask("PUT", f"{path}/retention", {"max_bytes": 5}),
+            visitor.ask("DELETE", path),
+        ):
+            assert answer.status == 400
+            assert "is a partition of topic 'orders'" in answer.json["error"]["text"]
+    assert visitor.get("/api/history?topic=orders%2F1")["points"] is not None
+    for path in ("orders", "orders/2", "orders/1/2", "orders/x"):
+        answer = visitor.ask("GET", f"/api/topics/{path}")
+        assert (answer.status, answer.kind) == (404, "TopicNotFound"), path
 
 
 @pytest.mark.parametrize(
@@ -512,10 +539,10 @@ def test_a_bug_is_told_without_details(
 class Scene:
     """Visitors of a gate with one token, and the time."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
         gate = Gate(None, policy=Policy(token_required=True), tokens=["good"])  # type: ignore[arg-type]
-        self.visitors = Visitors(gate.authenticate, clock=lambda: self.now_s, **limits)
+        self.visitors = Visitors(gate.authenticate, lambda: self.now_s)
 
     def sign_in(self, token: str = "good", peer: str = "here") -> str:
         return self.visitors.sign_in(token, peer=peer)
@@ -550,8 +577,9 @@ def test_sessions_end() -> None:
     assert scene.visitors._sessions == {}
 
 
-def test_number_of_sessions_is_bounded() -> None:
-    scene = Scene(sessions_max=2)
+def test_number_of_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 2)
+    scene = Scene()
     first, second, third = (scene.sign_in() for _ in range(3))
     assert [scene.visitors.is_signed_in(s) for s in (first, second, third)] == [
         False,

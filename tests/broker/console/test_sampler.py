@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -12,6 +13,9 @@ from lance_spark.broker.metrics import Metrics
 from lance_spark.errors import StorageError, StoreClosed
 from lance_spark.store.consumers import ConsumerKey
 from tests.broker.kit import PATIENCE_S
+
+if TYPE_CHECKING:
+    from lance_spark.broker.service import Service
 
 
 class Clock:
@@ -27,19 +31,29 @@ class Clock:
         return int(self.now_s * 1e9)
 
 
+class Broker:
+    """All that a sampler looks at."""
+
+    def __init__(self, lags: Callable[[], dict[ConsumerKey, int]] = dict) -> None:
+        self.metrics = Metrics()
+        self.lags = lags
+        self.consumer_count = 0
+
+
+def look_at(broker: Broker, **clocks: Any) -> Sampler:
+    return Sampler(cast("Service", broker), **clocks)
+
+
 class Scene:
     """A sampler with all that it looks at."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
-        self.metrics = Metrics()
         self.lags: dict[ConsumerKey, int] = {}
-        self.sampler = Sampler(
-            self.metrics,
-            lambda: self.lags,
-            clock=self.clock,
-            wall_ns=self.clock.wall_ns,
-            **limits,
+        self.broker = Broker(lambda: self.lags)
+        self.metrics = self.broker.metrics
+        self.sampler = look_at(
+            self.broker, clock=self.clock, wall_ns=self.clock.wall_ns
         )
 
     def tick(self, seconds: float = 1.0) -> None:
@@ -106,35 +120,44 @@ def test_history_is_bounded() -> None:
     assert points[-1][0] == scene.clock.wall_ns() // 1_000_000
 
 
-def test_a_topic_that_is_gone_has_no_history() -> None:
+def test_a_topic_that_is_gone() -> None:
     scene = Scene()
     scene.metrics.appended(1, 5, 5)
     scene.tick()
     scene.metrics.forget_topic(1)
     scene.tick()
-    assert [point[1] for point in scene.sampler.history(1)] == [0.0, 0.0]
+    assert [point[1] for point in scene.sampler.history(1)] == [5.0, 0.0]
     # Counters that start anew are not a negative rate.
     scene.metrics.appended(1, 2, 2)
     scene.tick()
     assert scene.sampler.rates(1).records_in_per_s == 2.0
 
 
-def test_topics_with_the_latest_traffic_have_a_history() -> None:
-    scene = Scene(topics_max=2)
+def test_a_point_has_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOPICS_MAX", 2)
+    scene = Scene()
     for topic in (1, 2, 3):
         scene.metrics.appended(topic, topic, 0)
         scene.tick()
     firsts = [[p[1] for p in scene.sampler.history(topic)] for topic in (1, 2, 3)]
-    assert firsts == [[0, 0, 0], [0, 2, 0], [0, 0, 3]]
+    assert firsts == [[1, 0, 0], [0, 2, 0], [0, 0, 3]]
     # Busy ones do not throw each other out.
-    for topic in (1, 2, 3):
-        scene.metrics.appended(topic, 1, 0)
+    for _ in range(3):
+        for topic in (1, 2, 3):
+            scene.metrics.appended(topic, 1, 0)
+        scene.tick()
+        rates = [scene.sampler.rates(t).records_in_per_s for t in (1, 2, 3)]
+        assert rates == [1, 0, 1]
+    assert scene.sampler.rates().records_in_per_s == 3
+    # An idle one makes room.
+    scene.metrics.appended(2, 1, 0)
     scene.tick()
-    assert [scene.sampler.rates(t).records_in_per_s for t in (1, 2, 3)] == [0, 1, 1]
+    assert scene.sampler.rates(2).records_in_per_s == 1
 
 
-def test_lags_over_time() -> None:
-    scene = Scene(consumers_max=2)
+def test_lags_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONSUMERS_MAX", 2)
+    scene = Scene()
     key, late, over = (ConsumerKey(n, 1) for n in (1, 2, 3))
     for lag in range(5):
         scene.lags[key] = lag
@@ -155,19 +178,24 @@ def test_lags_over_time() -> None:
     assert [lag for _, lag in scene.sampler.lag_history(over, 10)] == [1]
 
 
-def test_too_many_offsets_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OFFSETS_MAX", 2)
+def test_very_many_offsets_are_not_measured() -> None:
     scene = Scene()
-    scene.lags = {ConsumerKey(n, 1): n for n in range(3)}
+    key = ConsumerKey(1, 1)
+    scene.lags[key] = 5
+    scene.broker.consumer_count = module.OFFSETS_MAX
     scene.tick()
-    assert scene.sampler.lag_history(ConsumerKey(1, 1), 10) == []
+    assert [lag for _, lag in scene.sampler.lag_history(key, 10)] == [5]
+    scene.broker.consumer_count += 1
+    scene.broker.lags = lambda: pytest.fail("they are measured")
+    scene.tick()
+    assert scene.sampler.lag_history(key, 10) == []
 
 
 def test_lags_that_can_not_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> Any:
         raise StorageError("the disk is gone")
 
-    sampler = Sampler(Metrics(), fail)
+    sampler = look_at(Broker(fail))
     with caplog.at_level(logging.DEBUG):
         sampler.sample()
     assert sampler.ticks == 1 and "the disk is gone" in caplog.text
@@ -184,7 +212,7 @@ def test_thread(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
             raise faults.pop()
         return {}
 
-    sampler = Sampler(Metrics(), lags)
+    sampler = look_at(Broker(lags))
     sampler.start()
     for _ in range(3):
         assert looked.acquire(timeout=PATIENCE_S)
@@ -198,6 +226,6 @@ def test_thread(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
 
 
 def test_never_started() -> None:
-    sampler = Sampler(Metrics(), dict)
+    sampler = look_at(Broker())
     assert sampler.uptime_s >= 0
     sampler.stop()

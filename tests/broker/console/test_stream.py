@@ -20,12 +20,7 @@ from tests.broker.kit import StartBroker, eventually
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send events a hundred times as often."""
-    init = module.Streams.__init__
-
-    def make(self: Any, *args: Any, **options: Any) -> None:
-        init(self, *args, **{"interval_s": 0.01, **options})
-
-    monkeypatch.setattr(module.Streams, "__init__", make)
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
     monkeypatch.setattr(module, "_REST", 0.0)
 
 
@@ -127,12 +122,7 @@ def test_who_leaves_is_forgotten(broker: EmbeddedBroker, visitor: Visitor) -> No
 def test_number_of_streams_is_bounded(
     start: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init = module.Streams.__init__
-
-    def make(self: Any, *args: Any, **options: Any) -> None:
-        init(self, *args, **options, streams_max=2)
-
-    monkeypatch.setattr(module.Streams, "__init__", make)
+    monkeypatch.setattr(module, "STREAMS_MAX", 2)
     broker = start(ui=True)
     visitor = Visitor(broker)
     with listening(visitor) as first, listening(visitor) as second:

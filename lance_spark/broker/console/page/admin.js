@@ -1,4 +1,4 @@
-// What changes the broker: only drawn for who may, and refused by the broker otherwise.
+// Changes of the broker. Only visitors that may see them; the broker refuses others.
 
 import { change, topicPath } from "./api.js";
 import { el, freshId, quote } from "./dom.js";
@@ -40,7 +40,7 @@ class Amount {
     const found = [...units].reverse().find(([, size]) => value && value % size === 0) ?? units[1];
     const id = freshId("amount");
     this.label = label;
-    // What is kept as bytes or seconds need not be a whole number of any unit here.
+    // A number of bytes or seconds need not be a whole number of any unit here.
     const shown = value ? String(Number((value / found[1]).toPrecision(6))) : "";
     this.exact = { shown, unit: String(found[1]), value: value || null };
     this.input = el("input", { id, type: "number", min: "0", step: "any", value: shown, placeholder: "no limit" });
@@ -88,7 +88,7 @@ export function setRetention(topic, done) {
   ask({
     title: "Retention",
     body: [
-      el("p", {}, "What is older, or too much, is dropped from ", quote(topic.name), " for good."),
+      el("p", {}, "Records that are older, or too many, are dropped from ", quote(topic.name), " for good."),
       age.node,
       size.node,
     ],

@@ -47,7 +47,7 @@ class App {
     await this.identify();
   }
 
-  /** Learn who we are, and show what we may see; while the broker is away, wait. */
+  /** Learn whether the visitor is signed in, and show the page; wait for a broker that is away. */
   async identify() {
     try {
       this.setSession(await get("/api/session"));
@@ -79,7 +79,7 @@ class App {
     this.stream.start();
   }
 
-  /** Show an error; one that says that nobody is signed in shows the form. */
+  /** Show an error; if the visitor is signed out, show the form. */
   async fail(error) {
     if (!error.isSignedOut) {
       showError(error);
@@ -112,7 +112,7 @@ class App {
     const parts = path.split("/").filter(Boolean);
     const parameters = new URLSearchParams(query);
     const [name, ...rest] = parts.length ? parts : ["overview"];
-    if (name === "topics") this.routeTopic(rest[0] ?? "", parameters);
+    if (name === "topics") this.routeTopic(rest.join("/"), parameters);
     else if (name === "consumers") this.enter("consumers", () => new ConsumersView(this), "Consumers");
     else if (name === "stages") this.enter("stages", () => new StagesView(this), "Stages");
     else if (name === "health") this.enter("health", () => new HealthView(this), "Health");
@@ -137,7 +137,7 @@ class App {
     view.key = key;
     this.show(view, title);
     if (this.overview) view.take(this.overview);
-    // Who came by a link starts at the new view's beginning.
+    // A visitor who followed a link starts at the new view's beginning.
     if (!isFirst) this.main.focus({ preventScroll: true });
   }
 

@@ -1,4 +1,4 @@
-// Who reads, how far it has come, and how far it is behind over time.
+// Groups and consumers: what they have committed, and how far they are behind over time.
 
 import { get } from "./api.js";
 import { Sparkline } from "./chart.js";
@@ -20,19 +20,6 @@ function fillSpark(cell, points) {
   cell.spark.update(points);
 }
 
-/** Add up the lag of a group's consumers of a topic, moment by moment. */
-export function joinHistories(histories) {
-  const sums = new Map();
-  for (const history of histories) {
-    for (const [time, behind] of history) {
-      // Samples of one round differ by less than the second between rounds.
-      const second = Math.floor(time / 1000) * 1000;
-      sums.set(second, (sums.get(second) ?? 0) + behind);
-    }
-  }
-  return [...sums].sort((a, b) => a[0] - b[0]);
-}
-
 class GroupPanel {
   constructor(name) {
     this.facts = el("span", { class: "muted" });
@@ -52,7 +39,7 @@ class GroupPanel {
     this.members = new Table({
       caption: `Members of group ${name}`,
       key: (member) => member.id,
-      empty: el("p", { text: "Nobody is in the group now; what it has committed stays." }),
+      empty: el("p", { text: "The group has no members now; its commits stay." }),
       columns: [
         { key: "id", label: "Member", isHeader: true, fill: (cell, m) => cell.firstChild || cell.append(quote(m.id, { class: "mono" })) },
         { key: "topics", label: "Subscribed to", fill: (cell, m) => fillNames(cell, m.topics) },
@@ -71,13 +58,9 @@ class GroupPanel {
   update(group, consumers) {
     const many = group.members.length === 1 ? "1 member" : `${group.members.length} members`;
     setText(this.facts, `${many}, generation ${group.generation}, ${group.strategy}`);
-    const mine = consumers.filter((consumer) => consumer.group === group.name);
-    this.lag.update(
-      group.lag.map((row) => {
-        const of = mine.filter((consumer) => consumer.topic === row.topic);
-        return { ...row, history: joinHistories(of.map((consumer) => consumer.history)) };
-      }),
-    );
+    const topics = new Set(group.members.flatMap((member) => member.topics));
+    // A group commits as one consumer, whichever member does it.
+    this.lag.update(consumers.filter((row) => row.group === group.name && topics.has(row.topic)));
     this.members.update(group.members);
   }
 }

@@ -16,7 +16,7 @@ export class StagesView {
       "div",
       {},
       el("div", { class: "view-head" }, el("h1", { text: "Stages" }), this.counted),
-      el("p", { class: "lead", text: "A stage holds what a writer has sent and not committed yet. Nobody can read it before the commit; one that is forgotten expires." }),
+      el("p", { class: "lead", text: "A stage holds records that a writer has sent and not committed yet. Readers see them after the commit; a stage that is forgotten expires." }),
       el("section", { class: "panel" }, this.table.node),
     );
   }

@@ -1,5 +1,5 @@
 // The stream of overviews. When it ends it is opened again, after a delay that grows;
-// while nobody looks at the page it is closed, as a browser has few connections.
+// while the page is hidden it is closed, as a browser has few connections.
 
 const DELAY_MS = 500;
 const DELAY_MS_MAX = 10_000;

@@ -163,7 +163,7 @@ export class TopicView {
   take(overview) {
     const found = overview.topics.find((topic) => topic.name === this.name);
     if (found === undefined) {
-      // Who knows better is the topic's own address, which also says why.
+      // The topic's own address knows better, and also says why.
       if (!this.isGone && this.detail !== null) this.refreshDetail();
       return;
     }
