@@ -245,3 +245,22 @@ def test_what_the_protocol_can_not_carry(logs: Logs) -> None:
     with pytest.raises(RowError, match="its column key can't be written") as told:
         writer.write(iter([pa.record_batch(rows)]))
     assert told.value.row == 1
+
+
+@pytest.mark.parametrize("topic", ["c", None])
+def test_rows_go_to_their_partition(logs: Logs, topic: str | None) -> None:
+    schema = make_schema("topic string, Partition integer, value string")
+    given = {} if topic is None else {"topic": topic}
+    writer = make_source(**given).writer(schema, overwrite=False)
+    columns = {
+        "topic": ["c"] * 4,
+        "Partition": pa.array([2, 0, None, 2], pa.int32()),
+        "value": [b"1", b"2", b"3", b"4"],
+    }
+    writer.write(iter([pa.record_batch(columns)]))
+    found = {at.number: log.values for at, log in logs.items() if at.topic == "c"}
+    assert found == {0: [b"2", b"3"], 2: [b"1", b"4"]}
+    columns["Partition"] = pa.array([0, 1, -1, 1])
+    with pytest.raises(RowError, match="its partition -1 can't be one") as told:
+        writer.write(iter([pa.record_batch(columns)]))
+    assert told.value.row == 2
