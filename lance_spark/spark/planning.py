@@ -494,7 +494,9 @@ def make_recreated(
 
 def make_gone(log: LogRef, asked: int) -> DataLoss:
     """Make the error for a topic that was there when the query began."""
-    reason = f"topic id {log.topic_id} is gone: the topic was deleted"
+    # Not every protocol has ids.
+    which = f"topic id {log.topic_id}" if log.topic_id else "it"
+    reason = f"{which} is gone: the topic was deleted"
     return DataLoss(log.topic, asked, None, None, reason)
 
 

@@ -240,7 +240,8 @@ class StreamPlanner:
         document = StreamOffset.of(ends).to_document(driver.traits.protocol)
         for partition, state in states.items():
             topic, lag = partition.topic, add_lags(lags[partition.topic])
-            numbers = lag.to_document(state.retention, self._losses.lost_bytes(topic))
+            lost = self._losses.lost_bytes(topic)
+            numbers = lag.to_document(state.retention, lost, driver.traits.unit)
             document["topics"][topic].update(numbers)
         return document
 

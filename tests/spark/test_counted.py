@@ -172,7 +172,18 @@ def test_a_stream_of_all_partitions(logs: Logs) -> None:
     logs[Partition("a", 3)] = Log([b"new"])
     assert query.run() == [("a", 3, 1, b"new")]
     lag = query.reader.reportLatestOffset()["topics"]["a"]
-    assert lag["recordsBehind"] == 0
+    assert (lag["recordsBehind"], lag["bytesBehind"], lag["bytesLost"]) == (
+        0,
+        None,
+        None,
+    )
+
+
+def test_how_far_behind_it_is(logs: Logs) -> None:
+    query = Query(topic="a", maxRecordsPerTrigger="6")
+    query.run()
+    lag = query.reader.reportLatestOffset()["topics"]["a"]
+    assert (lag["recordsBehind"], lag["bytesBehind"]) == (9, None)
 
 
 def test_the_limit_of_a_batch_is_shared(logs: Logs) -> None:
