@@ -395,11 +395,12 @@ class Committed:
     """What became of a commit.
 
     Args:
-        status: `stale` says that the writer has committed a later sequence.
+        status: `committed`, `repeated`, or `stale`, which says that the writer has
+            committed a later sequence.
         spans: where the records are, by partition.
     """
 
-    status: Literal["committed", "repeated", "stale"]
+    status: str
     spans: tuple[tuple[Partition, Bounds], ...] = ()
 
 

@@ -259,8 +259,9 @@ class BatchEnd:
         log, position = state.log, self._position(place, state.log)
         if state.end < position:
             reason = (
-                f"the log ends {position - state.end} bytes before it: the server has "
-                "deleted data, or the log was cut or restored from a copy"
+                f"the log ends {position - state.end} {self._driver.traits.unit} "
+                "before it: the server has deleted data, or the log was cut or "
+                "restored from a copy"
             )
             bounds = self._find_bounds(state)
             loss = DataLoss(log.topic, position, bounds.start, bounds.end, reason)

@@ -21,42 +21,27 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
+from pyspark.sql import datasource as ds
 
 # Each compares a column with a literal; null where the column is null.
-_COMPARE: dict[type[Filter], Callable[..., Any]] = {
-    EqualTo: pc.equal,
-    EqualNullSafe: pc.equal,
-    GreaterThan: pc.greater,
-    GreaterThanOrEqual: pc.greater_equal,
-    LessThan: pc.less,
-    LessThanOrEqual: pc.less_equal,
+_COMPARE: dict[type[ds.Filter], Callable[..., Any]] = {
+    ds.EqualTo: pc.equal,
+    ds.EqualNullSafe: pc.equal,
+    ds.GreaterThan: pc.greater,
+    ds.GreaterThanOrEqual: pc.greater_equal,
+    ds.LessThan: pc.less,
+    ds.LessThanOrEqual: pc.less_equal,
 }
-_MATCH: dict[type[Filter], Callable[..., Any]] = {
-    StringStartsWith: pc.starts_with,
-    StringEndsWith: pc.ends_with,
-    StringContains: pc.match_substring,
+_MATCH: dict[type[ds.Filter], Callable[..., Any]] = {
+    ds.StringStartsWith: pc.starts_with,
+    ds.StringEndsWith: pc.ends_with,
+    ds.StringContains: pc.match_substring,
 }
-_NULLNESS: dict[type[Filter], Callable[..., Any]] = {
-    IsNull: pc.is_null,
-    IsNotNull: pc.is_valid,
+_NULLNESS: dict[type[ds.Filter], Callable[..., Any]] = {
+    ds.IsNull: pc.is_null,
+    ds.IsNotNull: pc.is_valid,
 }
-_EQUAL = (EqualTo, EqualNullSafe)
+_EQUAL = (ds.EqualTo, ds.EqualNullSafe)
 
 _INT_BITS = {"partition": 32, "type": 16} | dict.fromkeys(
     ("offset", "next_offset", "timestamp_ns"), 64
@@ -80,7 +65,7 @@ class Pushed:
     start: int | None = None
     end: int | None = None
     topics: frozenset[str] | None = None
-    predicates: tuple[Filter, ...] = ()
+    predicates: tuple[ds.Filter, ...] = ()
 
     def keeps_topic(self, topic: str) -> bool:
         """Say whether records of a topic can be wanted, so that others are not read."""
@@ -102,8 +87,8 @@ class Pushed:
 
 
 def push_filters(
-    filters: Iterable[Filter], *, narrow: bool
-) -> tuple[Pushed, list[Filter]]:
+    filters: Iterable[ds.Filter], *, narrow: bool
+) -> tuple[Pushed, list[ds.Filter]]:
     """Take the filters that can be fulfilled exactly.
 
     Args:
@@ -120,7 +105,7 @@ def push_filters(
             left.append(each)
         elif narrow and _column(each) == "offset":
             pushed = _narrow_offsets(pushed, each)
-        elif _column(each) == "topic" and isinstance(each, (*_EQUAL, In)):
+        elif _column(each) == "topic" and isinstance(each, (*_EQUAL, ds.In)):
             names = frozenset(_literals(each)) - {None}
             topics = names if pushed.topics is None else names & pushed.topics
             pushed = replace(pushed, topics=topics)
@@ -132,9 +117,9 @@ def push_filters(
 # What can be taken.
 
 
-def _is_exact(test: Filter) -> bool:
-    negated = isinstance(test, Not)
-    inner = test.child if isinstance(test, Not) else test
+def _is_exact(test: ds.Filter) -> bool:
+    negated = isinstance(test, ds.Not)
+    inner = test.child if isinstance(test, ds.Not) else test
     kind = type(inner)
     path: tuple[str, ...] = getattr(inner, "attribute", ())
     if len(path) != 1 or _column(inner) not in _COLUMNS:
@@ -142,12 +127,12 @@ def _is_exact(test: Filter) -> bool:
     if kind in _NULLNESS:
         return True
     literals = _literals(inner)
-    if kind is In and not negated:
+    if kind is ds.In and not negated:
         # A null in the list makes nothing true.
         literals = [value for value in literals if value is not None]
     elif kind in _MATCH:
         literals = [v if isinstance(v, str) else None for v in literals]
-    elif kind is not In and kind not in _COMPARE:
+    elif kind is not ds.In and kind not in _COMPARE:
         return False
     column = _column(inner)
     return bool(literals) and all(_is_literal(column, value) for value in literals)
@@ -166,31 +151,31 @@ def _is_literal(column: str, value: object) -> bool:
     return isinstance(value, datetime) and value.utcoffset() is not None
 
 
-def _column(test: Filter) -> str:
+def _column(test: ds.Filter) -> str:
     """Name the column of a filter, which has the name that the user's schema gives."""
-    inner = test.child if isinstance(test, Not) else test
-    path: tuple[str, ...] = inner.attribute  # type: ignore[attr-defined]  # But Not.
+    inner = test.child if isinstance(test, ds.Not) else test
+    path: tuple[str, ...] = inner.attribute  # type: ignore[attr-defined]  # But ds.Not.
     return path[0].lower()
 
 
-def _literals(test: Filter) -> list[Any]:
+def _literals(test: ds.Filter) -> list[Any]:
     value: Any = getattr(test, "value", None)
-    return list(value) if isinstance(test, In) else [value]
+    return list(value) if isinstance(test, ds.In) else [value]
 
 
 # Taking it.
 
 
-def _narrow_offsets(pushed: Pushed, test: Filter) -> Pushed:
+def _narrow_offsets(pushed: Pushed, test: ds.Filter) -> Pushed:
     values = [value for value in _literals(test) if value is not None]
-    if isinstance(test, (*_EQUAL, In)):
+    if isinstance(test, (*_EQUAL, ds.In)):
         narrowed = _intersect(pushed, min(values), max(values) + 1)
         return narrowed if len(values) == 1 else _add(narrowed, test)
-    if isinstance(test, (GreaterThan, GreaterThanOrEqual)):
-        start = values[0] + isinstance(test, GreaterThan)
+    if isinstance(test, (ds.GreaterThan, ds.GreaterThanOrEqual)):
+        start = values[0] + isinstance(test, ds.GreaterThan)
         return _intersect(pushed, start, None)
-    if isinstance(test, (LessThan, LessThanOrEqual)):
-        end = values[0] + isinstance(test, LessThanOrEqual)
+    if isinstance(test, (ds.LessThan, ds.LessThanOrEqual)):
+        end = values[0] + isinstance(test, ds.LessThanOrEqual)
         return _intersect(pushed, None, end)
     return _add(pushed, test)
 
@@ -201,34 +186,34 @@ def _intersect(pushed: Pushed, start: int | None, end: int | None) -> Pushed:
     return replace(pushed, start=max(starts, default=None), end=min(ends, default=None))
 
 
-def _add(pushed: Pushed, test: Filter) -> Pushed:
+def _add(pushed: Pushed, test: ds.Filter) -> Pushed:
     return replace(pushed, predicates=(*pushed.predicates, test))
 
 
 # Doing it.
 
 
-def _test(test: Filter, batch: pa.RecordBatch) -> pa.Array:
+def _test(test: ds.Filter, batch: pa.RecordBatch) -> pa.Array:
     """Say for each row whether a filter holds; null where Spark has null."""
-    negated = isinstance(test, Not)
-    inner = test.child if isinstance(test, Not) else test
+    negated = isinstance(test, ds.Not)
+    inner = test.child if isinstance(test, ds.Not) else test
     column = batch.column(_column(inner))
     found = _evaluate(inner, column)
     if not negated:
         return found
     found = pc.invert(found)
     # Arrow says that null is in no list; for Spark that is not known.
-    return pc.and_(found, column.is_valid()) if isinstance(inner, In) else found
+    return pc.and_(found, column.is_valid()) if isinstance(inner, ds.In) else found
 
 
-def _evaluate(test: Filter, column: pa.Array) -> pa.Array:
+def _evaluate(test: ds.Filter, column: pa.Array) -> pa.Array:
     kind = type(test)
     if kind in _NULLNESS:
         return _NULLNESS[kind](column)
     literals = [value for value in _literals(test) if value is not None]
     if kind in _MATCH:
         return _MATCH[kind](column, pattern=literals[0])
-    if kind is In:
+    if kind is ds.In:
         return pc.is_in(column, value_set=pa.array(literals, column.type))
     found = _COMPARE[kind](column, pa.scalar(literals[0], column.type))
-    return found.fill_null(False) if kind is EqualNullSafe else found
+    return found.fill_null(False) if kind is ds.EqualNullSafe else found

@@ -176,7 +176,7 @@ def plan_job(
     """
     job = WriteJob(options=options, overwrite=overwrite, is_stream=is_stream)
     job.check_options()
-    memory = _memories.find(options) if is_stream else _Memory()
+    memory = _remember(options) if is_stream else _Memory()
     if not is_stream:
         writer_id, sequence = _name_job(options)
         job = replace(job, writer_id=writer_id, sequence=sequence)
@@ -226,20 +226,17 @@ class _Memory:
         self.deliveries.add(delivery)
 
 
-class _Memories(OrderedDict[WriteOptions, _Memory]):
-    """Memories by options, of the queries that wrote last."""
-
-    MOST = 64
-
-    def find(self, options: WriteOptions) -> _Memory:
-        memory = self.pop(options, None) or _Memory()
-        self[options] = memory
-        if len(self) > self.MOST:
-            self.popitem(last=False)
-        return memory
+# By options, those of the queries that wrote last.
+_memories: OrderedDict[WriteOptions, _Memory] = OrderedDict()
+_MEMORIES_MAX = 64
 
 
-_memories = _Memories()
+def _remember(options: WriteOptions) -> _Memory:
+    memory = _memories.pop(options, _Memory())
+    _memories[options] = memory
+    if len(_memories) > _MEMORIES_MAX:
+        _memories.popitem(last=False)
+    return memory
 
 
 def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:

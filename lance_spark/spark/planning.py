@@ -9,7 +9,6 @@ a topic of any size; the task that reads a split finds its first record.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -204,20 +203,15 @@ def choose_topics(
         TopicNotFound: a topic that is named is not there.
         OptionError: offsets are given for a topic that is not read.
     """
-    by_name = {entry.name: entry for entry in listing}
-    if options.topic_pattern is not None:
-        pattern = re.compile(options.topic_pattern)
-        names = [name for name in by_name if pattern.fullmatch(name)]
-    else:
-        # Without any name all topics are meant, as `metadata` allows.
-        names = list(options.topics or by_name)
-    missing = [name for name in names if name not in by_name]
+    chosen = [entry for entry in listing if options.reads(entry.name)]
+    names = sorted(entry.name for entry in chosen)
+    missing = [name for name in options.topics if name not in names]
     if missing:
         raise TopicNotFound(describe_missing(missing))
     for bound in (options.start, options.end):
         if isinstance(bound, AtOffsets):
             _check_named(bound, names)
-    return [by_name[name] for name in sorted(names)]
+    return sorted(chosen, key=lambda entry: entry.name)
 
 
 def describe_missing(topics: Iterable[str]) -> str:
@@ -500,7 +494,9 @@ def make_recreated(
 
 def make_gone(log: LogRef, asked: int) -> DataLoss:
     """Make the error for a topic that was there when the query began."""
-    reason = f"topic id {log.topic_id} is gone: the topic was deleted"
+    # Not every protocol has ids.
+    which = f"topic id {log.topic_id}" if log.topic_id else "it"
+    reason = f"{which} is gone: the topic was deleted"
     return DataLoss(log.topic, asked, None, None, reason)
 
 

@@ -197,13 +197,14 @@ def _parse_lag(latest: Any) -> dict[str, TopicLag]:
         return {}
     return {
         name: TopicLag(
-            unread_bytes=told["bytesBehind"],
+            # A format whose positions count records reports no bytes.
+            unread_bytes=told["bytesBehind"] or 0,
             unread_records=told.get("recordsBehind"),
             oldest_ms=told.get("oldestUnreadMs"),
             lost_bytes=told.get("bytesLost") or 0,
         )
         for name, told in topics.items()
-        if isinstance(told, Mapping) and told.get("bytesBehind") is not None
+        if isinstance(told, Mapping) and "bytesBehind" in told
     }
 
 

@@ -11,24 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    IntegralType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VariantType,
-)
+from pyspark.sql.types import DataType, StructField, StructType
 
 from lance_spark.client.driver import find_driver
 from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS, make_schema
@@ -37,15 +22,15 @@ from lance_spark.errors import OptionError
 # What each column of a read may be; the first is what it is by default. Which of them
 # a format has, the traits of its protocol say.
 _READABLE: Mapping[str, tuple[DataType, ...]] = {
-    "topic": (StringType(),),
-    "partition": (IntegerType(),),
-    "offset": (LongType(),),
-    "type": (ShortType(),),
-    "key": (BinaryType(), StringType()),
-    "value": (BinaryType(), StringType()),
-    "timestamp": (TimestampType(),),
-    "timestamp_ns": (LongType(),),
-    "next_offset": (LongType(),),
+    "topic": (t.StringType(),),
+    "partition": (t.IntegerType(),),
+    "offset": (t.LongType(),),
+    "type": (t.ShortType(),),
+    "key": (t.BinaryType(), t.StringType()),
+    "value": (t.BinaryType(), t.StringType()),
+    "timestamp": (t.TimestampType(),),
+    "timestamp_ns": (t.LongType(),),
+    "next_offset": (t.LongType(),),
 }
 # Records without key, value or timestamp have nothing to put there.
 _CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
@@ -53,12 +38,12 @@ _CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
 # What a read with `metadata=topics` gives.
 TOPICS_SCHEMA = (
     StructType()
-    .add("id", LongType())
-    .add("name", StringType())
-    .add("log_start", LongType())
-    .add("log_end", LongType())
-    .add("records", LongType())
-    .add("created", TimestampType())
+    .add("id", t.LongType())
+    .add("name", t.StringType())
+    .add("log_start", t.LongType())
+    .add("log_end", t.LongType())
+    .add("records", t.LongType())
+    .add("created", t.TimestampType())
     .add("retention", StructType().add("max_age_s", "long").add("max_bytes", "long"))
 )
 _TOPICS: Mapping[str, tuple[DataType, ...]] = {
@@ -73,18 +58,18 @@ def make_arrow_schema(schema: StructType) -> pa.Schema:
 
 TOPICS_ARROW = make_arrow_schema(TOPICS_SCHEMA)
 
-_TEXT_OR_BYTES = (BinaryType, StringType)
+_TEXT_OR_BYTES = (t.BinaryType, t.StringType)
 # Types by column, and in words. A timestamp without a zone is taken as UTC.
 _WRITABLE: Mapping[str, tuple[tuple[type[DataType], ...], str]] = {
     "value": (_TEXT_OR_BYTES, "binary or string"),
     "key": (_TEXT_OR_BYTES, "binary or string"),
-    "timestamp": ((TimestampType, TimestampNTZType), "timestamp"),
-    "timestamp_ns": ((IntegralType,), "bigint"),
-    "type": ((IntegralType,), "smallint"),
-    "topic": ((StringType,), "string"),
-    "partition": ((IntegralType,), "int"),
+    "timestamp": ((t.TimestampType, t.TimestampNTZType), "timestamp"),
+    "timestamp_ns": ((t.IntegralType,), "bigint"),
+    "type": ((t.IntegralType,), "smallint"),
+    "topic": ((t.StringType,), "string"),
+    "partition": ((t.IntegralType,), "int"),
 }
-_NESTED = (ArrayType, MapType, StructType, VariantType)
+_NESTED = (t.ArrayType, t.MapType, StructType, t.VariantType)
 
 
 def make_row_schema(protocol: str = "lance") -> StructType:
@@ -269,7 +254,7 @@ def _check_written(field: StructField) -> None:
     accepted, wanted = _WRITABLE[name.lower()]
     # A column of nothing but nulls is as good as none, except where a topic is needed.
     may_be_null = name.lower() != "topic"
-    if isinstance(kind, accepted) or (isinstance(kind, NullType) and may_be_null):
+    if isinstance(kind, accepted) or (isinstance(kind, t.NullType) and may_be_null):
         return
     remedy = f"cast it, as in CAST({name} AS {wanted.split()[-1].upper()})"
     if isinstance(kind, _NESTED) and accepted == _TEXT_OR_BYTES:

@@ -30,7 +30,7 @@ from lance_spark.errors import (
 )
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.pool import lease
-from lance_spark.spark.schema import list_refused
+from lance_spark.spark.schema import list_refused, list_written
 from lance_spark.spark.task_writer import TaskWriter, TopicStage, route_rows
 
 logger = logging.getLogger(__name__)
@@ -68,14 +68,19 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         LanceError: the server is of another kind than the job was made for.
     """
     partition_id = _find_partition()
-    refused = list_refused(job.options.client.protocol)
+    protocol = job.options.client.protocol
+    refused, written = list_refused(protocol), list_written(protocol)
     records = 0
     try:
         with ExitStack() as stack:
             writer: TaskWriter | None = None
             for batch in batches:
                 for routed in route_rows(
-                    batch, job.options.topic, first_row=records, refused=refused
+                    batch,
+                    job.options.topic,
+                    first_row=records,
+                    refused=refused,
+                    has_partitions="partition" in written,
                 ):
                     if writer is None:
                         # A task without rows needs no server.
@@ -100,8 +105,8 @@ def _make_room(job: WriteJob, error: StorageError | Undelivered) -> None:
     Spark tells the driver of no task when a batch fails, so what its attempts leave is
     there until one of them is committed, and as long as there are new ones it does not
     expire. A batch that fails for ever would take all stages that a broker may have, or
-    its disk, from everybody, and could not even be run when its cause is mended. Other
-    tasks of this attempt lose theirs too, and it fails as a whole.
+    its disk, from all other jobs, and could not even be run when its cause is mended.
+    Other tasks of this attempt lose theirs too, and it fails as a whole.
     """
     cause = error.cause if isinstance(error, Undelivered) else error
     if not job.is_stream or not isinstance(cause, StorageError):

@@ -82,7 +82,8 @@ class StreamPlanner:
         self._nothing: tuple[StreamOffset, States] | None = None
         # Where records were seen to start when the last batch was planned.
         self._aligned: dict[Partition, int] = {}
-        self._report: dict[str, Any] | None = None
+        # Where the topics ended at the last look, and how far behind that is.
+        self.report: dict[str, Any] | None = None
 
     # Where to start and end.
 
@@ -149,7 +150,7 @@ class StreamPlanner:
             if self._nothing == (start, states):
                 return start
             states, places = self._find_end(driver, start, states, is_limited)
-            self._report = self._describe(driver, states, places)
+            self.report = self._describe(driver, states, places)
         end = StreamOffset.of(places)
         self._nothing = (start, states) if end == start else None
         return end
@@ -223,10 +224,6 @@ class StreamPlanner:
 
     # How far behind it is.
 
-    def report(self) -> dict[str, Any] | None:
-        """Say where the topics ended at the last look, and how far behind that is."""
-        return self._report
-
     def _describe(
         self, driver: Driver, states: States, places: Mapping[str, TopicPlace]
     ) -> dict[str, Any]:
@@ -243,7 +240,8 @@ class StreamPlanner:
         document = StreamOffset.of(ends).to_document(driver.traits.protocol)
         for partition, state in states.items():
             topic, lag = partition.topic, add_lags(lags[partition.topic])
-            numbers = lag.to_document(state.retention, self._losses.lost_bytes(topic))
+            lost = self._losses.lost_bytes(topic)
+            numbers = lag.to_document(state.retention, lost, driver.traits.unit)
             document["topics"][topic].update(numbers)
         return document
 

@@ -94,7 +94,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Say where the topics end and how far behind the query is, as last seen."""
-        return self._plan.report()
+        return self._plan.report
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Let the query end where the topics end now."""

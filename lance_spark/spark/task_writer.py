@@ -63,6 +63,8 @@ _WORTH_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 2560
 # No reader waits for a row of a task before its end, so batches may fill.
 _LINGER_S = 0.25
+# Numbers of partitions are below this.
+_PARTITIONS_END = 2**31
 # What the user decides about a writer: the fields of both kinds of settings.
 _SETTINGS = {each.name for each in fields(WriterSettings)} & {
     each.name for each in fields(WriteOptions)
@@ -394,14 +396,17 @@ def route_rows(
     *,
     first_row: int = 0,
     refused: Collection[str] = (),
+    has_partitions: bool = False,
 ) -> Iterator[Routed]:
-    """Split a batch by topic, in the order in which the topics turn up in it.
+    """Split a batch by partition, in the order in which these turn up in it.
 
     Args:
         batch: the rows; names of columns in any case.
         topic: where all of them go, whatever their column says; None to go by that.
         first_row: the number of the batch's first row, for errors.
         refused: columns that the protocol can't carry; they have to be null.
+        has_partitions: a column `partition` says where in its topic a row goes; rows
+            that name no partition go to number 0.
 
     Raises:
         RowError: a row has no topic, one that no server can have, or a refused column.
@@ -420,32 +425,55 @@ def route_rows(
                 f"its column {name} can't be written to this format: set it to null"
             )
             raise RowError(reason, row)
-    if topic is not None:
+    by_number = has_partitions and "partition" in lowered
+    if topic is not None and not by_number:
         yield Routed(Partition(topic), batch, first_row)
         return
-    names, codes = _read_topics(batch, first_row)
+    targets, codes = _read_targets(batch, topic, first_row, by_number=by_number)
     # A record is not made of the others, so they need not be copied.
-    kept = [name for name in batch.schema.names if name not in IGNORED_COLUMNS]
+    ignored = {*IGNORED_COLUMNS, "partition"}
+    kept = [name for name in batch.schema.names if name not in ignored]
     batch = batch.select(kept)
-    if len(names) == 1:
-        yield Routed(Partition(names[0]), batch, first_row)
+    if len(targets) == 1:
+        yield Routed(targets[0], batch, first_row)
         return
     # Codes are given as topics turn up: rows that lie together by topic ascend.
     is_together = not (codes[1:] < codes[:-1]).any()
     # Of 16 bits, as only those are sorted by counting.
-    short = codes.astype(np.uint16) if len(names) <= 2**16 else codes
+    short = codes.astype(np.uint16) if len(targets) <= 2**16 else codes
     order = np.argsort(short, kind="stable").astype(np.uint32)
     start = 0
-    for name, count in zip(names, np.bincount(codes).tolist(), strict=True):
+    for to, count in zip(targets, np.bincount(codes).tolist(), strict=True):
         # A copy: a piece that waits would keep the whole array alive.
         origin = order[start : start + count].copy()
         if is_together:
             rows = batch.slice(start, count)
         else:
             rows = batch.take(pa.array(origin))
-        to = Partition(name)
         yield Routed(to, rows, first_row, origin, is_shared=is_together)
         start += count
+
+
+def _read_targets(
+    batch: pa.RecordBatch, topic: str | None, first_row: int, *, by_number: bool
+) -> tuple[list[Partition], NDArray[np.int32]]:
+    """Give the partitions in the order in which they turn up, and each row's."""
+    names, codes = [topic or ""], np.zeros(batch.num_rows, np.int32)
+    if topic is None:
+        names, codes = _read_topics(batch, first_row)
+    if not by_number:
+        return [Partition(name) for name in names], codes
+    numbers = batch.column("partition").cast(pa.int64()).fill_null(0).to_numpy()
+    wrong = (numbers < 0) | (numbers >= _PARTITIONS_END)
+    if wrong.any():
+        row = int(wrong.argmax())
+        reason = f"its partition {numbers[row]} can't be one: 0 and above can"
+        raise RowError(reason, first_row + row)
+    pairs = codes.astype(np.int64) * _PARTITIONS_END + numbers
+    encoded = pa.array(pairs).dictionary_encode()
+    targets = [divmod(pair, _PARTITIONS_END) for pair in encoded.dictionary.to_pylist()]
+    indices: NDArray[np.int32] = encoded.indices.to_numpy()
+    return [Partition(names[code], number) for code, number in targets], indices
 
 
 def _read_topics(

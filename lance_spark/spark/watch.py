@@ -205,7 +205,7 @@ class Lag:
     """What of a topic is unread.
 
     Args:
-        unread_bytes: how much.
+        unread_bytes: how much, in the unit of positions.
         unread_records: how many records; None if the server does not count them.
         oldest_ms: how long ago the first of them was appended; None if nothing is
             unread, or the server does not say.
@@ -216,12 +216,12 @@ class Lag:
     oldest_ms: int | None = None
 
     def to_document(
-        self, retention: Retention | None, lost_bytes: int
+        self, retention: Retention | None, lost_bytes: int, unit: str = "bytes"
     ) -> dict[str, Any]:
         """Return what is reported of a topic beside its log's end.
 
         The headroom is how much may be appended, and how long it takes, until unread
-        data is removed.
+        data is removed. Where positions count records, there are no bytes to report.
         """
         room_bytes = room_ms = None
         if retention is not None and retention.max_bytes:
@@ -229,13 +229,14 @@ class Lag:
         is_age_known = not self.unread_bytes or self.oldest_ms is not None
         if retention is not None and retention.max_age_s and is_age_known:
             room_ms = max(0, retention.max_age_s * _MS_PER_S - (self.oldest_ms or 0))
+        is_bytes = unit == "bytes"
         return {
-            "bytesBehind": self.unread_bytes,
+            "bytesBehind": self.unread_bytes if is_bytes else None,
             "recordsBehind": self.unread_records,
             "oldestUnreadMs": self.oldest_ms,
-            "retentionHeadroomBytes": room_bytes,
+            "retentionHeadroomBytes": room_bytes if is_bytes else None,
             "retentionHeadroomMs": room_ms,
-            "bytesLost": lost_bytes,
+            "bytesLost": lost_bytes if is_bytes else None,
         }
 
 

@@ -59,7 +59,7 @@ def resolve(
     start: StreamOffset,
     end: StreamOffset,
 ) -> tuple[list[Range], list[DataLoss]]:
-    options = parse_stream(server, topicPattern=".*").read
+    options = parse_stream(server, topicPattern=".*")
     return resolve_batch(make_driver(client), options, start=start, end=end)
 
 

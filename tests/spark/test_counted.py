@@ -172,7 +172,18 @@ def test_a_stream_of_all_partitions(logs: Logs) -> None:
     logs[Partition("a", 3)] = Log([b"new"])
     assert query.run() == [("a", 3, 1, b"new")]
     lag = query.reader.reportLatestOffset()["topics"]["a"]
-    assert lag["recordsBehind"] == 0
+    assert (lag["recordsBehind"], lag["bytesBehind"], lag["bytesLost"]) == (
+        0,
+        None,
+        None,
+    )
+
+
+def test_how_far_behind_it_is(logs: Logs) -> None:
+    query = Query(topic="a", maxRecordsPerTrigger="6")
+    query.run()
+    lag = query.reader.reportLatestOffset()["topics"]["a"]
+    assert (lag["recordsBehind"], lag["bytesBehind"]) == (9, None)
 
 
 def test_the_limit_of_a_batch_is_shared(logs: Logs) -> None:
@@ -245,3 +256,22 @@ def test_what_the_protocol_can_not_carry(logs: Logs) -> None:
     with pytest.raises(RowError, match="its column key can't be written") as told:
         writer.write(iter([pa.record_batch(rows)]))
     assert told.value.row == 1
+
+
+@pytest.mark.parametrize("topic", ["c", None])
+def test_rows_go_to_their_partition(logs: Logs, topic: str | None) -> None:
+    schema = make_schema("topic string, Partition integer, value string")
+    given = {} if topic is None else {"topic": topic}
+    writer = make_source(**given).writer(schema, overwrite=False)
+    columns = {
+        "topic": ["c"] * 4,
+        "Partition": pa.array([2, 0, None, 2], pa.int32()),
+        "value": [b"1", b"2", b"3", b"4"],
+    }
+    writer.write(iter([pa.record_batch(columns)]))
+    found = {at.number: log.values for at, log in logs.items() if at.topic == "c"}
+    assert found == {0: [b"2", b"3"], 2: [b"1", b"4"]}
+    columns["Partition"] = pa.array([0, 1, -1, 1])
+    with pytest.raises(RowError, match="its partition -1 can't be one") as told:
+        writer.write(iter([pa.record_batch(columns)]))
+    assert told.value.row == 2

@@ -14,9 +14,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.lwp.finder import ProbedFinder
 from lance_spark.errors import DataLoss, LanceError, RecordError, SplitError
-from lance_spark.model import Retention
 from lance_spark.spark.planning import resolve_ranges
-from lance_spark.spark.reader import read_topics
 from lance_spark.wire.lwp import Record
 from tests.spark.reading import (
     EVERY_COLUMN,
@@ -285,11 +283,3 @@ def test_a_topic_that_goes_while_a_bad_record_is_skipped(
     monkeypatch.setattr(located.client, "locate_offset", delete_first)
     with pytest.raises(DataLoss, match="the topic was deleted"):
         located.read([split], onBadRecord="skip")
-
-
-def test_a_retention_that_spark_has_no_number_for(located: Server) -> None:
-    located.client.create_topic("a", retention=Retention(0, 2**64 - 1))
-    options = parse(located.broker, metadata="topics")
-    [batch] = read_topics(options, {"retention": "retention"})
-    limits = {"max_age_s": 0, "max_bytes": 2**63 - 1}
-    assert batch.to_pylist() == [{"retention": limits}]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lance_spark.client import (
     Capability,
-    CommitStatus,
     LanceClient,
     Producer,
     RecordReader,
@@ -396,18 +395,11 @@ class LwpStages:
             (Partition(span.name), Bounds(span.start, span.end))
             for span in answer.topics
         )
-        return Committed(_STATUS[answer.status], spans)
+        return Committed(answer.status.name.lower(), spans)
 
     def abort(self, writer_id: str, sequence: int) -> int:
         """Drop the stages of a job; return how many there were."""
         return self._client.abort_stages(writer_id, sequence)
-
-
-_STATUS: Mapping[CommitStatus, Literal["committed", "repeated", "stale"]] = {
-    CommitStatus.COMMITTED: "committed",
-    CommitStatus.REPEATED: "repeated",
-    CommitStatus.STALE: "stale",
-}
 
 
 class _LogReader(RecordReader):
