@@ -18,6 +18,10 @@ from lance_spark.model import Bounds, Buffer, Partition, Retention
 from lance_spark.records import Records
 from lance_spark.store import Appended, Slice, Topic, View
 
+# What the stored format adds to a record, with room to spare: type, length, time, and
+# the length of a key.
+_HEAD_BYTES_MAX = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -122,6 +126,11 @@ class Exchange:
     def bounds(self, client: Principal, log: int) -> Bounds:
         """Give the number of the first record that can be read, and of the next."""
         return self.service.view(client, log).records
+
+    def stored_bytes_max(self, records: Records) -> int:
+        """Tell how many bytes records take at most once they are stored."""
+        parts = int(records.values.lengths.sum()) + int(records.keys.lengths.sum())
+        return parts + len(records) * _HEAD_BYTES_MAX
 
     def store(
         self,
