@@ -26,8 +26,9 @@ from lance_spark.model import Bounds, Buffer, Partition, Retention
 from lance_spark.records import Records
 from lance_spark.store import Appended, Slice, Topic, View
 
-# What a record takes beside its key and its value, at most.
-_RECORD_BYTES_MAX = 32
+# What the stored format adds to a record, with room to spare: type, length, time, and
+# the length of a key.
+_HEAD_BYTES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Exchange:
             PayloadTooLarge: that is more than one batch may have.
         """
         keys, values = records.keys.lengths.sum(), records.values.lengths.sum()
-        size = int(keys + values) + _RECORD_BYTES_MAX * len(records)
+        size = int(keys + values) + _HEAD_BYTES_MAX * len(records)
         most = self.service.store.config.batch_bytes_max
         if size > most:
             raise PayloadTooLarge(

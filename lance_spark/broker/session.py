@@ -4,9 +4,9 @@ A protocol brings a parser (`_make_parser`) and says what a frame means (`_handl
 how a failure is told (`_refuse`). For each request it does one of three things:
 
 - it sends the answer (`_send`, `_send_file`);
-- it owes the answer (`_append`, `_owe`) until the disk has what the answer confirms.
-  Owed answers are settled together, when no further input has arrived or too much is
-  owed: so batches that a client has pipelined share one sync;
+- it owes the answer (`_append`, `_store`, `_owe`) until the disk has what the answer
+  confirms. Owed answers are settled together, when no further input has arrived or too
+  much is owed: so batches that a client has pipelined share one sync;
 - it lets the request stand (`_stand`): the answer is sent when a log grows, the list of
   topics changes, the time is up, or the protocol ends it. Meanwhile further requests
   are read and answered. A standing request may be answered many times: a subscription.
@@ -38,6 +38,7 @@ from lance_spark.errors import (
     BrokerError,
     ConnectionLost,
     LanceError,
+    PayloadTooLarge,
     RemoteProtocolError,
     Timeout,
 )
@@ -45,6 +46,7 @@ from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
+from lance_spark.records import Records
 from lance_spark.store import Appended, Slice
 from lance_spark.wire.assembler import Assembler
 
@@ -501,6 +503,32 @@ class Session(ABC, Generic[FrameT]):
             self._queue.give_back(size)
             raise
         self._owe(Owed(request, target, appended, size, self._began_s))
+
+    def _store(
+        self, request: Any, log: int, records: Records, *, expected: int | None = None
+    ) -> None:
+        """Store records of any protocol by `_append`; see `Exchange.store`.
+
+        Raises:
+            PayloadTooLarge: they are more than one batch may be; nothing is stored.
+            AppendConflict: the first of them would get another number than expected.
+            Timeout: there is no memory, or the disk does not keep up.
+        """
+        size = self._exchange.stored_bytes_max(records)
+        most = self._config.batch_bytes_max
+        if size > most:
+            raise PayloadTooLarge(
+                f"{len(records)} records take up to {size} bytes: a batch has at most "
+                f"{most} (batch_bytes_max)"
+            )
+        if not self._hold(size):
+            raise Timeout("there was no memory to store the records")
+        self._append(
+            request,
+            log,
+            size,
+            lambda: self._exchange.store(self._client, log, records, expected=expected),
+        )
 
     def _owe(self, owed: Owed) -> None:
         self._owed.append(owed)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Buffer
@@ -15,6 +17,7 @@ from lance_spark.net.connect import connect
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import TlsContext
+from lance_spark.records import Records, Spans
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Checksum, Frame, FrameFlags, FrameParser, FrameType
 
@@ -30,6 +33,15 @@ def patience() -> Deadline:
 def record(value: bytes, kind: int = 1) -> bytes:
     """Make one TLV record."""
     return bytes((kind,)) + len(value).to_bytes(4, "little") + value
+
+
+def make_records(*values: bytes) -> Records:
+    """Make records of values, as protocols other than LWP do."""
+    lengths = np.array([len(value) for value in values], np.int64)
+    ends = np.cumsum(lengths)
+    return Records(
+        Spans(np.frombuffer(b"".join(values), np.uint8), ends - lengths, ends)
+    )
 
 
 def records(tag: str, count: int, size: int = 20) -> bytes:

@@ -36,20 +36,13 @@ from lance_spark.errors import (
     UnknownTopic,
 )
 from lance_spark.model import Bounds, Retention
-from lance_spark.records import Records, Spans
+from lance_spark.records import Records
 from lance_spark.store import Store, StoreConfig
 from lance_spark.wire.lwp import read_records, scan, write_records
+from tests.broker.kit import make_records as make
 from tests.broker.kit import record
 
 ME = Principal()
-
-
-def make(*values: bytes) -> Records:
-    """Make records of values."""
-    ends = np.cumsum([len(value) for value in values], dtype=np.int64)
-    starts = ends - np.array([len(value) for value in values], dtype=np.int64)
-    data = np.frombuffer(b"".join(values), np.uint8)
-    return Records(Spans(data, starts, ends))
 
 
 def values_of(records: Records) -> list[bytes]:

@@ -40,7 +40,15 @@ from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import SocketStream
 from lance_spark.net.tls_stream import PeerCertificate
 from lance_spark.wire.assembler import Assembler
-from tests.broker.kit import Client, Dial, StartBroker, eventually, patience, record
+from tests.broker.kit import (
+    Client,
+    Dial,
+    StartBroker,
+    eventually,
+    make_records,
+    patience,
+    record,
+)
 
 Line = list[str]
 LONG_MS = 30_000
@@ -172,6 +180,12 @@ class LineSession(Session[Line]):
             return False
 
         self._let_stand(number, StandingRequest({int(topic): 0}, attempt, 1000))
+
+    def _store_at(self, number: str, log: str, expected: str, *texts: str) -> None:
+        """Store records, the first of which is to get a number; any if it is -1."""
+        values = [text.encode() for text in texts]
+        wanted = None if expected == "-1" else int(expected)
+        self._store(number, int(log), make_records(*values), expected=wanted)
 
     def _dump(self, number: str, size: str) -> None:
         self._hold_answer(int(size))
@@ -322,9 +336,16 @@ def test_each_protocol_is_counted(
     assert lines.ask("1 ping") == "1 pong"
     assert lines.ask("2 put 99 x") == "2 TopicNotFound"
     client.alive()
+
+    def own_bytes() -> tuple[int, int]:
+        own = broker.metrics.snapshot().protocols["lines"]
+        return own.received_bytes, own.sent_bytes
+
+    # An answer is counted behind its send: the client may have it before.
+    assert eventually(lambda: own_bytes() == (24, 23))
     found = broker.metrics.snapshot()
     own = found.protocols["lines"]
-    assert (own.connections, own.received_bytes, own.sent_bytes) == (1, 24, 23)
+    assert own.connections == 1
     assert (own.requests_refused, found.requests_refused) == (1, 1)
     other = found.protocols["lance"]
     assert found.connections == 2 and other.connections == 1
@@ -370,6 +391,29 @@ def test_a_request_that_fails_is_told_with_its_id(lines: LineClient) -> None:
     assert lines.ask("1 put 99 x") == "1 TopicNotFound"
     assert lines.ask("2 nothing") == "2 InternalError"
     assert lines.ask("3 ping") == "3 pong"
+
+
+def test_records_are_stored_by_number(
+    broker: EmbeddedBroker, lines: LineClient, client: Client, topics: list[int]
+) -> None:
+    log = topics[0]
+    lines.send(f"1 store_at {log} -1 a b", f"2 store_at {log} 2 c")
+    assert [lines.next(), lines.next()] == ["1 stored", "2 stored"]
+    # Pipelined: the second is refused once the first is durable, and both are answered.
+    lines.send(f"3 store_at {log} 3 d", f"4 store_at {log} 3 e")
+    assert {lines.next(), lines.next()} == {"3 stored", "4 AppendConflictError"}
+    assert client.read(log) == b"".join(map(record, (b"a", b"b", b"c", b"d")))
+    assert eventually(lambda: not shared(broker).memory.taken)
+    assert not shared(broker).queue.taken
+
+
+def test_more_records_than_a_batch_may_have(served: StartBroker) -> None:
+    broker = served(batch_bytes_max=1100, payload_bytes_max=1100)
+    log = broker.service.create_topic(Principal(), "a").metadata.id
+    lines = LineClient(broker.address_of("lines"))
+    assert lines.ask(f"1 store_at {log} -1 " + "x " * 69) == "1 PayloadTooLarge"
+    assert lines.ask(f"2 store_at {log} -1 " + "x " * 60) == "2 stored"
+    lines.stream.close()
 
 
 # Requests that stand.

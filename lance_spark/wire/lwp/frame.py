@@ -340,17 +340,13 @@ def encode_frame(
     flags: int,
     payload: Sequence[Buffer] = (),
     *,
+    batch_id: int = 0,
+    timestamp_ns: int = 0,
+    record_count: int = 0,
+    topic_id: int = 0,
     checksum: Checksum = Checksum.CRC32C,
-    **fields: int,
 ) -> list[Buffer]:
     """Write a frame whose payload is the concatenation of some buffers.
-
-    Args:
-        flags: those of the header.
-        payload: the buffers.
-        checksum: the algorithm.
-        fields: of the header, as `encode_header` takes them: `batch_id`,
-            `timestamp_ns`, `record_count` and `topic_id`.
 
     Returns:
         The header and the payload's own buffers, uncopied: what `sendmsg` takes.
@@ -363,9 +359,15 @@ def encode_frame(
     crc = 0
     for part in parts:
         crc = checksum.update(part, crc)
-    length = sum(part.nbytes for part in parts)
     header = encode_header(
-        flags, payload_length=length, payload_crc=crc, checksum=checksum, **fields
+        flags,
+        batch_id=batch_id,
+        timestamp_ns=timestamp_ns,
+        record_count=record_count,
+        payload_length=sum(part.nbytes for part in parts),
+        payload_crc=crc,
+        topic_id=topic_id,
+        checksum=checksum,
     )
     return [header, *parts]
 
@@ -375,28 +377,30 @@ def encode_ingest(
     *,
     batch_id: int,
     record_count: int,
+    topic_id: int = 0,
+    timestamp_ns: int = 0,
     compressed: bool = False,
     checksum: Checksum = Checksum.CRC32C,
-    **fields: int,
 ) -> list[Buffer]:
-    """Write a batch of records (LWP §4.1).
-
-    Args:
-        payload: the records, compressed already if at all.
-        batch_id: not 0.
-        record_count: how many they are.
-        compressed: whether they are compressed.
-        checksum: the algorithm.
-        fields: `topic_id` and `timestamp_ns`.
+    """Write a batch of records (LWP §4.1); `payload` is compressed already if at all.
 
     Raises:
         LocalProtocolError: for a batch id of 0, no records or no bytes.
     """
     if batch_id < 1 or record_count < 1:
         raise LocalProtocolError("an ingest needs a batch id and records")
-    fields.update(batch_id=batch_id, record_count=record_count)
-    flags = FrameFlags.BATCH_MODE | (FrameFlags.COMPRESSED if compressed else 0)
-    frame = encode_frame(flags, payload, checksum=checksum, **fields)
+    flags = FrameFlags.BATCH_MODE
+    if compressed:
+        flags |= FrameFlags.COMPRESSED
+    frame = encode_frame(
+        flags,
+        payload,
+        batch_id=batch_id,
+        timestamp_ns=timestamp_ns,
+        record_count=record_count,
+        topic_id=topic_id,
+        checksum=checksum,
+    )
     if len(frame) == 1:
         raise LocalProtocolError("an ingest needs a payload")
     return frame
