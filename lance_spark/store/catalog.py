@@ -69,7 +69,7 @@ class Catalog:
         # them is changed until a person has run `lance-spark check --repair`.
         self._closed_topics: dict[int, tuple[DamagedFile, str | None]] = {}
         self.version = 0
-        # Told whenever the version changes.
+        # Readers that want to know when the version changes.
         self.watchers = Watchers()
         self._closed = False
         # Why no topic may come or go until the next opening, and names of topics that

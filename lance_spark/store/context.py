@@ -1,4 +1,4 @@
-"""What the parts of an open store share: findings, who waits for news, the context.
+"""What the parts of an open store share: findings, readers that wait, the context.
 
 A reader that waits on several logs at once can't sleep on the condition of each. It
 leaves a function with each log instead (`Watchers`), and the offset behind which it

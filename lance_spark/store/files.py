@@ -1,7 +1,7 @@
 """The store's only door to the disk: a small set of file operations.
 
 Everything else in `store` calls these, so that tests can refuse, tear, lose or reorder
-any operation. What an operation promises about durability is said here once:
+any operation. This is what each operation promises about durability:
 
 - `File.pwrite` and `File.truncate` are visible to every reader at once and survive the
   death of the process; only `File.sync` makes them survive the loss of power.

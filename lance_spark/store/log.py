@@ -155,7 +155,7 @@ class Log:
         self._lazy_from = 0
         # Why nothing can be appended any more, if so.
         self.failure: str | None = None
-        # Told whenever more can be read, and when nothing more will come.
+        # Readers that want to know when more can be read, or nothing more will come.
         self.watchers = Watchers()
 
     # What is there.

@@ -78,7 +78,7 @@ class Answers:
 
     @property
     def topics(self) -> frozenset[int]:
-        """All topics that something is said of."""
+        """All topics that there is an answer for."""
         said = (self.names, self.retentions, self.rules, self.created, self.partitions)
         return frozenset(topic for answers in said for topic in answers)
 

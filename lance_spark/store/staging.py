@@ -363,11 +363,15 @@ class Staging:
                 names = [stage.metadata.topic for stage in stages]
                 names = list(dict.fromkeys([*names, *overwrite]))
                 with self._catalog.claimed(names, topics_max) as targets:
-                    result = self._commit(job, stages, targets, replaced, now_ns)
+                    topics = [topic for topic in targets.values() if topic is not None]
+                    with self._ready(stages, topics):
+                        plan = self._plan(job, stages, targets, replaced, now_ns)
+                        with self._decisions.deciding("a commit", job):
+                            self._decide(plan)
                 for stage in stages:
                     stage.retire()
             self._drop(self._job(job))
-            return result
+            return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
 
     def _repeat(
         self, job: Job, named: Sequence[NamedStage], overwrite: frozenset[str]
@@ -399,16 +403,10 @@ class Staging:
             raise StageMismatch(f"stage {named.id} belongs to another job")
         return stage
 
-    def _commit(
-        self,
-        job: Job,
-        stages: list[Stage],
-        targets: dict[str, Topic | None],
-        overwrite: frozenset[str],
-        now_ns: int,
-    ) -> CommitResult:
+    @contextmanager
+    def _ready(self, stages: list[Stage], topics: list[Topic]) -> Iterator[None]:
+        """Keep other writers from topics that are durable, as the stages are."""
         with ExitStack() as locks:
-            topics = [topic for topic in targets.values() if topic is not None]
             with self._decisions.writing("make ready for a commit"):
                 for topic in sorted(topics, key=lambda t: t.metadata.id):
                     locks.enter_context(topic.log.exclusive())
@@ -417,10 +415,7 @@ class Staging:
                     stage.log.sync_segments()
                 # What is begun can be undone also when others take all descriptors.
                 self._context.spare.keep()
-            plan = self._plan(job, stages, targets, overwrite, now_ns)
-            with self._decisions.deciding("a commit", job):
-                self._decide(plan)
-        return CommitResult(CommitStatus.COMMITTED, plan.commit.ranges)
+            yield
 
     def _decide(self, plan: CommitPlan) -> None:
         """Begin a commit, and carry it out or undo it."""
