@@ -179,6 +179,9 @@ def read_chunk(
     """
     found = _read(as_bytes(chunk), base_seq, False, expanded_bytes_max)
     records = found.records
+    if len(records) and records.position(0) < SEQ_FIRST:
+        fault = RecordError("the first message has no sequence number", 0)
+        records = replace(records.cut(0, 0), fault=fault)
     bounds = [min(start, _SEQ_LIMIT), _SEQ_LIMIT if end is None else end]
     bounds[1] = max(bounds[0], min(bounds[1], _SEQ_LIMIT))
     first, stop = np.searchsorted(records.find_positions(), bounds)

@@ -257,6 +257,11 @@ class TestReading:
         assert unpack(found.records) == ROWS
         assert text in str(found.records.fault)
 
+    def test_a_chunk_that_has_to_be_sparse_and_is_not(self):
+        found = read_chunk(frame_bundle(bundle(ROWS)), 0)
+        assert len(found.records) == 0
+        assert "no sequence number" in str(found.records.fault)
+
     def test_a_sparse_bundle_behind_its_own_numbers(self):
         rows = [row._replace(seq=row.seq + 1) for row in ROWS]
         chunk = frame_bundle(bundle(ROWS)) + frame_bundle(bundle(rows, sparse=True))
