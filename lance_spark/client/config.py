@@ -94,12 +94,7 @@ class ConnectionConfig:
         """What the network layer needs for TLS; None without it."""
         if not self.tls:
             return None
-        return ClientTls(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            server_name=self.tls_server_name,
-        )
+        return ClientTls(self.tls_ca, self.tls_cert, self.tls_key)
 
     def _check_types(self) -> None:
         if not isinstance(self.servers, str):

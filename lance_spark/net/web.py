@@ -91,7 +91,7 @@ class WebServer:
             h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
         )
         config.load()
-        config.ssl = None if tls is None else tls.ssl_context
+        config.ssl = tls
         self._server = _Server(config, ending)
         self._sock = listen(address, _BACKLOG)
         host, port = self._sock.getsockname()[:2]

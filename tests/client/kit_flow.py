@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,8 @@ from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
 
 # Long enough for any machine; only a test that fails anyway waits for it.
 PATIENCE_S = 20.0
+# How soon a fake connection notices that it was woken.
+LOOK_S = 0.002
 
 # Tests of failures should not wait for real back-offs.
 QUICK = ClientConfig(
@@ -125,13 +126,10 @@ class FakeConnection:
             is_woken = waker is not None and waker.is_set
             return bool(self._events or self._failure or is_woken)
 
-        def wake() -> None:
-            with self._changed:
-                self._changed.notify_all()
-
-        listening = nullcontext() if waker is None else waker.listening(wake)
-        with listening, self._changed:
-            self._changed.wait_for(is_done, deadline.remaining())
+        with self._changed:
+            # A waker does not notify the condition, so that it is looked at.
+            while not is_done() and not deadline.expired:
+                self._changed.wait(min(deadline.remaining(), LOOK_S))
             events, self._events = self._events, []
             if not events and self._failure is not None:
                 raise self._failure

@@ -35,7 +35,6 @@ from lance_spark.errors import (
 )
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.wire.lwp import (
     Checksum,
@@ -49,6 +48,7 @@ from lance_spark.wire.lwp import (
     encode_message,
 )
 from tests.client.scripted import FakeTime, Network, Peer, error_of, soon
+from tests.streams import make_pair
 
 ADDRESS = Address("server", 1992)
 
@@ -56,13 +56,8 @@ ADDRESS = Address("server", 1992)
 class Ends:
     """Both ends of a connection in memory."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] | None = None,
-        buffer_bytes: int = 1024 * 1024,
-    ) -> None:
-        stream, server = make_pair(buffer_bytes=buffer_bytes)
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        stream, server = make_pair()
         self.stream = stream
         self.peer = Peer(server, Checksum.CRC32C)
         self.connection = Connection(
@@ -312,6 +307,7 @@ def test_a_wait_without_end_fits_a_lock(
 
 def test_the_server_goes(connection: Connection, peer: Peer) -> None:
     pending = [connection.submit(GetTopic(n), deadline=soon()) for n in (1, 2)]
+    assert peer.request(GetTopic) and peer.request(GetTopic)
     peer.stream.close()
     for each in pending:
         with pytest.raises(ConnectionLost, match=r"the server closed the connection$"):
@@ -325,6 +321,7 @@ def test_the_server_goes(connection: Connection, peer: Peer) -> None:
 
 def test_the_server_goes_inside_a_frame(connection: Connection, peer: Peer) -> None:
     pending = connection.submit(GetTopic(1), deadline=soon())
+    peer.request(GetTopic)
     peer.send(b"".join(encode_message(TopicInfo(1, "one")))[:-1])
     peer.stream.close()
     with pytest.raises(ConnectionLost, match="in the middle of a frame"):

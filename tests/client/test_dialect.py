@@ -33,9 +33,9 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from tests.client.scripted import PATIENCE_S, soon
+from tests.streams import make_pair
 
 
 class LineConfig(ConnectionConfig):

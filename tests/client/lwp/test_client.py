@@ -33,8 +33,8 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.tls import (
     ServerTls,
     TlsContext,
+    handshake,
     make_server_context,
-    server_handshake,
 )
 from lance_spark.wire.lwp import (
     AssignedTopic,
@@ -264,7 +264,7 @@ def secured(script: Script, tls: TlsContext | None) -> Script:
     def work(peer: Peer) -> None:
         if tls is not None:
             try:
-                peer.stream = server_handshake(peer.stream, tls, soon())
+                peer.stream = handshake(peer.stream, tls, soon())
             except ConnectionLost:
                 return
         try:
