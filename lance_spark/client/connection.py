@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -42,12 +41,6 @@ if TYPE_CHECKING:
 LAST_WORDS_S = 2.0
 # A look at what came while no thread waited ends here, however fast more is coming.
 _DRAIN_READS_MAX = 16
-# Our broker answers 30 keepalives at once and 5 a second after that, and drops the
-# others: a client of the field answers answers, and would not stop. A ping whose
-# keepalive is dropped would wait in vain. This is below what is answered in any such
-# time.
-PINGS_MAX = 25
-PING_WINDOW_S = 6.0
 
 
 class Attempt:
@@ -84,10 +77,6 @@ class Attempt:
             connection = self._connection
         if connection is not None:
             connection.abort()
-
-
-class PingUnanswered(Timeout):
-    """A keepalive was sent and did not come back in time."""
 
 
 class Connection:
@@ -127,8 +116,6 @@ class Connection:
         # left or the connection failed.
         self._changed = threading.Condition()
         self._inbox = Inbox(dialect)
-        # When the last pings were sent.
-        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
         self._has_reader = False
         self._failure: LanceError | None = None
         # Why nothing can be sent any more, and how long that is no failure yet.
@@ -244,56 +231,16 @@ class Connection:
                 return
         self.fail(ConnectionLost(f"{self.address}: the server did not answer in time"))
 
-    # Keepalives. Answers are never answered: two such peers would not stop.
-
-    def send_keepalive(self, deadline: Deadline) -> Pending:
-        """Write a keepalive, if the protocol has one, and do not wait.
-
-        Raises:
-            ConnectionLost: the connection is gone.
-            Timeout: it could not be written in time.
-        """
-        keepalive, frame = Pending(self, None, 0), self.dialect.encode_keepalive()
-        if frame is not None:
-            self._send(frame, deadline, lambda: self._inbox.expect_keepalive(keepalive))
-        return keepalive
-
-    def ping(self, deadline: Deadline) -> float:
-        """Tell how many seconds a keepalive takes to come back.
-
-        Many in a row are held back, as a server does not answer any number of them.
-
-        Raises:
-            ConnectionLost: the connection is gone.
-            PingUnanswered: the deadline passed without an answer.
-            Timeout: the deadline is too soon to send anything.
-        """
-        delay_s = plan_ping_delay_s(self._pings_s, self._clock())
-        if delay_s >= deadline.remaining():
-            raise Timeout(f"{self.address}: too many pings, wait {delay_s:.1f} s")
-        with self._changed:
-            # The end of the connection ends this too, and then nothing is sent.
-            self._changed.wait_for(lambda: self._failure is not None, delay_s)
-        start_s = self._clock()
-        self._pings_s.append(start_s)
-        keepalive = self.send_keepalive(deadline)
-        self._read_until(lambda: keepalive.is_done, deadline)
-        if keepalive.is_done:
-            return self._clock() - start_s
-        with self._changed:
-            self._raise_failure()
-        raise PingUnanswered(f"{self.address}: no answer in time to a keepalive")
-
     # Batches and pushes.
 
     def send_batch(
-        self, batch: OutgoingBatch, target: int, *, deadline: Deadline
+        self, batch: OutgoingBatch, target: Any, *, deadline: Deadline
     ) -> None:
         """Write a batch of records; `receive` gives what becomes of it.
 
         Args:
             batch: the records.
-            target: the id of a topic or stage.
+            target: where they go, as the dialect names it.
             deadline: for writing it.
 
         Raises:
@@ -302,7 +249,8 @@ class Connection:
                 server had said before.
             Timeout: it could not be written in time; the connection is dropped.
         """
-        self._send(self.dialect.encode_batch(batch, target), deadline)
+        frame = self.dialect.encode_batch(batch, target, next(self._numbers))
+        self._send(frame, deadline, self._inbox.expect_batch)
         if self._send_failure is not None:
             raise copy(self._send_failure)
 
@@ -371,7 +319,7 @@ class Connection:
         self,
         frame: Sequence[Buffer],
         deadline: Deadline,
-        note: Callable[[], None] | None = None,
+        note: Callable[[], None],
     ) -> None:
         """Write a frame and, in the same order, take note of it."""
         if not self._write_lock.acquire(timeout=_seconds(deadline)):
@@ -386,8 +334,7 @@ class Connection:
                 self._raise_failure()
                 if self._send_failure is not None:
                     raise copy(self._send_failure)
-                if note is not None:
-                    note()
+                note()
                 self._users += 1
             try:
                 self._write(frame, deadline)
@@ -503,13 +450,6 @@ class Connection:
             is_last = self._is_closing and not self._users
         if is_last:
             self._stream.close()
-
-
-def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
-    """Decide how long the next ping has to wait, given when the last ones were sent."""
-    if len(sent_s) < PINGS_MAX:
-        return 0.0
-    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _seconds(deadline: Deadline) -> float:

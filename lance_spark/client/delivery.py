@@ -109,9 +109,9 @@ class Delivery:
     Args:
         link: has the connection, and is closed with this.
         topic: the topic's name or id, for texts.
-        target: where the batches go: the id of a topic or stage.
+        target: where the batches go, as the dialect names it.
         options: sizes and limits.
-        resolve: finds the topic's id again after the server has lost it; None if there
+        resolve: finds the target again after the server has lost it; None if there
             is nothing to look up.
         strict: a refused batch is the end of all that follow it, as in a stage.
         check: called with each new connection; what it raises is the end.
@@ -123,10 +123,10 @@ class Delivery:
         self,
         link: Link,
         topic: int | str,
-        target: int,
+        target: Any,
         *,
         options: BatchOptions,
-        resolve: Callable[[], int] | None = None,
+        resolve: Callable[[], Any] | None = None,
         strict: bool = False,
         check: Callable[[Connection], None] | None = None,
         prepare: Callable[[Connection, OutgoingBatch], None] | None = None,

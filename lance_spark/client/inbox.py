@@ -1,17 +1,15 @@
 """Which answer belongs to which request. No stream, no lock, no time.
 
-How a frame tells is the dialect's affair. Keepalives have a queue of their own, because
-servers in the field let them overtake answers.
+How a frame tells is the dialect's affair.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_spark.client.dialect import Dialect
+from lance_spark.client.dialect import Acked, Dialect, Refused
 from lance_spark.errors import LanceError, RemoteProtocolError, Timeout
 from lance_spark.net.deadline import Deadline
 
@@ -109,16 +107,17 @@ class Inbox:
         self._dialect = dialect
         # By number, in the order of sending.
         self._waiting: dict[int, Pending] = {}
-        self._keepalives: deque[Pending] = deque()
+        # Batches without an answer.
+        self._batches = 0
         self._pushes: list[Any] = []
 
     def expect(self, pending: Pending) -> None:
         """Take note of a request, in the order in which they are sent."""
         self._waiting[pending.number] = pending
 
-    def expect_keepalive(self, keepalive: Pending) -> None:
-        """Take note of a keepalive, so that none is answered by an older one's."""
-        self._keepalives.append(keepalive)
+    def expect_batch(self) -> None:
+        """Take note of a batch, whose answer will be a push."""
+        self._batches += 1
 
     @property
     def oldest(self) -> Pending | None:
@@ -132,9 +131,9 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether the protocol lets no more requests wait."""
+        """Whether the protocol lets no more requests and batches wait."""
         most = self._dialect.requests_max
-        return most is not None and len(self._waiting) >= most
+        return most is not None and len(self._waiting) + self._batches >= most
 
     def deliver(self, frame: Any) -> None:
         """Hand a frame to the request that it answers, or keep it as a push.
@@ -143,16 +142,13 @@ class Inbox:
             RemoteProtocolError: no request fits: the two sides are out of step.
             ConnectionLost: with it the server ends the connection.
         """
-        dialect = self._dialect
-        if dialect.is_keepalive(frame):
-            if self._keepalives:
-                self._keepalives.popleft().resolve(frame)
-            return
-        number = dialect.number_of(frame, self._waiting)
+        number = self._dialect.number_of(frame, self._waiting)
         if number is None:
-            push = dialect.decode_push(frame)
+            push = self._dialect.decode_push(frame)
             if push is not None:
                 self._pushes.append(push)
+            if isinstance(push, (Acked, Refused)):
+                self._batches -= 1
             return
         pending = self._waiting.pop(number, None)
         if pending is None:
@@ -174,4 +170,3 @@ class Inbox:
         for pending in self._waiting.values():
             pending.fail(error)
         self._waiting.clear()
-        self._keepalives.clear()

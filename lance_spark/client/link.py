@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lance_spark.client.config import ConnectionConfig, Runtime
-from lance_spark.client.connection import Attempt, Connection, PingUnanswered
+from lance_spark.client.connection import Attempt, Connection
 from lance_spark.client.dialect import ConnectionEnded, Dialects
 from lance_spark.client.retry import Backoff, Retry, may_pass_while_connecting
 from lance_spark.errors import (
@@ -277,21 +277,6 @@ class Link:
                 rules = rules or make_rules(backoff=self.make_backoff(), resend=retry)
                 self._recover(error, rules, deadline, connection, asked)
 
-    def ping(self) -> float:
-        """Tell how many seconds a keepalive takes to come back."""
-        deadline = self._make_deadline()
-        rules = Retry(backoff=self.make_backoff())
-        while True:
-            connection: Connection | None = None
-            try:
-                connection = self._connect(deadline)
-                return connection.ping(deadline.sooner(self.config.request_timeout_s))
-            except LanceError as error:
-                if isinstance(error, PingUnanswered):
-                    # If its answer never comes, the next ping would wait for it too.
-                    self.drop(connection)
-                self._recover(error, rules, deadline, connection, None)
-
     def make_backoff(self) -> Backoff:
         """Make the delays between tries, as the settings say."""
         config = self.config
@@ -329,6 +314,10 @@ class Link:
         """Go to the servers behind this one first, as it does not know the leader."""
         self._dialer.avoid(server)
         self.drop()
+
+    def pause(self, delay_s: float) -> None:
+        """Wait, but not longer than until the link is closed."""
+        self._runtime.pause(self._closed, delay_s)
 
     def drop(self, connection: Connection | None = None) -> None:
         """Close a connection, or the present one; the next call makes a new one."""
@@ -371,9 +360,12 @@ class Link:
         due_s = interval_s - connection.idle_s()
         if due_s > 0:
             return due_s
+        keepalive = connection.dialect.keepalive
         try:
-            if connection.is_open:
-                connection.send_keepalive(Deadline.after(interval_s))
+            if connection.is_open and keepalive is not None:
+                sent = connection.submit(keepalive, deadline=Deadline.after(interval_s))
+                # No thread waits for the answer; another one may read it.
+                sent.is_given_up = True
         except LanceError as error:
             logger.debug("%s: keepalive failed: %s", connection.address, error)
         return interval_s
@@ -452,7 +444,7 @@ class Link:
             self.drop(connection)
         if decision.delay_s:
             logger.warning("%s; trying again in %.1f s", error, decision.delay_s)
-            self._runtime.pause(self._closed, decision.delay_s)
+            self.pause(decision.delay_s)
         self._check_open(error, rules)
 
     def _check_open(

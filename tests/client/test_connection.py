@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.broker import BrokerConfig
-from lance_spark.broker.budget import TokenBucket
 from lance_spark.client import connection as module
 from lance_spark.client.config import Runtime
-from lance_spark.client.connection import (
-    PING_WINDOW_S,
-    PINGS_MAX,
-    Attempt,
-    Connection,
-    plan_ping_delay_s,
-)
+from lance_spark.client.connection import Attempt, Connection
 from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import LwpDialect
@@ -94,6 +85,13 @@ def peer(ends: Ends) -> Peer:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+KEEPALIVE = LwpDialect.keepalive
+
+
+def keep_alive(connection: Connection) -> None:
+    connection.submit(KEEPALIVE, deadline=soon()).is_given_up = True
 
 
 def now() -> Deadline:
@@ -316,7 +314,7 @@ def test_the_server_goes(connection: Connection, peer: Peer) -> None:
     with pytest.raises(ConnectionLost):
         connection.submit(GetTopic(3), deadline=soon())
     with pytest.raises(ConnectionLost):
-        connection.ping(soon())
+        connection.request(KEEPALIVE, deadline=soon())
 
 
 def test_the_server_goes_inside_a_frame(connection: Connection, peer: Peer) -> None:
@@ -519,7 +517,7 @@ def test_a_sender_waits_for_another_until_its_deadline(
 
     entered, leave = threading.Event(), threading.Event()
     connection = make_connection(Slow())
-    sending: Future[None] = pool.submit(connection.send_keepalive, soon())
+    sending: Future[None] = pool.submit(keep_alive, connection)
     assert entered.wait(20)
     try:
         with pytest.raises(Timeout, match="others were sending"):
@@ -663,20 +661,20 @@ def test_a_server_that_still_talks_is_not_stuck() -> None:
 
 
 def test_ping(connection: Connection, peer: Peer, pool: ThreadPoolExecutor) -> None:
-    pinging = pool.submit(connection.ping, soon())
+    pinging = pool.submit(connection.request, KEEPALIVE, deadline=soon())
     assert str(peer.frame()) == "keepalive"
     peer.keepalive()
-    assert pinging.result(60) >= 0.0
+    assert pinging.result(60) is KEEPALIVE
 
 
 def test_ping_takes_its_own_answer(
     connection: Connection, peer: Peer, pool: ThreadPoolExecutor
 ) -> None:
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     peer.keepalive()  # Unasked for, or too late to be of use.
     connection.drain()
-    pinging = pool.submit(connection.ping, soon())
+    pinging = pool.submit(connection.request, KEEPALIVE, deadline=soon())
     peer.frame()
     peer.frame()
     wait_for_followers(connection, 0)
@@ -686,25 +684,10 @@ def test_ping_takes_its_own_answer(
 
 
 def test_ping_does_not_take_a_stale_answer(connection: Connection, peer: Peer) -> None:
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     with pytest.raises(Timeout, match="keepalive"):
-        connection.ping(Deadline.after(0.05))
-
-
-def test_the_end_of_the_connection_ends_the_wait_to_ping(
-    connection: Connection, pool: ThreadPoolExecutor
-) -> None:
-    for _ in range(PINGS_MAX):
-        connection._pings_s.append(connection._clock())
-    pinging = pool.submit(connection.ping, soon())
-    deadline = soon()
-    while not connection._changed._waiters:  # type: ignore[attr-defined]
-        assert not deadline.expired
-        threading.Event().wait(0.001)
-    connection.abort()
-    with pytest.raises(ConnectionLost, match="closed here"):
-        pinging.result(60)
+        connection.request(KEEPALIVE, deadline=Deadline.after(0.05))
 
 
 def test_keepalives_are_never_answered(connection: Connection, peer: Peer) -> None:
@@ -718,7 +701,7 @@ def test_keepalives_between_request_and_answer(
     connection: Connection, peer: Peer
 ) -> None:
     pending = connection.submit(GetTopic(1), deadline=soon())
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     peer.slow_down()
     peer.answer(TopicInfo(1, "one"))
@@ -730,7 +713,7 @@ def test_idle_time() -> None:
     connection = make_connection(FakeStream(), time.clock)
     time.now_s += 3.0
     assert connection.idle_s() == 3.0
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     assert connection.idle_s() == 0.0
 
 
@@ -921,29 +904,3 @@ def test_what_is_set_up_is_left_alone() -> None:
     attempt.leave()
     attempt.cancel()
     assert connection.aborted == 0
-
-
-# How fast keepalives may be sent.
-
-
-def test_a_few_go_at_once() -> None:
-    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
-    for _ in range(PINGS_MAX):
-        assert plan_ping_delay_s(sent_s, 100.0) == 0.0
-        sent_s.append(100.0)
-    assert plan_ping_delay_s(sent_s, 100.0) == PING_WINDOW_S
-    assert plan_ping_delay_s(sent_s, 104.0) == PING_WINDOW_S - 4.0
-    assert plan_ping_delay_s(sent_s, 200.0) == 0.0
-
-
-def test_the_broker_answers_them_all() -> None:
-    now_s = 0.0
-    config = BrokerConfig()
-    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
-    bucket = TokenBucket(
-        config.keepalive_rate, config.keepalive_burst, clock=lambda: now_s
-    )
-    for _ in range(500):
-        now_s += plan_ping_delay_s(sent_s, now_s)
-        sent_s.append(now_s)
-        assert bucket.take() == 0.0

@@ -11,7 +11,7 @@ from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.inbox import Inbox, Pending
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import ANSWERS, LwpDialect
+from lance_spark.client.lwp.dialect import ANSWERS, Keepalive, LwpDialect
 from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.errors import (
     ConnectionLost,
@@ -59,14 +59,10 @@ def make_inbox() -> Inbox:
     return Inbox(LwpDialect(ClientConfig(), Checksum.CRC32C))
 
 
-def make_keepalive() -> Pending:
-    return Pending(cast(Connection, FakeConnection()), None, 0)
-
-
 NUMBERS = itertools.count(1)
 
 
-def ask(inbox: Inbox, request: Message) -> Pending:
+def ask(inbox: Inbox, request: Message | Keepalive) -> Pending:
     connection = cast(Connection, FakeConnection())
     pending = Pending(connection, request, next(NUMBERS))
     inbox.expect(pending)
@@ -120,8 +116,7 @@ def test_an_ack_answers_an_unsubscribe() -> None:
 
 def test_keepalives_do_not_answer_requests() -> None:
     inbox = make_inbox()
-    pending, keepalive = ask(inbox, GetTopic(1)), make_keepalive()
-    inbox.expect_keepalive(keepalive)
+    pending, keepalive = (ask(inbox, each) for each in (GetTopic(1), Keepalive()))
     inbox.deliver(frames(encode_keepalive())[0])
     assert keepalive.is_done
     assert not pending.is_done
@@ -129,9 +124,7 @@ def test_keepalives_do_not_answer_requests() -> None:
 
 def test_each_keepalive_has_its_own_answer() -> None:
     inbox = make_inbox()
-    older, newer = make_keepalive(), make_keepalive()
-    inbox.expect_keepalive(older)
-    inbox.expect_keepalive(newer)
+    older, newer = (ask(inbox, Keepalive()) for _ in range(2))
     (frame,) = frames(encode_keepalive())
     inbox.deliver(frame)
     assert (older.is_done, newer.is_done) == (True, False)
@@ -142,7 +135,7 @@ def test_each_keepalive_has_its_own_answer() -> None:
 
 def test_events_of_ingests() -> None:
     inbox = make_inbox()
-    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7, 1)
     for frame in frames(encode_ack(1), encode_backpressure(), encode_ack(2)):
         inbox.deliver(frame)
     inbox.deliver(error(0x04, "bad", batch_id=3))
@@ -159,7 +152,7 @@ def test_events_of_ingests() -> None:
 
 def test_requests_between_ingests() -> None:
     inbox = make_inbox()
-    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7, 1)
     pending = ask(inbox, GetTopic(1))
     inbox.deliver(error(0x04, batch_id=3))
     inbox.deliver(frames(encode_ack(4))[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from lance_spark.client.config import Runtime
-from lance_spark.client.connection import PING_WINDOW_S, PINGS_MAX, Attempt
+from lance_spark.client.connection import Attempt
 from lance_spark.client.link import Dialer, Repeater, _repeat
-from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.client import PING_WINDOW_S, PINGS_MAX, LanceClient
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import LwpDialects
 from lance_spark.errors import (
@@ -523,6 +524,26 @@ def test_pings_that_are_held_back_do_not_cost_the_connection(
     client.ping()
     assert sum(fake_time.pauses) >= PING_WINDOW_S / 2
     assert network.dialed == [SERVER]
+
+
+def test_closing_ends_the_wait_to_ping(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    network.serve(serving(TABLE))
+    client = network.client().connect()
+    client._pings_s.extend([time.monotonic()] * PINGS_MAX)
+    pinging = pool.submit(client.ping)
+    threading.Event().wait(0.01)
+    client.close()
+    with pytest.raises(LanceError, match="is closed"):
+        pinging.result(60)
+
+
+def test_too_many_pings(network: Network) -> None:
+    client = network.client(retry_timeout_s=0.5)
+    client._pings_s.extend([time.monotonic()] * PINGS_MAX)
+    with pytest.raises(Timeout, match="too many pings"):
+        client.ping()
 
 
 def test_pings_that_can_not_be_sent(network: Network, fake_time: FakeTime) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -32,13 +33,13 @@ from lance_spark.client.retry import Retry
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
+    Timeout,
     TopicAlreadyExists,
     TopicDeleted,
     TopicNotFound,
     Unsupported,
 )
 from lance_spark.model import Location, Retention
-from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Capability, LocateKind, Message, WaitResponse
@@ -66,6 +67,12 @@ _FETCH_HEADER_BYTES = 24
 _U32_MAX = 2**32 - 1
 # Servers push no records to a subscriber, and only remember this number.
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
+# Our broker answers 30 keepalives at once and 5 a second after that, and drops the
+# others: a client of the field answers answers, and would not stop. A ping whose
+# keepalive is dropped would wait in vain. This is below what is answered in any such
+# time.
+PINGS_MAX = 25
+PING_WINDOW_S = 6.0
 
 
 class LanceClient:
@@ -108,6 +115,8 @@ class LanceClient:
         self.link = Link(config, runtime, dialer)
         self._topic_ids: dict[str, int] = {}
         self._topic_ids_lock = threading.Lock()
+        # When the last pings were sent.
+        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
         # The connection of the last fetch, for those that may not wait for a new one.
         self._fetched_on: Connection | None = None
 
@@ -134,14 +143,6 @@ class LanceClient:
     def disconnect(self) -> None:
         """Drop the connection; the next call makes a new one."""
         self.link.drop()
-
-    def redirect(self, leader: Address) -> None:
-        """Go to another server from now on, for as long as it can be reached."""
-        self.link.redirect(leader)
-
-    def avoid(self, server: Address) -> None:
-        """Go to the servers behind this one first, as it does not know the leader."""
-        self.link.avoid(server)
 
     def dedicated(self) -> LanceClient:
         """Make a client with the same settings and a connection of its own."""
@@ -226,8 +227,30 @@ class LanceClient:
         _check_capability(self.connection(), (capability, what))
 
     def ping(self) -> float:
-        """Tell how many seconds a keepalive takes to the server and back."""
-        return self.link.ping()
+        """Tell how many seconds a keepalive takes to the server and back.
+
+        Many in a row are held back, as a server does not answer any number of them.
+        """
+        clock = self._runtime.clock
+        tried, sent_s = None, 0.0
+        delay_s = plan_ping_delay_s(self._pings_s, clock())
+        if delay_s >= self._config.retry_timeout_s:
+            servers = self._config.servers
+            raise Timeout(f"{servers}: too many pings, wait {delay_s:.1f} s")
+        if delay_s:
+            self.link.pause(delay_s)
+
+        def build(connection: Connection) -> Any:
+            nonlocal tried, sent_s
+            if connection is tried:
+                # If the last answer never comes, this ping would wait for it too.
+                connection.abort()
+            tried, sent_s = connection, clock()
+            self._pings_s.append(sent_s)
+            return connection.dialect.keepalive
+
+        self.link.ask(build)
+        return clock() - sent_s
 
     # Topics.
 
@@ -758,6 +781,13 @@ class LanceClient:
         except (TopicNotFound, TopicDeleted):
             self.forget(topic)
             return ask(self.topic_id(topic))
+
+
+def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
+    """Decide how long the next ping has to wait, given when the last ones were sent."""
+    if len(sent_s) < PINGS_MAX:
+        return 0.0
+    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _check_capability(connection: Connection, needs: Needs) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import (
@@ -66,6 +67,12 @@ ANSWERS: Mapping[type[Message], tuple[type[Message], ...]] = {
 _COMMANDS = {asked: {a.COMMAND for a in given} for asked, given in ANSWERS.items()}
 
 
+class Keepalive:
+    """A keepalive frame (LWP §2.3), as a request; the answer is one, too."""
+
+    NAME = "keepalive"
+
+
 class LwpDialect:
     """LWP with one of the two checksums.
 
@@ -75,6 +82,7 @@ class LwpDialect:
     """
 
     requests_max: int | None = None
+    keepalive: Any = Keepalive()
 
     def __init__(self, config: ClientConfig, checksum: Checksum) -> None:
         self.checksum = checksum
@@ -97,16 +105,20 @@ class LwpDialect:
 
     # Out.
 
-    def name_of(self, request: Message) -> str:
+    def name_of(self, request: Message | Keepalive) -> str:
         """Name a request in error texts."""
         return request.NAME
 
-    def encode(self, request: Message, number: int) -> Sequence[Buffer]:
+    def encode(self, request: Message | Keepalive, number: int) -> Sequence[Buffer]:
         """Write a request; LWP has no place for its number."""
+        if isinstance(request, Keepalive):
+            return [wire.encode_keepalive(checksum=self.checksum)]
         return wire.encode_message(request, checksum=self.checksum)
 
-    def encode_batch(self, batch: OutgoingBatch, target: int) -> Sequence[Buffer]:
-        """Write a batch as an Ingest frame (LWP §4.1)."""
+    def encode_batch(
+        self, batch: OutgoingBatch, target: int, number: int
+    ) -> Sequence[Buffer]:
+        """Write a batch for a topic or stage as an Ingest frame (LWP §4.1)."""
         self._has_sent_batch = True
         return wire.encode_ingest(
             [batch.payload],
@@ -118,21 +130,23 @@ class LwpDialect:
             checksum=self.checksum,
         )
 
-    def encode_keepalive(self) -> Sequence[Buffer]:
-        """Write a keepalive (LWP §2.3)."""
-        return [wire.encode_keepalive(checksum=self.checksum)]
-
     # In.
-
-    def is_keepalive(self, frame: Frame) -> bool:
-        """Tell whether a frame answers a keepalive."""
-        # Answers are never answered: two such peers would not stop.
-        return frame.type is FrameType.KEEPALIVE
 
     def number_of(self, frame: Frame, waiting: Mapping[int, Pending]) -> int | None:
         """Give the oldest request, if the frame fits it; None for a push."""
         kind = frame.type
-        oldest = next(iter(waiting.values()), None)
+        is_keepalive = kind is FrameType.KEEPALIVE
+        # Servers in the field let keepalives overtake answers.
+        fitting = (
+            pending
+            for pending in waiting.values()
+            if isinstance(pending.request, Keepalive) is is_keepalive
+        )
+        oldest = next(fitting, None)
+        if is_keepalive:
+            # One that answers nothing is dropped, and never answered: two such peers
+            # would not stop.
+            return None if oldest is None else oldest.number
         if kind is FrameType.CONTROL:
             if frame.command == Command.ERROR_RESPONSE:
                 return self._number_of_error(frame, oldest)
@@ -151,8 +165,8 @@ class LwpDialect:
         return NO_REQUEST
 
     def decode(self, frame: Frame, request: Message) -> Message:
-        """Read the answer; an Ack is given back as the request that it answers."""
-        if frame.type is FrameType.ACK:
+        """Read the answer; an Ack or keepalive gives back the request it answers."""
+        if frame.type is not FrameType.CONTROL:
             return request
         if frame.command == Command.ERROR_RESPONSE:
             raise _decode_error(frame)
@@ -171,9 +185,10 @@ class LwpDialect:
         """Read what a server says about batches (LWP §4.2 to §4.4)."""
         if frame.type is FrameType.ACK:
             return Acked(frame.batch_id)
-        if frame.type is FrameType.BACKPRESSURE:
-            # No thread would collect it before the first batch.
-            return SlowDown() if self._has_sent_batch else None
+        if frame.type is not FrameType.CONTROL:
+            # No thread would collect a slow-down before the first batch.
+            is_wanted = frame.type is FrameType.BACKPRESSURE and self._has_sent_batch
+            return SlowDown() if is_wanted else None
         error = _decode_error(frame)
         return Refused(error, _batch_id_of(error))
 
