@@ -301,6 +301,16 @@ class Link:
                 rules = rules or Retry(backoff=self.make_backoff())
                 self._recover(error, rules, deadline, None, None)
 
+    def live(self) -> Connection | None:
+        """Return the connection if there is one that the server has not closed."""
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.drain()
+            if connection.is_open:
+                return connection
+        return None
+
     def connect_once(self) -> Connection:
         """Return the live connection, made if needed without any retry."""
         return self._connect(self._make_deadline())
@@ -381,12 +391,9 @@ class Link:
 
     def _connect(self, deadline: Deadline) -> Connection:
         self._check_open()
-        with self._lock:
-            connection = self._connection
+        connection = self.live()
         if connection is not None:
-            connection.drain()
-            if connection.is_open:
-                return connection
+            return connection
         patience_s = min(deadline.remaining(), threading.TIMEOUT_MAX)
         if not self._dialing.acquire(timeout=patience_s):
             raise Timeout(f"no connection to {self.config.servers} in time")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.client.dialect import Acked
-from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.answer import Fetched
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.client.retry import Backoff
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
-from lance_spark.model import Location
+from lance_spark.model import Bounds, Location
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
@@ -284,7 +284,7 @@ class FakeLog:
 
     def bounds(self, topic: int | str) -> Bounds:
         self._check(topic)
-        return Bounds(self.start if self.whole else None, len(self.data))
+        return Bounds(self.start if self.whole else 0, len(self.data))
 
     def supports(self, capability: Capability) -> bool:
         assert capability is Capability.LOCATE

@@ -312,10 +312,7 @@ def resolve_position(
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset
     bounds = client.bounds(topic)
-    if position.kind is SeekKind.END:
-        return bounds.end
-    # A plain server counts from what is left of the log.
-    return bounds.start or 0
+    return bounds.end if position.kind is SeekKind.END else bounds.start
 
 
 def check_boundary(client: LanceClient, topic: int | str, offset: int) -> None:

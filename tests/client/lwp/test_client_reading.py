@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.answer import Fetched
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     ConnectionLost,
@@ -17,7 +17,7 @@ from lance_spark.errors import (
     Timeout,
     Unsupported,
 )
-from lance_spark.model import Location
+from lance_spark.model import Bounds, Location
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
     LIST_LIMITS,
@@ -285,7 +285,7 @@ def test_bounds(client: LanceClient, log: Log) -> None:
 
 
 def test_bounds_of_a_plain_server(plain_client: LanceClient, log: Log) -> None:
-    assert plain_client.bounds(3) == Bounds(None, 10)
+    assert plain_client.bounds(3) == Bounds(0, 10)
     assert log.asked == [Fetch(3, OFFSET_MAX, 1)]
 
 
