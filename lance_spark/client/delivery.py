@@ -181,7 +181,11 @@ class Delivery:
         """
         self.ledger.close()
         if abandon:
-            self._abandon()
+            with self._changed:
+                self._is_abandoned = True
+                self._changed.notify_all()
+            # Ends whatever the thread waits for.
+            self._link.close()
         # Nothing is pending any more, or the wait of the thread was just ended.
         self._thread.join(_JOIN_S)
         self._link.close()
@@ -206,13 +210,6 @@ class Delivery:
         # It has deadlines of its own for whatever is pending.
         self._thread.join()
         self.stop(abandon=False)
-
-    def _abandon(self) -> None:
-        with self._changed:
-            self._is_abandoned = True
-            self._changed.notify_all()
-        # Ends whatever the thread waits for.
-        self._link.close()
 
     def _wake(self) -> None:
         if self._is_receiving:
@@ -312,7 +309,7 @@ class Delivery:
         with self._changed:
             now_s = self._clock()
             # There is one, or the thread would not receive.
-            first = self._outbox.sent()[0]
+            first = next(self._outbox.pending())
             wait_s = first.sent_at_s + self._request_timeout_s - now_s
             due_s = self._due_s(now_s)
         if wait_s <= 0:
@@ -418,10 +415,7 @@ class Delivery:
         decision = self._retry.decide(error, asked=asked, left_s=left_s, passes=passes)
         if decision.looks_up:
             self._look_up()
-        if decision.leader is not None:
-            self._link.redirect(decision.leader)
-        elif decision.avoids and asked is not None:
-            self._link.avoid(asked)
+        self._link.follow(decision)
         with self._changed:
             resume_at_s = now_s + decision.delay_s
             self._resume_at_s = max(self._resume_at_s, resume_at_s)

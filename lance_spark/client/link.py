@@ -16,7 +16,7 @@ from typing import Any
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Attempt, Connection
 from lance_spark.client.dialect import ConnectionEnded, Dialects
-from lance_spark.client.retry import Backoff, Retry, may_pass_while_connecting
+from lance_spark.client.retry import Backoff, Decision, Retry, may_pass_while_connecting
 from lance_spark.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -315,15 +315,15 @@ class Link:
         """Return the live connection, made if needed without any retry."""
         return self._connect(self._make_deadline())
 
-    def redirect(self, leader: Address) -> None:
-        """Go to another server from now on, for as long as it can be reached."""
-        self._dialer.prefer(leader)
-        self.drop()
-
-    def avoid(self, server: Address) -> None:
-        """Go to the servers behind this one first, as it does not know the leader."""
-        self._dialer.avoid(server)
-        self.drop()
+    def follow(self, decision: Decision, connection: Connection | None = None) -> None:
+        """Go to another server, if a decision about this connection says so."""
+        if decision.leader is not None:
+            self._dialer.prefer(decision.leader)
+        elif decision.avoids is not None:
+            self._dialer.avoid(decision.avoids)
+        else:
+            return
+        self.drop(connection)
 
     def pause(self, delay_s: float) -> None:
         """Wait, but not longer than until the link is closed."""
@@ -443,12 +443,7 @@ class Link:
             self.drop(connection)
         self._check_open(error, rules)
         decision = rules.decide(error, asked=asked, left_s=deadline.remaining())
-        if decision.leader is not None:
-            self._dialer.prefer(decision.leader)
-            self.drop(connection)
-        elif decision.avoids and asked is not None:
-            self._dialer.avoid(asked)
-            self.drop(connection)
+        self.follow(decision, connection)
         if decision.delay_s:
             logger.warning("%s; trying again in %.1f s", error, decision.delay_s)
             self.pause(decision.delay_s)

@@ -15,7 +15,7 @@ from lance_spark.client.dialect import Acked
 from lance_spark.client.lwp.answer import Fetched
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.outbox import OutgoingBatch
-from lance_spark.client.retry import Backoff
+from lance_spark.client.retry import Backoff, Decision
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
 from lance_spark.model import Bounds, Location
 from lance_spark.net.address import Address
@@ -191,13 +191,13 @@ class FakeClient:
         config = self.config
         return Backoff(config.backoff_base_s, config.backoff_max_s, lambda: 0.0)
 
-    def redirect(self, leader: Address) -> None:
-        self.leaders.append(leader)
-        if self._live is not None:
-            self._live.fail(ConnectionLost("somebody else leads"))
-
-    def avoid(self, server: object) -> None:
-        self.avoided.append(server)
+    def follow(self, decision: Decision) -> None:
+        if decision.leader is not None:
+            self.leaders.append(decision.leader)
+            if self._live is not None:
+                self._live.fail(ConnectionLost("somebody else leads"))
+        elif decision.avoids is not None:
+            self.avoided.append(decision.avoids)
 
     def close(self) -> None:
         self.is_closed = True
