@@ -222,12 +222,12 @@ class Connection:
         server may be silent.
         """
         with self._changed:
-            oldest = self._inbox.oldest
-            if oldest is None:
+            waiting = list(self._inbox.waiting.values())
+            if not waiting:
                 return
-            since_s = max(self._last_heard_s, oldest.sent_s)
+            since_s = max(self._last_heard_s, waiting[0].sent_s)
             is_stuck = self._clock() - since_s >= self._silence_s_max
-            if not is_stuck and self._inbox.is_awaited:
+            if not is_stuck and not all(each.is_given_up for each in waiting):
                 return
         self.fail(ConnectionLost(f"{self.address}: the server did not answer in time"))
 
@@ -265,9 +265,9 @@ class Connection:
             ConnectionLost: the connection is gone and all that came was handed out.
             RemoteProtocolError: the server sent what makes no sense.
         """
-        self._read_until(lambda: self._inbox.has_pushes, deadline, waker)
+        self._read_until(lambda: bool(self._inbox.pushes), deadline, waker)
         with self._changed:
-            pushes = self._inbox.take_pushes()
+            pushes, self._inbox.pushes = self._inbox.pushes, []
             if not pushes:
                 self._raise_failure()
         return pushes

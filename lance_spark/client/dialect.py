@@ -18,7 +18,7 @@ The answer to a batch is a push, too: `encode_batch` notes which number has whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -133,18 +133,10 @@ class Dialect(Protocol):
         """
 
 
-class Dialects(Protocol):
-    """Makes the dialects of new connections, and remembers which one a server spoke."""
-
-    def candidates(self, address: Address) -> Sequence[Dialect]:
-        """List the dialects to try with a server, each with a connection of its own.
-
-        The next one is tried when the server closed before its first answer, or sent
-        what makes no sense.
-        """
-
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Note that a server has answered in a dialect."""
+# Lists the dialects to try with a server, each with a connection of its own. The next
+# one is tried when the server closed before its first answer, or sent what makes no
+# sense. A dialect whose `greet` succeeds may remember that for the next connection.
+Candidates = Callable[[Address], Sequence[Dialect]]
 
 
 class ConnectionEnded(ConnectionLost):

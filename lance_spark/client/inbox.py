@@ -27,6 +27,8 @@ class Pending:
         number: the request's number on the connection.
         sent_s: when it was sent, on the connection's clock.
         is_given_up: whether no thread will wait for the answer.
+        frame: the answer, once it has come.
+        error: why no answer will come.
     """
 
     connection: Connection
@@ -34,10 +36,8 @@ class Pending:
     number: int
     sent_s: float = 0.0
     is_given_up: bool = False
-    _frame: Any | None = None
-    _error: LanceError | None = None
-
-    # For the thread that asked.
+    frame: Any | None = None
+    error: LanceError | None = None
 
     def result(self, deadline: Deadline) -> Any:
         """Wait for the answer. After a Timeout it may be called again.
@@ -51,14 +51,14 @@ class Pending:
         connection = self.connection
         if not self.is_done:
             connection.wait_for(self, deadline)
-        if self._error is not None:
+        if self.error is not None:
             # A copy: several threads may be given the same failure.
-            raise copy(self._error)
-        if self._frame is None:
+            raise copy(self.error)
+        if self.frame is None:
             name = connection.dialect.name_of(self.request)
             raise Timeout(f"{connection.address}: no answer in time to {name!r}")
         try:
-            return connection.dialect.decode(self._frame, self.request)
+            return connection.dialect.decode(self.frame, self.request)
         except RemoteProtocolError as error:
             connection.fail(error)
             raise
@@ -80,20 +80,10 @@ class Pending:
             self.is_given_up = True
             self.connection.give_up()
 
-    # For the connection.
-
     @property
     def is_done(self) -> bool:
         """Whether an answer or a failure has come."""
-        return self._frame is not None or self._error is not None
-
-    def resolve(self, frame: Any) -> None:
-        """Take the answer, which `result` reads."""
-        self._frame = frame
-
-    def fail(self, error: LanceError) -> None:
-        """Take note that no answer will come."""
-        self._error = error
+        return self.frame is not None or self.error is not None
 
 
 class Inbox:
@@ -106,34 +96,25 @@ class Inbox:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         # By number, in the order of sending.
-        self._waiting: dict[int, Pending] = {}
+        self.waiting: dict[int, Pending] = {}
+        # What came unasked and was not taken.
+        self.pushes: list[Any] = []
         # Batches without an answer.
         self._batches = 0
-        self._pushes: list[Any] = []
 
     def expect(self, pending: Pending) -> None:
         """Take note of a request, in the order in which they are sent."""
-        self._waiting[pending.number] = pending
+        self.waiting[pending.number] = pending
 
     def expect_batch(self) -> None:
         """Take note of a batch, whose answer will be a push."""
         self._batches += 1
 
     @property
-    def oldest(self) -> Pending | None:
-        """The request that has waited for the longest time."""
-        return next(iter(self._waiting.values()), None)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a thread still wants an answer that has not come."""
-        return any(not pending.is_given_up for pending in self._waiting.values())
-
-    @property
     def is_full(self) -> bool:
         """Whether the protocol lets no more requests and batches wait."""
         most = self._dialect.requests_max
-        return most is not None and len(self._waiting) + self._batches >= most
+        return most is not None and len(self.waiting) + self._batches >= most
 
     def deliver(self, frame: Any) -> None:
         """Hand a frame to the request that it answers, or keep it as a push.
@@ -142,31 +123,21 @@ class Inbox:
             RemoteProtocolError: no request fits: the two sides are out of step.
             ConnectionLost: with it the server ends the connection.
         """
-        number = self._dialect.number_of(frame, self._waiting)
+        number = self._dialect.number_of(frame, self.waiting)
         if number is None:
             push = self._dialect.decode_push(frame)
             if push is not None:
-                self._pushes.append(push)
+                self.pushes.append(push)
             if isinstance(push, (Acked, Refused)):
                 self._batches -= 1
             return
-        pending = self._waiting.pop(number, None)
+        pending = self.waiting.pop(number, None)
         if pending is None:
             raise RemoteProtocolError(f"no request waits for this answer: {frame}")
-        pending.resolve(frame)
-
-    @property
-    def has_pushes(self) -> bool:
-        """Whether something came unasked that was not taken."""
-        return bool(self._pushes)
-
-    def take_pushes(self) -> list[Any]:
-        """Return what came unasked since the last time."""
-        pushes, self._pushes = self._pushes, []
-        return pushes
+        pending.frame = frame
 
     def fail(self, error: LanceError) -> None:
         """Tell all requests that no answer will come; pushes stay to be taken."""
-        for pending in self._waiting.values():
-            pending.fail(error)
-        self._waiting.clear()
+        for pending in self.waiting.values():
+            pending.error = error
+        self.waiting.clear()

@@ -15,7 +15,7 @@ from typing import Any
 
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Attempt, Connection
-from lance_spark.client.dialect import ConnectionEnded, Dialects
+from lance_spark.client.dialect import Candidates, ConnectionEnded
 from lance_spark.client.retry import Backoff, Decision, Retry, may_pass_while_connecting
 from lance_spark.errors import (
     AccessDenied,
@@ -52,15 +52,15 @@ class Dialer:
     Args:
         config: the settings.
         runtime: the network and the time.
-        dialects: how to speak to a server.
+        candidates: lists the dialects to try with a server.
     """
 
     def __init__(
-        self, config: ConnectionConfig, runtime: Runtime, dialects: Dialects
+        self, config: ConnectionConfig, runtime: Runtime, candidates: Candidates
     ) -> None:
         self._config = config
         self._runtime = runtime
-        self._dialects = dialects
+        self._candidates = candidates
         self._servers = config.addresses
         # Guards what follows.
         self._lock = threading.Lock()
@@ -124,10 +124,10 @@ class Dialer:
         self, address: Address, deadline: Deadline, attempt: Attempt
     ) -> Connection:
         failure: LanceError | None = None
-        for dialect in self._dialects.candidates(address):
+        for dialect in self._candidates(address):
             attempt.check()
             try:
-                connection = Connection.open(
+                return Connection.open(
                     self._config,
                     address,
                     dialect,
@@ -137,9 +137,6 @@ class Dialer:
                 )
             except (ConnectionEnded, RemoteProtocolError) as error:
                 failure = error
-            else:
-                self._dialects.learn(address, dialect)
-                return connection
         assert failure is not None, "there is no dialect to try"
         raise failure
 

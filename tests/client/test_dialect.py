@@ -113,20 +113,6 @@ class LineDialect:
         return Acked(number) if ok else Refused(InvalidPayload(text), number)
 
 
-class LineDialects:
-    """One dialect for all servers."""
-
-    def __init__(self, requests_max: int | None = None) -> None:
-        self.requests_max = requests_max
-        self.learnt: list[Address] = []
-
-    def candidates(self, address: Address) -> Sequence[LineDialect]:
-        return [LineDialect(self.requests_max)]
-
-    def learn(self, address: Address, dialect: object) -> None:
-        self.learnt.append(address)
-
-
 class LineServer:
     """The server's end of one connection."""
 
@@ -193,7 +179,7 @@ class Lines:
             servers="lines", backoff_base_s=0.001, retry_timeout_s=PATIENCE_S
         )
         runtime = Runtime(connect=self.connect)
-        dialer = Dialer(config, runtime, LineDialects(requests_max))
+        dialer = Dialer(config, runtime, lambda _: [LineDialect(requests_max)])
         self._links.append(Link(config, runtime, dialer))
         return self._links[-1]
 

@@ -140,14 +140,11 @@ def test_events_of_ingests() -> None:
         inbox.deliver(frame)
     inbox.deliver(error(0x04, "bad", batch_id=3))
     inbox.deliver(error(0x04, "bad", batch_id="3"))
-    assert inbox.has_pushes
-    events = inbox.take_pushes()
+    events = inbox.pushes
     assert events[:3] == [Acked(1), SlowDown(), Acked(2)]
     refusals = [event for event in events[3:] if isinstance(event, Refused)]
     assert [refusal.batch_id for refusal in refusals] == [3, None]
     assert all(type(refusal.error) is InvalidPayload for refusal in refusals)
-    assert not inbox.has_pushes
-    assert inbox.take_pushes() == []
 
 
 def test_requests_between_ingests() -> None:
@@ -159,13 +156,13 @@ def test_requests_between_ingests() -> None:
     assert not pending.is_done
     inbox.deliver(error(0x10))
     assert pending.is_done
-    assert len(inbox.take_pushes()) == 2
+    assert len(inbox.pushes) == 2
 
 
 def test_without_ingests_a_slow_down_is_dropped() -> None:
     inbox = make_inbox()
     inbox.deliver(frames(encode_backpressure())[0])
-    assert not inbox.has_pushes
+    assert not inbox.pushes
 
 
 @pytest.mark.parametrize(
@@ -197,7 +194,7 @@ def test_an_answer_that_does_not_fit(frame: Frame) -> None:
     with pytest.raises(RemoteProtocolError, match="came in answer to 'get topic'"):
         inbox.deliver(frame)
     # It still waits: the connection will tell it of the failure.
-    assert inbox.oldest is pending
+    assert list(inbox.waiting.values()) == [pending]
 
 
 def test_an_unsubscribe_is_not_answered_by_a_message_or_a_foreign_ack() -> None:
@@ -223,16 +220,7 @@ def test_a_failure_reaches_everybody() -> None:
     for each in pending:
         with pytest.raises(ConnectionLost, match="gone"):
             result(each)
-    assert inbox.oldest is None
-
-
-def test_who_is_waited_for() -> None:
-    inbox = make_inbox()
-    assert not inbox.is_awaited
-    ask(inbox, GetTopic(1))
-    assert inbox.is_awaited
-    inbox.deliver(error(0x10))
-    assert not inbox.is_awaited
+    assert not inbox.waiting
 
 
 def test_every_request_has_a_row_in_the_table() -> None:

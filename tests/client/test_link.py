@@ -18,7 +18,7 @@ from lance_spark.client.connection import Attempt
 from lance_spark.client.link import Dialer, Repeater, _repeat
 from lance_spark.client.lwp.client import PING_WINDOW_S, PINGS_MAX, LanceClient
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import LwpDialects
+from lance_spark.client.lwp.dialect import make_candidates
 from lance_spark.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
@@ -679,7 +679,7 @@ def make_dialer(
 ) -> Dialer:
     config = ClientConfig(servers=servers, **options)
     runtime = Runtime(connect=network.connect)
-    return Dialer(config, runtime, LwpDialects(config))
+    return Dialer(config, runtime, make_candidates(config))
 
 
 def dialer_refusing(code: int, text: str = "no") -> Script:

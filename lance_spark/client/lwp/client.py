@@ -21,9 +21,8 @@ from lance_spark.client.link import Build, Dialer, Link
 from lance_spark.client.lwp import answer
 from lance_spark.client.lwp.answer import Fetched, PendingFetch, ShownTopic, TopicList
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import LwpDialects
+from lance_spark.client.lwp.dialect import make_candidates
 from lance_spark.client.lwp.retry import CommitRetry
-from lance_spark.client.retry import Retry
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
@@ -101,7 +100,8 @@ class LanceClient:
             options["servers"] = servers
         config = _change(config or ClientConfig(), options)
         runtime = runtime or Runtime()
-        self._set_up(config, runtime, Dialer(config, runtime, LwpDialects(config)))
+        dialer = Dialer(config, runtime, make_candidates(config))
+        self._set_up(config, runtime, dialer)
 
     def _set_up(self, config: ClientConfig, runtime: Runtime, dialer: Dialer) -> None:
         self._config = config
@@ -697,10 +697,7 @@ class LanceClient:
         kind: type[M],
         *,
         needs: Needs | None = None,
-        retry: bool = True,
-        timeout_s: float | None = None,
-        wait_s: float = 0.0,
-        make_rules: Callable[..., Retry] = Retry,
+        **how: Any,
     ) -> M:
         """Send a request and return its answer, which has to be of this kind.
 
@@ -708,10 +705,7 @@ class LanceClient:
             request: the message, or what makes the one that suits the server.
             kind: what the answer is.
             needs: a capability, and what it is needed for.
-            retry: whether it may be sent again when it may have arrived before.
-            timeout_s: for the whole call.
-            wait_s: how long the server may take on purpose.
-            make_rules: makes the rules of when to try again.
+            how: what `Link.ask` takes.
         """
 
         def build(connection: Connection) -> Any:
@@ -719,13 +713,7 @@ class LanceClient:
                 _check_capability(connection, needs)
             return request if isinstance(request, Message) else request(connection)
 
-        answered = self.link.ask(
-            build,
-            retry=retry,
-            timeout_s=timeout_s,
-            wait_s=wait_s,
-            make_rules=make_rules,
-        )
+        answered = self.link.ask(build, **how)
         # The dialect takes no other answers than those in its table.
         assert isinstance(answered, kind)
         return answered

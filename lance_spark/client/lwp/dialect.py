@@ -8,7 +8,6 @@ than the specification says, and close connections whose checksum is not theirs;
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import (
     NO_REQUEST,
     Acked,
+    Candidates,
     ConnectionEnded,
-    Dialect,
     Refused,
     SlowDown,
 )
@@ -79,13 +78,20 @@ class LwpDialect:
     Args:
         config: the token, and limits on sizes.
         checksum: the algorithm of both directions.
+        learnt: where to note that a server takes this checksum.
     """
 
     requests_max: int | None = None
     keepalive: Any = Keepalive()
 
-    def __init__(self, config: ClientConfig, checksum: Checksum) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        checksum: Checksum,
+        learnt: dict[Address, Checksum] | None = None,
+    ) -> None:
         self.checksum = checksum
+        self._learnt = {} if learnt is None else learnt
         # What the server has said of itself.
         self.status = wire.ClusterStatus()
         self.capabilities: frozenset[str] = frozenset()
@@ -212,6 +218,7 @@ class LwpDialect:
                 has_answered = True
             self.status = _ask_status(connection, deadline)
             self.capabilities = frozenset(self.status.capabilities)
+            self._learnt[connection.address] = self.checksum
         except ConnectionLost as error:
             if has_answered or isinstance(error, TlsRefused):
                 raise
@@ -221,34 +228,21 @@ class LwpDialect:
             ) from error
 
 
-class LwpDialects:
-    """Chooses the checksum: the one of the settings, or the one that a server takes.
+def make_candidates(config: ClientConfig) -> Candidates:
+    """Choose the checksum: the one of the settings, or the one that a server takes."""
+    chosen = wire.parse_checksum(config.checksum)
+    learnt: dict[Address, Checksum] = {}
 
-    Args:
-        config: the settings.
-    """
-
-    def __init__(self, config: ClientConfig) -> None:
-        self._config = config
-        self._checksum = wire.parse_checksum(config.checksum)
-        self._lock = threading.Lock()
-        self._learnt: dict[Address, Checksum] = {}
-
-    def candidates(self, address: Address) -> Sequence[LwpDialect]:
-        """List the dialects to try with a server, the likelier first (LWP §11.3)."""
-        if self._checksum is not None:
-            return [LwpDialect(self._config, self._checksum)]
-        # What was learnt may be wrong by now: another server may be there.
-        with self._lock:
-            first = self._learnt.get(address, Checksum.CRC32C)
+    def list_candidates(address: Address) -> list[LwpDialect]:
+        if chosen is not None:
+            return [LwpDialect(config, chosen)]
+        # The likelier first (LWP §11.3). What was learnt may be wrong by now: another
+        # server may be there.
+        first = learnt.get(address, Checksum.CRC32C)
         both = sorted(Checksum, key=lambda checksum: checksum is not first)
-        return [LwpDialect(self._config, checksum) for checksum in both]
+        return [LwpDialect(config, checksum, learnt) for checksum in both]
 
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Remember the checksum that a server took."""
-        assert isinstance(dialect, LwpDialect)
-        with self._lock:
-            self._learnt[address] = dialect.checksum
+    return list_candidates
 
 
 def _check_fit(frame: Frame, request: Message) -> None:

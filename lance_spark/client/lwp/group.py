@@ -59,11 +59,7 @@ from lance_spark.wire.lwp import (
 
 logger = logging.getLogger(__name__)
 
-STRATEGIES = {
-    "range": AssignmentStrategy.RANGE,
-    "round-robin": AssignmentStrategy.ROUND_ROBIN,
-    "sticky": AssignmentStrategy.STICKY,
-}
+STRATEGIES = {s.name.lower().replace("_", "-"): s for s in AssignmentStrategy}
 SESSION_TIMEOUT_S = 30.0
 # Three heartbeats fit into a session, so that one may get lost and one be late. Members
 # with long sessions send more of them, because topics move at the pace of heartbeats.
