@@ -401,12 +401,10 @@ class Link:
 
     def _connect_alone(self, deadline: Deadline) -> Connection:
         """Connect, unless another thread just has; only one is in here at a time."""
-        with self._lock:
-            connection = self._connection
+        connection = self.live()
         if connection is not None:
-            if connection.is_open:
-                return connection
-            self.drop(connection)
+            return connection
+        self.drop()
         try:
             connection = self._dialer.dial(deadline, self._attempt)
         except LanceError as error:

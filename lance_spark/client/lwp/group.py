@@ -54,6 +54,8 @@ from lance_spark.wire.lwp import (
     AssignedTopic,
     AssignmentStrategy,
     Capability,
+    GroupHeartbeatResponse,
+    GroupJoined,
     code_of,
 )
 
@@ -167,9 +169,7 @@ class GroupMember:
                     self.applied = 0
                 self._is_unknown = self._is_muted = False
                 self._is_joined = True
-            self._note_answer(
-                Assignment(joined.generation, joined.assignment), asked_at_s
-            )
+            self._note_answer(joined, asked_at_s)
         if self._heartbeats is None and not self._is_stopped:
             name = f"lance-group-{self._group}"
             self._heartbeats = Repeater(self._keep_place, self._interval_s, name=name)
@@ -243,13 +243,13 @@ class GroupMember:
             except LanceError as error:
                 logger.warning("group %r: heartbeat failed: %s", self._group, error)
             else:
-                self._note_answer(
-                    Assignment(answer.generation, answer.assignment), asked_at_s
-                )
+                self._note_answer(answer, asked_at_s)
 
-    def _note_answer(self, assignment: Assignment, asked_at_s: float) -> None:
+    def _note_answer(
+        self, answer: GroupJoined | GroupHeartbeatResponse, asked_at_s: float
+    ) -> None:
         with self._changed:
-            self.latest = assignment
+            self.latest = Assignment(answer.generation, answer.assignment)
             # The session started anew when the broker got the question, which is not
             # before it was asked.
             self._heard_at_s = asked_at_s
@@ -335,14 +335,13 @@ class GroupedConsumer:
         self._is_closed = False
         # Whether topics are being given up that are others' already.
         self._is_losing = False
+        # In the order in which the topics get their turn.
         self._cursors: dict[AssignedTopic, Cursor] = {}
         self._committed: dict[AssignedTopic, int] = {}
         # Where topics ended when that was last heard of, by id.
         self._ends: dict[int, int] = {}
         # The version of the broker's list of topics, as it was then.
         self._topics_version = 0
-        # The topics in the order in which they get their turn.
-        self._turns: list[AssignedTopic] = []
         # Two connections: a heartbeat must not wait behind a fetch that waits.
         self._client = client.dedicated()
         self._control = client.dedicated()
@@ -431,10 +430,8 @@ class GroupedConsumer:
 
     def _poll_ready(self) -> PollResult | None:
         """Poll the topics that are known to have records, taking turns."""
-        for _ in range(len(self._turns)):
-            topic = self._turns.pop(0)
-            self._turns.append(topic)
-            cursor = self._cursors[topic]
+        for topic in list(self._cursors):
+            cursor = self._cursors[topic] = self._cursors.pop(topic)
             if self._ends.get(topic.topic_id, cursor.position) == cursor.position:
                 continue
             result = cursor.poll()
@@ -494,7 +491,6 @@ class GroupedConsumer:
         for topic in topics:
             self._cursors.pop(topic).close()
             self._committed.pop(topic, None)
-            self._turns.remove(topic)
 
     def _take_up(self, topics: list[AssignedTopic]) -> None:
         if not topics:
@@ -504,7 +500,6 @@ class GroupedConsumer:
         # All or none, so that a failure leaves nothing that was not announced.
         cursors = {topic: self._open(topic, options) for topic in topics}
         self._cursors.update(cursors)
-        self._turns.extend(topics)
         # What is known of the ends does not cover them.
         self._ends = {}
         if self._on_assigned is not None:
