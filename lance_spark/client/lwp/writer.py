@@ -49,6 +49,13 @@ logger = logging.getLogger(__name__)
 
 COMPRESSIONS = ("none", "lz4")
 
+# The types that records with a key, and with a timestamp, have to have.
+_TYPES = {
+    (False, False): None,
+    (False, True): RecordType.TIMESTAMPED,
+    (True, False): RecordType.KEY_VALUE,
+    (True, True): RecordType.KEY_TIMESTAMPED,
+}
 _NULL_FAULT = (
     "no value, no key and no timestamp make a Null record, and a plain server must not "
     "get one: the LANCE server misreads it when it recovers from a crash and loses "
@@ -543,19 +550,15 @@ def _choose_type(
     default: int,
 ) -> int:
     """Choose the type of a record as `columnar.rows` does for columns."""
-    has_key, has_time = key is not None, timestamp_ns is not None
-    if value is None and (has_key or has_time):
+    needed = _TYPES[key is not None, timestamp_ns is not None]
+    if value is None and needed is not None:
         raise LocalProtocolError(
             "a key or timestamp but no value: LWP has no such tombstone; "
             "send an empty value"
         )
     if value is None:
         needed = RecordType.NULL
-    elif has_key:
-        needed = RecordType.KEY_TIMESTAMPED if has_time else RecordType.KEY_VALUE
-    elif has_time:
-        needed = RecordType.TIMESTAMPED
-    else:
+    if needed is None:
         if given is not None:
             check_plain_type(given)
         return default if given is None else given
