@@ -319,11 +319,9 @@ class Delivery:
             )
         wait_s = wait_s if due_s is None else min(wait_s, due_s)
         pushes = connection.receive(Deadline.after(wait_s), self._waker)
-        if pushes:
-            trouble = self._settle(pushes)
-            if trouble is not None:
-                self._settle_others(connection, trouble)
-                self._recover(trouble, passes=True)
+        trouble = self._settle(pushes) if pushes else None
+        if trouble is not None:
+            self._recover(trouble, passes=True)
 
     def _settle(
         self, pushes: Iterable[Any], trouble: LanceError | None = None
@@ -346,15 +344,18 @@ class Delivery:
             self._changed.notify_all()
         return trouble
 
-    def _settle_others(self, connection: Connection, trouble: LanceError) -> None:
-        """Learn what became of the batches behind a refused one, to resend fewer."""
-        if not self._refused_ids:
-            # The server does not say which one it means, so none could be counted.
-            return
+    def _settle_rest(
+        self, connection: Connection, trouble: LanceError | None
+    ) -> LanceError | None:
+        """Learn what became of the batches in flight, to resend fewer.
+
+        A server that has closed the connection may have said why.
+        """
         deadline = Deadline.after(_LAST_WORDS_S)
         with suppress(ConnectionLost, RemoteProtocolError):
             while self._has_unanswered() and not deadline.expired:
-                self._settle(connection.receive(deadline), trouble)
+                trouble = self._settle(connection.receive(deadline), trouble)
+        return trouble
 
     def _has_unanswered(self) -> bool:
         with self._changed:
@@ -400,12 +401,14 @@ class Delivery:
         Raises:
             LanceError: the error is final, or there was no progress for too long.
         """
-        trouble = self._settle_last_words(error)
-        if trouble is not None:
-            error, passes = trouble, True
         connection, self._connection = self._connection, None
         asked = None if connection is None else connection.address
+        # A refusal that does not say which batch it means lets no others be counted.
+        is_telling = self._refused_ids if passes else isinstance(error, ConnectionLost)
         if connection is not None:
+            if is_telling:
+                trouble = self._settle_rest(connection, error if passes else None)
+                error, passes = trouble or error, trouble is not None
             connection.abort()
         with self._changed:
             now_s = self._clock()
@@ -426,16 +429,6 @@ class Delivery:
             decision.delay_s,
             self._outbox.oldest_id,
         )
-
-    def _settle_last_words(self, error: LanceError) -> LanceError | None:
-        """Take note of what a server said before it closed: acks, or why it did."""
-        trouble: LanceError | None = None
-        if self._connection is None or not isinstance(error, ConnectionLost):
-            return None
-        with suppress(ConnectionLost, RemoteProtocolError):
-            while pushes := self._connection.receive(Deadline.after(_LAST_WORDS_S)):
-                trouble = self._settle(pushes) or trouble
-        return trouble
 
     def _look_up(self) -> None:
         """Find the topic's id again: it may have been created anew."""

@@ -139,9 +139,10 @@ class Consumer:
             if name is not None and offset_store is None:
                 self._store = BrokerOffsetStore(self._client)
             topic_id = self._client.topic_id(topic)
-            self._committed = self._load()
+            self._committed: int | None = None
             loss = None
-            if self._store is not None:
+            if self._store is not None and name is not None:
+                self._committed = self._store.load(name, topic)
                 self._incarnation = self._identify(topic_id)
                 loss = self._find_loss()
             if self._committed is not None:
@@ -324,11 +325,6 @@ class Consumer:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # What was handed out last is not done if doing it failed.
         self._close(commit=self._commits.is_on and error is None)
-
-    def _load(self) -> int | None:
-        if self._store is None or self.name is None:
-            return None
-        return self._store.load(self.name, self.topic)
 
     def _identify(self, topic_id: int) -> Incarnation:
         try:

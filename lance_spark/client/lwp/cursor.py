@@ -292,9 +292,9 @@ class CursorOptions:
         return _RESETS[self.offset_reset]
 
     @property
-    def passes_over_losses(self) -> bool:
-        """Whether to go on somewhere else if the next records are gone."""
-        return not self.fail_on_data_loss and self.reset_position is not None
+    def loss_position(self) -> SeekPosition | None:
+        """Where to go on if the next records are gone; None if that is an error."""
+        return None if self.fail_on_data_loss else self.reset_position
 
 
 def resolve_position(
@@ -366,8 +366,7 @@ class Cursor:
         self._options = options
         # Records that were read and not handed out, because of max_poll_records.
         self._rest: Chunk | None = None
-        if start is None:
-            start = options.reset_position
+        start = start or options.reset_position
         if start is None:
             raise OptionError(
                 f"no offset is stored for topic {topic!r} and offset_reset is "
@@ -376,12 +375,9 @@ class Cursor:
         if topic_id is None:
             topic_id = client.topic_id(topic)
         self._loss = loss
-        if loss is None:
-            offset = resolve_position(client, topic_id, start)
-        else:
-            offset = loss.asked
+        offset = loss.asked if loss else resolve_position(client, topic_id, start)
         self._reader = self._open(topic_id, offset)
-        if loss is not None and options.passes_over_losses:
+        if loss is not None and options.loss_position is not None:
             self._pass_over(loss)
 
     @property
@@ -468,8 +464,8 @@ class Cursor:
 
     def _pass_over(self, loss: DataLoss) -> None:
         """Go on where the options say, or raise the loss."""
-        target = self._options.reset_position
-        if target is None or not self._options.passes_over_losses:
+        target = self._options.loss_position
+        if target is None:
             raise loss
         # The topic may be another one of the same name by now.
         self._client.forget(self.topic)
