@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -50,31 +51,26 @@ class Attempt:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self.is_cancelled = False
+        self.cancelled = threading.Event()
+        # Weak, as a connection that was dropped must not be kept for its end.
+        self._connection: Callable[[], Connection | None] = lambda: None
 
-    def check(self) -> None:
-        """Raise ConnectionLost if it was cancelled."""
-        if self.is_cancelled:
+    def enter(self, connection: Connection | None = None) -> None:
+        """Name the connection that is being set up now, if there is one already.
+
+        Raises:
+            ConnectionLost: it was cancelled.
+        """
+        if connection is not None:
+            self._connection = weakref.ref(connection)
+        # In this order, as `cancel` sets the one and reads the other.
+        if self.cancelled.is_set():
             raise ConnectionLost("connecting was given up, as the client was closed")
 
-    def enter(self, connection: Connection) -> None:
-        """Name the connection that is being set up now; raises as `check` does."""
-        with self._lock:
-            self._connection = connection
-        self.check()
-
-    def leave(self) -> None:
-        """Say that it is set up, or has failed."""
-        with self._lock:
-            self._connection = None
-
     def cancel(self) -> None:
-        """End the connection that is being set up, and let none begin."""
-        with self._lock:
-            self.is_cancelled = True
-            connection = self._connection
+        """End the last connection that was named, and let none begin."""
+        self.cancelled.set()
+        connection = self._connection()
         if connection is not None:
             connection.abort()
 
@@ -165,8 +161,6 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        finally:
-            attempt.leave()
         return connection
 
     @property

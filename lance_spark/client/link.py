@@ -112,7 +112,7 @@ class Dialer:
                 with self._lock:
                     if self._leader == address:
                         self._leader = None
-                if deadline.expired or attempt.is_cancelled:
+                if deadline.expired or attempt.cancelled.is_set():
                     break
             else:
                 with self._lock:
@@ -125,7 +125,7 @@ class Dialer:
     ) -> Connection:
         failure: LanceError | None = None
         for dialect in self._candidates(address):
-            attempt.check()
+            attempt.enter()
             try:
                 return Connection.open(
                     self._config,
@@ -226,8 +226,8 @@ class Link:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._keepalive: Repeater | None = None
-        self._closed = threading.Event()
         self._attempt = Attempt()
+        self._closed = self._attempt.cancelled
 
     # Requests.
 
@@ -338,7 +338,6 @@ class Link:
 
     def close(self) -> None:
         """Close the connection and end every call that is under way."""
-        self._closed.set()
         self._attempt.cancel()
         with self._lock:
             keepalive, self._keepalive = self._keepalive, None

@@ -887,20 +887,19 @@ class Fake:
 
 def test_cancel_ends_what_is_under_way_and_what_would_follow() -> None:
     attempt, connection = Attempt(), Fake()
-    attempt.check()
+    attempt.enter()
     attempt.enter(connection)
-    assert not attempt.is_cancelled
+    assert not attempt.cancelled.is_set()
     attempt.cancel()
     assert connection.aborted == 1
-    assert attempt.is_cancelled
-    for call in (attempt.check, lambda: attempt.enter(Fake())):
+    assert attempt.cancelled.is_set()
+    for call in (attempt.enter, lambda: attempt.enter(Fake())):
         with pytest.raises(ConnectionLost, match="given up"):
             call()
 
 
-def test_what_is_set_up_is_left_alone() -> None:
+def test_what_was_set_up_is_not_kept() -> None:
     attempt, connection = Attempt(), Fake()
     attempt.enter(connection)
-    attempt.leave()
+    del connection
     attempt.cancel()
-    assert connection.aborted == 0
