@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from lance_spark.client.connection import Connection
-from lance_spark.client.dialect import Acked, Refused
+from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.link import Link
 from lance_spark.client.outbox import BatchOptions, Ledger, OutgoingBatch
 from lance_spark.client.retry import Retry
@@ -114,8 +114,9 @@ class Delivery:
         resolve: finds the target again after the server has lost it; None if there
             is nothing to look up.
         strict: a refused batch is the end of all that follow it, as in a stage.
-        check: called with each new connection; what it raises is the end.
-        prepare: called with each batch before it is sent; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the
+            delivery.
+        prepare: called with each batch before it is sent, likewise.
         clock: a monotonic clock.
     """
 
@@ -128,8 +129,8 @@ class Delivery:
         options: BatchOptions,
         resolve: Callable[[], Any] | None = None,
         strict: bool = False,
-        check: Callable[[Connection], None] | None = None,
-        prepare: Callable[[Connection, OutgoingBatch], None] | None = None,
+        check: Callable[[Connection], None] = lambda _: None,
+        prepare: Callable[[Connection, OutgoingBatch], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -220,15 +221,12 @@ class Delivery:
     def _run(self) -> None:
         try:
             self._deliver()
-            with self._changed:
-                if self._is_abandoned:
-                    self.ledger.fail(LanceError("the producer was closed"))
-        except LanceError as error:
-            with self._changed:
-                self.ledger.fail(error)
+            if self._is_abandoned:
+                raise LanceError("the producer was closed")
         except Exception as error:
             # A bug must not leave callers waiting for a thread that is gone.
-            logger.exception("topic %r: the producer failed", self._topic)
+            if not isinstance(error, LanceError):
+                logger.exception("topic %r: the producer failed", self._topic)
             with self._changed:
                 self.ledger.fail(error)
 
@@ -293,14 +291,12 @@ class Delivery:
     def _connect(self) -> Connection:
         if self._connection is None:
             connection = self._link.connect_once()
-            if self._check is not None:
-                self._check(connection)
+            self._check(connection)
             self._connection = connection
         return self._connection
 
     def _send(self, connection: Connection, batch: OutgoingBatch) -> None:
-        if self._prepare is not None:
-            self._prepare(connection, batch)
+        self._prepare(connection, batch)
         deadline = Deadline.after(self._request_timeout_s)
         connection.send_batch(batch, self._target, deadline=deadline)
         batch.sent_at_s = self._clock()
@@ -338,7 +334,7 @@ class Delivery:
                     trouble = trouble or self._settle_refusal(push)
                     if trouble is not None and push.batch_id is not None:
                         self._refused_ids.add(push.batch_id)
-                else:
+                elif isinstance(push, SlowDown):
                     self._rate.slow_down()
             self._resume_at_s = max(self._resume_at_s, now_s + self._rate.pause_s)
             self._changed.notify_all()

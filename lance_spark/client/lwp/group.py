@@ -126,7 +126,6 @@ class GroupMember:
         # Chosen here, so that a join whose answer is lost can be repeated: under a
         # name of the broker's making it would be another member.
         self.id = f"group-{secrets.token_hex(8)}"
-        self._is_joined = False
         self._topics: tuple[str, ...] = ()
         # What the broker said last, and the generation that was applied last.
         self.latest = Assignment(0, ())
@@ -168,7 +167,6 @@ class GroupMember:
                     # Nothing of what was applied before counts any more.
                     self.applied = 0
                 self._is_unknown = self._is_muted = False
-                self._is_joined = True
             self._note_answer(joined, asked_at_s)
         if self._heartbeats is None and not self._is_stopped:
             name = f"lance-group-{self._group}"
@@ -202,9 +200,11 @@ class GroupMember:
         A member that can't say so is out of the group when its session ends.
         """
         self._is_stopped = True
-        if self._heartbeats is not None:
-            self._heartbeats.stop(_STOP_S)
-        if not self._is_joined or self.is_lost:
+        if self._heartbeats is None:
+            # It has not joined.
+            return
+        self._heartbeats.stop(_STOP_S)
+        if self.is_lost:
             return
         try:
             timeout_s = self._session_timeout_s
