@@ -143,12 +143,11 @@ class LwpDialect:
         kind = frame.type
         is_keepalive = kind is FrameType.KEEPALIVE
         # Servers in the field let keepalives overtake answers.
-        fitting = (
-            pending
-            for pending in waiting.values()
-            if isinstance(pending.request, Keepalive) is is_keepalive
-        )
-        oldest = next(fitting, None)
+        for oldest in waiting.values():
+            if isinstance(oldest.request, Keepalive) is is_keepalive:
+                break
+        else:
+            oldest = None
         if is_keepalive:
             # One that answers nothing is dropped, and never answered: two such peers
             # would not stop.
