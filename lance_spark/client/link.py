@@ -179,11 +179,6 @@ class Repeater:
         )
         self._thread.start()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread.is_alive()
-
     def stop(self, timeout_s: float) -> None:
         """End the thread, and wait up to so long for its end."""
         self._stop.set()

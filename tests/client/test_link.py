@@ -967,15 +967,15 @@ def test_it_comes_again_and_again() -> None:
     for _ in range(3):
         assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive.stop(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_stop_does_not_wait_for_the_next_time() -> None:
     living = Living(3600)
     keepalive = repeat(living, 3600)
-    assert keepalive.is_running
+    assert keepalive._thread.is_alive()
     keepalive.stop(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
     keepalive.stop(PATIENCE_S)
 
 
@@ -992,7 +992,7 @@ def test_it_can_be_stopped_from_within() -> None:
     made.set()
     assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_it_ends_with_what_it_serves() -> None:
@@ -1003,7 +1003,7 @@ def test_it_ends_with_what_it_serves() -> None:
     gc.collect()
     assert reference() is None
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_it_ends_when_it_comes_too_late() -> None:
@@ -1087,7 +1087,7 @@ def test_the_thread_ends_with_the_client(network: Network) -> None:
     keepalive = client.link._keepalive
     assert keepalive is not None
     client.close()
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_one_thread_for_all_connections(network: Network) -> None:

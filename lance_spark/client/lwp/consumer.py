@@ -129,9 +129,9 @@ class Consumer:
             auto_commit_interval_s if auto_commit else None, clock
         )
         self._is_closed = False
-        # Rises with every seek, so that an iteration notices that it is elsewhere.
-        self._seeks = 0
         # What an iteration over records gives and where it is; None if there is none.
+        # An iteration that finds something else here has ended: there was a seek or
+        # another poll.
         self._walked: tuple[PollResult, int] | None = None
         self._client = client.dedicated()
         try:
@@ -191,8 +191,8 @@ class Consumer:
             Unsupported: it is a time, and the server has no index of times.
             OptionError: it is inside a record, and the server can tell.
         """
-        offset = self._cursor.seek(as_position(position))
-        self._end_walk()
+        offset = self._cursor.seek(position)
+        self._walked = None
         return offset
 
     def rewind(self) -> int:
@@ -210,10 +210,6 @@ class Consumer:
     def seek_to_time(self, time_ns: int) -> int:
         """Go to the first record appended at or after a time in ns since 1970."""
         return self.seek(SeekPosition.time_ns(time_ns))
-
-    def _end_walk(self) -> None:
-        self._seeks += 1
-        self._walked = None
 
     # Reading.
 
@@ -264,25 +260,25 @@ class Consumer:
             # A poll in the middle of an iteration: what that has not given yet comes
             # next, and it will poll for the rest when it goes on.
             self._cursor.go_back(*self._walked)
-            self._end_walk()
+            self._walked = None
         if self._commits.take_due():
             self._commit_quietly()
         return self._cursor.poll(wait_s)
 
     def _walk(self, result: PollResult) -> Iterator[ConsumerRecord]:
         """Give the records of a result; what is not given is read again."""
-        seeks, self._walked = self._seeks, (result, result.start_offset)
+        walked = self._walked = result, result.start_offset
         try:
             for record in result.records():
-                self._walked = result, record.next_offset
+                walked = self._walked = result, record.next_offset
                 yield record
-                if self._seeks != seeks:
+                if self._walked is not walked:
                     return
         finally:
-            if self._seeks == seeks:
-                (_, walked), self._walked = self._walked, None
-                if walked != result.current_offset:
-                    self._cursor.go_back(result, walked)
+            if self._walked is walked:
+                self._walked = None
+                if walked[1] != result.current_offset:
+                    self._cursor.go_back(*walked)
 
     # Commits.
 

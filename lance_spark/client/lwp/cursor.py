@@ -402,9 +402,8 @@ class Cursor:
             Unsupported: it is a time, and the server has no index of times.
             OptionError: it is inside a record, and the server can tell.
         """
-        if isinstance(position, int):
-            position = SeekPosition.offset(position)
-        offset = resolve_position(self._client, self.topic_id, position)
+        place = as_position(position)
+        offset = resolve_position(self._client, self.topic_id, place)
         self._go(offset)
         return offset
 

@@ -165,7 +165,7 @@ def test_a_client_that_nobody_holds_goes(network: Network) -> None:
     del client
     gc.collect()
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
     connection.close()
 
 
