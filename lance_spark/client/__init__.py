@@ -1,5 +1,6 @@
 """The client of LANCE servers: admin, producers, consumers, groups."""
 
+from lance_spark.client.lwp.answer import KnownBounds as Bounds
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.consumer import Consumer
@@ -19,7 +20,6 @@ from lance_spark.client.lwp.reader import Chunk, RecordReader
 from lance_spark.client.lwp.writer import COMPRESSIONS as COMPRESSIONS
 from lance_spark.client.lwp.writer import Producer, StageWriter
 from lance_spark.client.outbox import IN_FLIGHT_MAX as IN_FLIGHT_MAX
-from lance_spark.model import Bounds
 from lance_spark.wire.lwp import (
     Capability,
     CommitStatus,

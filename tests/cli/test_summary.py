@@ -15,8 +15,8 @@ from lance_spark.cli.summary import (
     show_retention,
     summarise,
 )
-from lance_spark.client import LanceClient
-from lance_spark.model import Bounds, Retention
+from lance_spark.client import Bounds, LanceClient
+from lance_spark.model import Retention
 from lance_spark.wire.lwp import ClusterStatus, TopicInfo
 
 
@@ -25,7 +25,7 @@ class FakeClient:
         self._details = details
 
     def bounds(self, topic: int) -> Bounds:
-        return Bounds(0, 77)
+        return Bounds(None, 77)
 
     def status(self) -> ClusterStatus:
         return ClusterStatus(details=self._details)

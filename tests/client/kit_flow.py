@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.client.dialect import Acked
-from lance_spark.client.lwp.answer import Fetched
+from lance_spark.client.lwp.answer import Fetched, KnownBounds
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.client.retry import Backoff, Decision
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
-from lance_spark.model import Bounds, Location
+from lance_spark.model import Location
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
@@ -282,9 +282,9 @@ class FakeLog:
     def close(self) -> None:
         self.is_closed = True
 
-    def bounds(self, topic: int | str) -> Bounds:
+    def bounds(self, topic: int | str) -> KnownBounds:
         self._check(topic)
-        return Bounds(self.start if self.whole else 0, len(self.data))
+        return KnownBounds(self.start if self.whole else None, len(self.data))
 
     def supports(self, capability: Capability) -> bool:
         assert capability is Capability.LOCATE

@@ -83,6 +83,14 @@ class Fetched:
     high_water_mark: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KnownBounds:
+    """Where a log starts, if the server says, and where it ends."""
+
+    start: int | None
+    end: int
+
+
 class PendingFetch:
     """A fetch on its way; made by `LanceClient.submit_fetch`."""
 

@@ -19,7 +19,13 @@ from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Build, Dialer, Link
 from lance_spark.client.lwp import answer
-from lance_spark.client.lwp.answer import Fetched, PendingFetch, ShownTopic, TopicList
+from lance_spark.client.lwp.answer import (
+    Fetched,
+    KnownBounds,
+    PendingFetch,
+    ShownTopic,
+    TopicList,
+)
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import make_candidates
 from lance_spark.client.lwp.retry import CommitRetry
@@ -32,7 +38,7 @@ from lance_spark.errors import (
     TopicNotFound,
     Unsupported,
 )
-from lance_spark.model import Bounds, Location, Retention
+from lance_spark.model import Location, Retention
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Capability, LocateKind, Message, WaitResponse
@@ -431,16 +437,15 @@ class LanceClient:
         deadline = Deadline.after(self._config.request_timeout_s)
         return PendingFetch(connection.submit(fetch, deadline=deadline))
 
-    def bounds(self, topic: int | str) -> Bounds:
-        """Tell where a topic starts and ends; on a plain server it starts at 0."""
+    def bounds(self, topic: int | str) -> KnownBounds:
+        """Tell where a topic starts and ends; a plain server knows its end only."""
 
-        def ask(topic_id: int) -> Bounds:
+        def ask(topic_id: int) -> KnownBounds:
             if not self.supports(Capability.LOCATE):
-                # It counts from what is left of the log.
-                return Bounds(0, self.fetch(topic_id, wire.OFFSET_MAX, 1).end)
+                return KnownBounds(None, self.fetch(topic_id, wire.OFFSET_MAX, 1).end)
             # In this order, so that the start is never behind the end.
             start = self.locate_start(topic_id).offset
-            return Bounds(start, self.locate_end(topic_id).offset)
+            return KnownBounds(start, self.locate_end(topic_id).offset)
 
         return self._on_topic(topic, ask)
 

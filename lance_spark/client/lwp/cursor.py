@@ -312,7 +312,8 @@ def resolve_position(
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset
     bounds = client.bounds(topic)
-    return bounds.end if position.kind is SeekKind.END else bounds.start
+    # A plain server counts from what is left of the log.
+    return bounds.end if position.kind is SeekKind.END else bounds.start or 0
 
 
 def check_boundary(client: LanceClient, topic: int | str, offset: int) -> None:
