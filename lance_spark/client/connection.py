@@ -426,7 +426,7 @@ class Connection:
                 self.fail(error)
             return self._failure is None
 
-    # Who is inside the stream.
+    # The threads inside the stream.
 
     def _enter_as_reader(self) -> None:
         self._has_reader = True

@@ -272,7 +272,7 @@ class Refusal(NamedTuple):
 
 
 class _Told(threading.local):
-    """Of how many refusals the present thread was told, or need not know."""
+    """How many refusals the present thread knows of, or need not know of."""
 
     count: int | None = None
 

@@ -157,7 +157,7 @@ class Retry:
         """Take note of a failure, before anything else is done about it."""
 
     def conclude(self, error: LanceError) -> LanceError:
-        """Give what the caller is told when a failure is final."""
+        """Give the error that the caller gets when a failure is final."""
         return error
 
     def _may_pass(self, error: LanceError, asked: Address | None) -> bool:

@@ -321,7 +321,7 @@ def read_pieces(descriptor: int, position: int, length: int) -> Iterator[bytes]:
 
 
 def too_short(position: int, end: int) -> Corrupt:
-    """Make the error for a file that ends before what is to be sent of it does."""
+    """Make the error for a file that ends before the part that is to be sent."""
     return Corrupt("file", position, end, "the file is shorter than it was")
 
 

@@ -132,7 +132,7 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it serves and when it begins to stop, and stops when it is told to."""
+    """Says when it serves and when it begins to stop; `leave` makes it stop."""
 
     def __init__(self, config: uvicorn.Config, ending: Callable[[], None]) -> None:
         super().__init__(config)

@@ -221,7 +221,7 @@ class Consumer:
 
         Raises:
             DataLoss: they are not in the log any more.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         return self._poll(0.0)
 

@@ -430,7 +430,7 @@ class Cursor:
 
         Raises:
             DataLoss: they are gone, and that is not to be passed over.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         chunk = self._rest or self._next_chunk(wait_s)
         self._rest = None

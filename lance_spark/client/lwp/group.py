@@ -402,7 +402,7 @@ class GroupedConsumer:
 
         Raises:
             DataLoss: they are not in the log any more.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         if self._is_closed:
             raise LanceError(f"group {self.group!r}: the consumer is closed")

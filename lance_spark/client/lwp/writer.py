@@ -173,7 +173,7 @@ class Writer:
         topic: the topic's name or id, for texts.
         target: where the batches go: the id of a topic or stage.
         options: how records are gathered.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
         resolve: finds the topic's id again after the server has lost it.
         strict: a refused batch is the end of all that follow it.
     """
@@ -405,7 +405,7 @@ class Producer(Writer):
         client: says how to reach the server; it stays open.
         topic: name, or id.
         create_topic: create the topic if it is not there.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
 
     The other arguments are those of `WriterOptions`.
 
@@ -458,7 +458,7 @@ class StageWriter(Writer):
         topic_name: where the commit will put the records.
         writer_id: the job's.
         sequence: the job's.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
 
     The other arguments are those of `WriterOptions`.
 
