@@ -35,7 +35,6 @@ _SAYS = re.compile(r"_?(?:explain|describe)(?:_\w+)?")
 # What users do not meet, or not as a text of its own.
 INTERNAL = {
     "wire/": "bytes that are not the protocol; one paragraph is for all of them",
-    "net/memory.py": "streams of tests, without a network",
     "demo.py": "the demo's own promises; one sentence is for all of them",
     "cli/demo.py": "the same",
     "broker/lwp/plain.py": "what another server says, word for word",

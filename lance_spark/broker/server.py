@@ -23,7 +23,7 @@ from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener, raise_file_limit
 from lance_spark.net.stream import SocketStream, Stream
-from lance_spark.net.tls import TlsContext, server_handshake
+from lance_spark.net.tls import TlsContext, handshake
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class Server:
             return stream
         assert isinstance(stream, SocketStream)
         deadline = Deadline.after(self._config.handshake_timeout_s)
-        secure = server_handshake(stream, self._tls, deadline)
+        secure = handshake(stream, self._tls, deadline)
         with self._lock:
             # What `stop` has to abort from now on.
             self._streams[threading.current_thread()] = secure

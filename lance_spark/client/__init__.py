@@ -1,6 +1,6 @@
 """The client of LANCE servers: admin, producers, consumers, groups."""
 
-from lance_spark.client.lwp.answer import Bounds
+from lance_spark.client.lwp.answer import KnownBounds as Bounds
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.consumer import Consumer

@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address, parse_addresses
 from lance_spark.net.connect import connect
-from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
-from lance_spark.net.tls import ClientTls, TlsContext
+from lance_spark.net.tls import ClientTls
 
 # A server that waits can't be told to wait longer than a u32 of milliseconds, and
 # locks and polls take no more either.
@@ -96,12 +95,7 @@ class ConnectionConfig:
         """What the network layer needs for TLS; None without it."""
         if not self.tls:
             return None
-        return ClientTls(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            server_name=self.tls_server_name,
-        )
+        return ClientTls(self.tls_ca, self.tls_cert, self.tls_key)
 
     def _check_types(self) -> None:
         if not isinstance(self.servers, str):
@@ -138,32 +132,18 @@ def _check_duration(name: str, value: object) -> None:
         )
 
 
-class Connect(Protocol):
-    """Make a stream to an address, as `lance_spark.net.connect.connect` does."""
-
-    def __call__(
-        self,
-        address: Address,
-        *,
-        deadline: Deadline,
-        tls: TlsContext | None = None,
-        server_name: str | None = None,
-    ) -> Stream:
-        """Connect, and do the TLS handshake if a context is given."""
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The network, the time and chance.
 
     Args:
-        connect: makes streams.
+        connect: makes streams, as `lance_spark.net.connect.connect` does.
         clock: a monotonic clock in seconds.
         pause: waits for an event, but not longer than so many seconds.
         random: gives numbers in [0, 1).
     """
 
-    connect: Connect = connect
+    connect: Callable[..., Stream] = connect
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[threading.Event, float], object] = threading.Event.wait
     random: Callable[[], float] = random.random

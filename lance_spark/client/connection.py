@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+import weakref
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
 LAST_WORDS_S = 2.0
 # A look at what came while no thread waited ends here, however fast more is coming.
 _DRAIN_READS_MAX = 16
-# Our broker answers 30 keepalives at once and 5 a second after that, and drops the
-# others: a client of the field answers answers, and would not stop. A ping whose
-# keepalive is dropped would wait in vain. This is below what is answered in any such
-# time.
-PINGS_MAX = 25
-PING_WINDOW_S = 6.0
 
 
 class Attempt:
@@ -57,37 +51,28 @@ class Attempt:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self.is_cancelled = False
+        self.cancelled = threading.Event()
+        # Weak, as a connection that was dropped must not be kept for its end.
+        self._connection: Callable[[], Connection | None] = lambda: None
 
-    def check(self) -> None:
-        """Raise ConnectionLost if it was cancelled."""
-        if self.is_cancelled:
+    def enter(self, connection: Connection | None = None) -> None:
+        """Name the connection that is being set up now, if there is one already.
+
+        Raises:
+            ConnectionLost: it was cancelled.
+        """
+        if connection is not None:
+            self._connection = weakref.ref(connection)
+        # In this order, as `cancel` sets the one and reads the other.
+        if self.cancelled.is_set():
             raise ConnectionLost("connecting was given up, as the client was closed")
 
-    def enter(self, connection: Connection) -> None:
-        """Name the connection that is being set up now; raises as `check` does."""
-        with self._lock:
-            self._connection = connection
-        self.check()
-
-    def leave(self) -> None:
-        """Say that it is set up, or has failed."""
-        with self._lock:
-            self._connection = None
-
     def cancel(self) -> None:
-        """End the connection that is being set up, and let none begin."""
-        with self._lock:
-            self.is_cancelled = True
-            connection = self._connection
+        """End the last connection that was named, and let none begin."""
+        self.cancelled.set()
+        connection = self._connection()
         if connection is not None:
             connection.abort()
-
-
-class PingUnanswered(Timeout):
-    """A keepalive was sent and did not come back in time."""
 
 
 class Connection:
@@ -127,8 +112,6 @@ class Connection:
         # left or the connection failed.
         self._changed = threading.Condition()
         self._inbox = Inbox(dialect)
-        # When the last pings were sent.
-        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
         self._has_reader = False
         self._failure: LanceError | None = None
         # Why nothing can be sent any more, and how long that is no failure yet.
@@ -178,8 +161,6 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        finally:
-            attempt.leave()
         return connection
 
     @property
@@ -235,65 +216,25 @@ class Connection:
         server may be silent.
         """
         with self._changed:
-            oldest = self._inbox.oldest
-            if oldest is None:
+            waiting = list(self._inbox.waiting.values())
+            if not waiting:
                 return
-            since_s = max(self._last_heard_s, oldest.sent_s)
+            since_s = max(self._last_heard_s, waiting[0].sent_s)
             is_stuck = self._clock() - since_s >= self._silence_s_max
-            if not is_stuck and self._inbox.is_awaited:
+            if not is_stuck and not all(each.is_given_up for each in waiting):
                 return
         self.fail(ConnectionLost(f"{self.address}: the server did not answer in time"))
-
-    # Keepalives. Answers are never answered: two such peers would not stop.
-
-    def send_keepalive(self, deadline: Deadline) -> Pending:
-        """Write a keepalive, if the protocol has one, and do not wait.
-
-        Raises:
-            ConnectionLost: the connection is gone.
-            Timeout: it could not be written in time.
-        """
-        keepalive, frame = Pending(self, None, 0), self.dialect.encode_keepalive()
-        if frame is not None:
-            self._send(frame, deadline, lambda: self._inbox.expect_keepalive(keepalive))
-        return keepalive
-
-    def ping(self, deadline: Deadline) -> float:
-        """Tell how many seconds a keepalive takes to come back.
-
-        Many in a row are held back, as a server does not answer any number of them.
-
-        Raises:
-            ConnectionLost: the connection is gone.
-            PingUnanswered: the deadline passed without an answer.
-            Timeout: the deadline is too soon to send anything.
-        """
-        delay_s = plan_ping_delay_s(self._pings_s, self._clock())
-        if delay_s >= deadline.remaining():
-            raise Timeout(f"{self.address}: too many pings, wait {delay_s:.1f} s")
-        with self._changed:
-            # The end of the connection ends this too, and then nothing is sent.
-            self._changed.wait_for(lambda: self._failure is not None, delay_s)
-        start_s = self._clock()
-        self._pings_s.append(start_s)
-        keepalive = self.send_keepalive(deadline)
-        self._read_until(lambda: keepalive.is_done, deadline)
-        if keepalive.is_done:
-            return self._clock() - start_s
-        with self._changed:
-            self._raise_failure()
-        raise PingUnanswered(f"{self.address}: no answer in time to a keepalive")
 
     # Batches and pushes.
 
     def send_batch(
-        self, batch: OutgoingBatch, target: int, *, deadline: Deadline
+        self, batch: OutgoingBatch, target: Any, *, deadline: Deadline
     ) -> None:
         """Write a batch of records; `receive` gives what becomes of it.
 
         Args:
             batch: the records.
-            target: the id of a topic or stage.
+            target: where they go, as the dialect names it.
             deadline: for writing it.
 
         Raises:
@@ -302,7 +243,8 @@ class Connection:
                 server had said before.
             Timeout: it could not be written in time; the connection is dropped.
         """
-        self._send(self.dialect.encode_batch(batch, target), deadline)
+        frame = self.dialect.encode_batch(batch, target, next(self._numbers))
+        self._send(frame, deadline, self._inbox.expect_batch)
         if self._send_failure is not None:
             raise copy(self._send_failure)
 
@@ -317,9 +259,9 @@ class Connection:
             ConnectionLost: the connection is gone and all that came was handed out.
             RemoteProtocolError: the server sent what makes no sense.
         """
-        self._read_until(lambda: self._inbox.has_pushes, deadline, waker)
+        self._read_until(lambda: bool(self._inbox.pushes), deadline, waker)
         with self._changed:
-            pushes = self._inbox.take_pushes()
+            pushes, self._inbox.pushes = self._inbox.pushes, []
             if not pushes:
                 self._raise_failure()
         return pushes
@@ -371,7 +313,7 @@ class Connection:
         self,
         frame: Sequence[Buffer],
         deadline: Deadline,
-        note: Callable[[], None] | None = None,
+        note: Callable[[], None],
     ) -> None:
         """Write a frame and, in the same order, take note of it."""
         if not self._write_lock.acquire(timeout=_seconds(deadline)):
@@ -386,8 +328,7 @@ class Connection:
                 self._raise_failure()
                 if self._send_failure is not None:
                     raise copy(self._send_failure)
-                if note is not None:
-                    note()
+                note()
                 self._users += 1
             try:
                 self._write(frame, deadline)
@@ -485,7 +426,7 @@ class Connection:
                 self.fail(error)
             return self._failure is None
 
-    # Who is inside the stream.
+    # The threads inside the stream.
 
     def _enter_as_reader(self) -> None:
         self._has_reader = True
@@ -503,13 +444,6 @@ class Connection:
             is_last = self._is_closing and not self._users
         if is_last:
             self._stream.close()
-
-
-def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
-    """Decide how long the next ping has to wait, given when the last ones were sent."""
-    if len(sent_s) < PINGS_MAX:
-        return 0.0
-    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _seconds(deadline: Deadline) -> float:

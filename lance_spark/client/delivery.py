@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from lance_spark.client.connection import Connection
-from lance_spark.client.dialect import Acked, Refused
+from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.link import Link
 from lance_spark.client.outbox import BatchOptions, Ledger, OutgoingBatch
 from lance_spark.client.retry import Retry
@@ -109,13 +109,14 @@ class Delivery:
     Args:
         link: has the connection, and is closed with this.
         topic: the topic's name or id, for texts.
-        target: where the batches go: the id of a topic or stage.
+        target: where the batches go, as the dialect names it.
         options: sizes and limits.
-        resolve: finds the topic's id again after the server has lost it; None if there
+        resolve: finds the target again after the server has lost it; None if there
             is nothing to look up.
         strict: a refused batch is the end of all that follow it, as in a stage.
-        check: called with each new connection; what it raises is the end.
-        prepare: called with each batch before it is sent; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the
+            delivery.
+        prepare: called with each batch before it is sent, likewise.
         clock: a monotonic clock.
     """
 
@@ -123,13 +124,13 @@ class Delivery:
         self,
         link: Link,
         topic: int | str,
-        target: int,
+        target: Any,
         *,
         options: BatchOptions,
-        resolve: Callable[[], int] | None = None,
+        resolve: Callable[[], Any] | None = None,
         strict: bool = False,
-        check: Callable[[Connection], None] | None = None,
-        prepare: Callable[[Connection, OutgoingBatch], None] | None = None,
+        check: Callable[[Connection], None] = lambda _: None,
+        prepare: Callable[[Connection, OutgoingBatch], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -181,7 +182,11 @@ class Delivery:
         """
         self.ledger.close()
         if abandon:
-            self._abandon()
+            with self._changed:
+                self._is_abandoned = True
+                self._changed.notify_all()
+            # Ends whatever the thread waits for.
+            self._link.close()
         # Nothing is pending any more, or the wait of the thread was just ended.
         self._thread.join(_JOIN_S)
         self._link.close()
@@ -207,13 +212,6 @@ class Delivery:
         self._thread.join()
         self.stop(abandon=False)
 
-    def _abandon(self) -> None:
-        with self._changed:
-            self._is_abandoned = True
-            self._changed.notify_all()
-        # Ends whatever the thread waits for.
-        self._link.close()
-
     def _wake(self) -> None:
         if self._is_receiving:
             self._waker.set()
@@ -223,15 +221,12 @@ class Delivery:
     def _run(self) -> None:
         try:
             self._deliver()
-            with self._changed:
-                if self._is_abandoned:
-                    self.ledger.fail(LanceError("the producer was closed"))
-        except LanceError as error:
-            with self._changed:
-                self.ledger.fail(error)
+            if self._is_abandoned:
+                raise LanceError("the producer was closed")
         except Exception as error:
             # A bug must not leave callers waiting for a thread that is gone.
-            logger.exception("topic %r: the producer failed", self._topic)
+            if not isinstance(error, LanceError):
+                logger.exception("topic %r: the producer failed", self._topic)
             with self._changed:
                 self.ledger.fail(error)
 
@@ -296,14 +291,12 @@ class Delivery:
     def _connect(self) -> Connection:
         if self._connection is None:
             connection = self._link.connect_once()
-            if self._check is not None:
-                self._check(connection)
+            self._check(connection)
             self._connection = connection
         return self._connection
 
     def _send(self, connection: Connection, batch: OutgoingBatch) -> None:
-        if self._prepare is not None:
-            self._prepare(connection, batch)
+        self._prepare(connection, batch)
         deadline = Deadline.after(self._request_timeout_s)
         connection.send_batch(batch, self._target, deadline=deadline)
         batch.sent_at_s = self._clock()
@@ -312,7 +305,7 @@ class Delivery:
         with self._changed:
             now_s = self._clock()
             # There is one, or the thread would not receive.
-            first = self._outbox.sent()[0]
+            first = next(self._outbox.pending())
             wait_s = first.sent_at_s + self._request_timeout_s - now_s
             due_s = self._due_s(now_s)
         if wait_s <= 0:
@@ -322,11 +315,9 @@ class Delivery:
             )
         wait_s = wait_s if due_s is None else min(wait_s, due_s)
         pushes = connection.receive(Deadline.after(wait_s), self._waker)
-        if pushes:
-            trouble = self._settle(pushes)
-            if trouble is not None:
-                self._settle_others(connection, trouble)
-                self._recover(trouble, passes=True)
+        trouble = self._settle(pushes) if pushes else None
+        if trouble is not None:
+            self._recover(trouble, passes=True)
 
     def _settle(
         self, pushes: Iterable[Any], trouble: LanceError | None = None
@@ -343,21 +334,24 @@ class Delivery:
                     trouble = trouble or self._settle_refusal(push)
                     if trouble is not None and push.batch_id is not None:
                         self._refused_ids.add(push.batch_id)
-                else:
+                elif isinstance(push, SlowDown):
                     self._rate.slow_down()
             self._resume_at_s = max(self._resume_at_s, now_s + self._rate.pause_s)
             self._changed.notify_all()
         return trouble
 
-    def _settle_others(self, connection: Connection, trouble: LanceError) -> None:
-        """Learn what became of the batches behind a refused one, to resend fewer."""
-        if not self._refused_ids:
-            # The server does not say which one it means, so none could be counted.
-            return
+    def _settle_rest(
+        self, connection: Connection, trouble: LanceError | None
+    ) -> LanceError | None:
+        """Learn what became of the batches in flight, to resend fewer.
+
+        A server that has closed the connection may have said why.
+        """
         deadline = Deadline.after(_LAST_WORDS_S)
         with suppress(ConnectionLost, RemoteProtocolError):
             while self._has_unanswered() and not deadline.expired:
-                self._settle(connection.receive(deadline), trouble)
+                trouble = self._settle(connection.receive(deadline), trouble)
+        return trouble
 
     def _has_unanswered(self) -> bool:
         with self._changed:
@@ -403,12 +397,14 @@ class Delivery:
         Raises:
             LanceError: the error is final, or there was no progress for too long.
         """
-        trouble = self._settle_last_words(error)
-        if trouble is not None:
-            error, passes = trouble, True
         connection, self._connection = self._connection, None
         asked = None if connection is None else connection.address
+        # A refusal that does not say which batch it means lets no others be counted.
+        is_telling = self._refused_ids if passes else isinstance(error, ConnectionLost)
         if connection is not None:
+            if is_telling:
+                trouble = self._settle_rest(connection, error if passes else None)
+                error, passes = trouble or error, trouble is not None
             connection.abort()
         with self._changed:
             now_s = self._clock()
@@ -418,10 +414,7 @@ class Delivery:
         decision = self._retry.decide(error, asked=asked, left_s=left_s, passes=passes)
         if decision.looks_up:
             self._look_up()
-        if decision.leader is not None:
-            self._link.redirect(decision.leader)
-        elif decision.avoids and asked is not None:
-            self._link.avoid(asked)
+        self._link.follow(decision)
         with self._changed:
             resume_at_s = now_s + decision.delay_s
             self._resume_at_s = max(self._resume_at_s, resume_at_s)
@@ -432,16 +425,6 @@ class Delivery:
             decision.delay_s,
             self._outbox.oldest_id,
         )
-
-    def _settle_last_words(self, error: LanceError) -> LanceError | None:
-        """Take note of what a server said before it closed: acks, or why it did."""
-        trouble: LanceError | None = None
-        if self._connection is None or not isinstance(error, ConnectionLost):
-            return None
-        with suppress(ConnectionLost, RemoteProtocolError):
-            while pushes := self._connection.receive(Deadline.after(_LAST_WORDS_S)):
-                trouble = self._settle(pushes) or trouble
-        return trouble
 
     def _look_up(self) -> None:
         """Find the topic's id again: it may have been created anew."""

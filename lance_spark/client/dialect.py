@@ -8,11 +8,17 @@ one package per protocol. Four kinds of protocols fit:
     answers with request ids   `encode` writes the number, `number_of` reads it
     pushes between answers     `number_of` gives None, and `decode_push` what it says
     one request at a time      `requests_max` is 1
+
+A request that is answered many times, such as a subscription, is answered by the first
+frame; for the frames after it `number_of` gives None, as the request waits no more.
+
+The answer to a batch is a push, too: `encode_batch` notes which number has which batch,
+`number_of` gives None for that number, and `decode_push` gives `Acked` or `Refused`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,8 +64,11 @@ class Dialect(Protocol):
     may keep state and must not wait.
     """
 
-    # How many requests may wait for an answer at a time; None for any number.
+    # How many requests and batches may wait for an answer; None for any number.
     requests_max: int | None
+    # The request that is sent when nothing else was for a while, and that changes
+    # nothing on the server; None if the protocol has none.
+    keepalive: Any | None
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -86,14 +95,13 @@ class Dialect(Protocol):
             LocalProtocolError: the protocol can't express the request.
         """
 
-    def encode_batch(self, batch: OutgoingBatch, target: int) -> Sequence[Buffer]:
-        """Write a batch for a topic or stage; pushes say what became of it."""
+    def encode_batch(
+        self, batch: OutgoingBatch, target: Any, number: int
+    ) -> Sequence[Buffer]:
+        """Write a batch; `target` is what the driver gave to `Delivery`.
 
-    def encode_keepalive(self) -> Sequence[Buffer] | None:
-        """Write a keepalive; None if the protocol has none."""
-
-    def is_keepalive(self, frame: Any) -> bool:
-        """Tell whether a frame answers a keepalive."""
+        `number` is as in `encode`. Pushes say what became of the batch.
+        """
 
     def number_of(self, frame: Any, waiting: Mapping[int, Pending]) -> int | None:
         """Tell which request a frame answers; None if it is a push.
@@ -125,18 +133,10 @@ class Dialect(Protocol):
         """
 
 
-class Dialects(Protocol):
-    """Makes the dialects of new connections, and remembers which one a server spoke."""
-
-    def candidates(self, address: Address) -> Sequence[Dialect]:
-        """List the dialects to try with a server, each with a connection of its own.
-
-        The next one is tried when the server closed before its first answer, or sent
-        what makes no sense.
-        """
-
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Note that a server has answered in a dialect."""
+# Lists the dialects to try with a server, each with a connection of its own. The next
+# one is tried when the server closed before its first answer, or sent what makes no
+# sense. A dialect whose `greet` succeeds may remember that for the next connection.
+Candidates = Callable[[Address], Sequence[Dialect]]
 
 
 class ConnectionEnded(ConnectionLost):

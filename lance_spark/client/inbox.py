@@ -1,17 +1,15 @@
 """Which answer belongs to which request. No stream, no lock, no time.
 
-How a frame tells is the dialect's affair. Keepalives have a queue of their own, because
-servers in the field let them overtake answers.
+How a frame tells is the dialect's affair.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_spark.client.dialect import Dialect
+from lance_spark.client.dialect import Acked, Dialect, Refused
 from lance_spark.errors import LanceError, RemoteProtocolError, Timeout
 from lance_spark.net.deadline import Deadline
 
@@ -29,6 +27,8 @@ class Pending:
         number: the request's number on the connection.
         sent_s: when it was sent, on the connection's clock.
         is_given_up: whether no thread will wait for the answer.
+        frame: the answer, once it has come.
+        error: why no answer will come.
     """
 
     connection: Connection
@@ -36,10 +36,8 @@ class Pending:
     number: int
     sent_s: float = 0.0
     is_given_up: bool = False
-    _frame: Any | None = None
-    _error: LanceError | None = None
-
-    # For the thread that asked.
+    frame: Any | None = None
+    error: LanceError | None = None
 
     def result(self, deadline: Deadline) -> Any:
         """Wait for the answer. After a Timeout it may be called again.
@@ -53,14 +51,14 @@ class Pending:
         connection = self.connection
         if not self.is_done:
             connection.wait_for(self, deadline)
-        if self._error is not None:
+        if self.error is not None:
             # A copy: several threads may be given the same failure.
-            raise copy(self._error)
-        if self._frame is None:
+            raise copy(self.error)
+        if self.frame is None:
             name = connection.dialect.name_of(self.request)
             raise Timeout(f"{connection.address}: no answer in time to {name!r}")
         try:
-            return connection.dialect.decode(self._frame, self.request)
+            return connection.dialect.decode(self.frame, self.request)
         except RemoteProtocolError as error:
             connection.fail(error)
             raise
@@ -82,20 +80,10 @@ class Pending:
             self.is_given_up = True
             self.connection.give_up()
 
-    # For the connection.
-
     @property
     def is_done(self) -> bool:
         """Whether an answer or a failure has come."""
-        return self._frame is not None or self._error is not None
-
-    def resolve(self, frame: Any) -> None:
-        """Take the answer, which `result` reads."""
-        self._frame = frame
-
-    def fail(self, error: LanceError) -> None:
-        """Take note that no answer will come."""
-        self._error = error
+        return self.frame is not None or self.error is not None
 
 
 class Inbox:
@@ -108,33 +96,25 @@ class Inbox:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         # By number, in the order of sending.
-        self._waiting: dict[int, Pending] = {}
-        self._keepalives: deque[Pending] = deque()
-        self._pushes: list[Any] = []
+        self.waiting: dict[int, Pending] = {}
+        # What came unasked and was not taken.
+        self.pushes: list[Any] = []
+        # Batches without an answer.
+        self._batches = 0
 
     def expect(self, pending: Pending) -> None:
         """Take note of a request, in the order in which they are sent."""
-        self._waiting[pending.number] = pending
+        self.waiting[pending.number] = pending
 
-    def expect_keepalive(self, keepalive: Pending) -> None:
-        """Take note of a keepalive, so that none is answered by an older one's."""
-        self._keepalives.append(keepalive)
-
-    @property
-    def oldest(self) -> Pending | None:
-        """The request that has waited for the longest time."""
-        return next(iter(self._waiting.values()), None)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a thread still wants an answer that has not come."""
-        return any(not pending.is_given_up for pending in self._waiting.values())
+    def expect_batch(self) -> None:
+        """Take note of a batch, whose answer will be a push."""
+        self._batches += 1
 
     @property
     def is_full(self) -> bool:
-        """Whether the protocol lets no more requests wait."""
+        """Whether the protocol lets no more requests and batches wait."""
         most = self._dialect.requests_max
-        return most is not None and len(self._waiting) >= most
+        return most is not None and len(self.waiting) + self._batches >= most
 
     def deliver(self, frame: Any) -> None:
         """Hand a frame to the request that it answers, or keep it as a push.
@@ -143,35 +123,21 @@ class Inbox:
             RemoteProtocolError: no request fits: the two sides are out of step.
             ConnectionLost: with it the server ends the connection.
         """
-        dialect = self._dialect
-        if dialect.is_keepalive(frame):
-            if self._keepalives:
-                self._keepalives.popleft().resolve(frame)
-            return
-        number = dialect.number_of(frame, self._waiting)
+        number = self._dialect.number_of(frame, self.waiting)
         if number is None:
-            push = dialect.decode_push(frame)
+            push = self._dialect.decode_push(frame)
             if push is not None:
-                self._pushes.append(push)
+                self.pushes.append(push)
+            if isinstance(push, (Acked, Refused)):
+                self._batches -= 1
             return
-        pending = self._waiting.pop(number, None)
+        pending = self.waiting.pop(number, None)
         if pending is None:
             raise RemoteProtocolError(f"no request waits for this answer: {frame}")
-        pending.resolve(frame)
-
-    @property
-    def has_pushes(self) -> bool:
-        """Whether something came unasked that was not taken."""
-        return bool(self._pushes)
-
-    def take_pushes(self) -> list[Any]:
-        """Return what came unasked since the last time."""
-        pushes, self._pushes = self._pushes, []
-        return pushes
+        pending.frame = frame
 
     def fail(self, error: LanceError) -> None:
         """Tell all requests that no answer will come; pushes stay to be taken."""
-        for pending in self._waiting.values():
-            pending.fail(error)
-        self._waiting.clear()
-        self._keepalives.clear()
+        for pending in self.waiting.values():
+            pending.error = error
+        self.waiting.clear()

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lance_spark.client.config import ConnectionConfig, Runtime
-from lance_spark.client.connection import Attempt, Connection, PingUnanswered
-from lance_spark.client.dialect import ConnectionEnded, Dialects
-from lance_spark.client.retry import Backoff, Retry, may_pass_while_connecting
+from lance_spark.client.connection import Attempt, Connection
+from lance_spark.client.dialect import Candidates, ConnectionEnded
+from lance_spark.client.retry import Backoff, Decision, Retry, may_pass_while_connecting
 from lance_spark.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -52,15 +52,15 @@ class Dialer:
     Args:
         config: the settings.
         runtime: the network and the time.
-        dialects: how to speak to a server.
+        candidates: lists the dialects to try with a server.
     """
 
     def __init__(
-        self, config: ConnectionConfig, runtime: Runtime, dialects: Dialects
+        self, config: ConnectionConfig, runtime: Runtime, candidates: Candidates
     ) -> None:
         self._config = config
         self._runtime = runtime
-        self._dialects = dialects
+        self._candidates = candidates
         self._servers = config.addresses
         # Guards what follows.
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Dialer:
                 with self._lock:
                     if self._leader == address:
                         self._leader = None
-                if deadline.expired or attempt.is_cancelled:
+                if deadline.expired or attempt.cancelled.is_set():
                     break
             else:
                 with self._lock:
@@ -124,10 +124,10 @@ class Dialer:
         self, address: Address, deadline: Deadline, attempt: Attempt
     ) -> Connection:
         failure: LanceError | None = None
-        for dialect in self._dialects.candidates(address):
-            attempt.check()
+        for dialect in self._candidates(address):
+            attempt.enter()
             try:
-                connection = Connection.open(
+                return Connection.open(
                     self._config,
                     address,
                     dialect,
@@ -137,9 +137,6 @@ class Dialer:
                 )
             except (ConnectionEnded, RemoteProtocolError) as error:
                 failure = error
-            else:
-                self._dialects.learn(address, dialect)
-                return connection
         assert failure is not None, "there is no dialect to try"
         raise failure
 
@@ -181,11 +178,6 @@ class Repeater:
             daemon=True,
         )
         self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, and wait up to so long for its end."""
@@ -229,8 +221,8 @@ class Link:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._keepalive: Repeater | None = None
-        self._closed = threading.Event()
         self._attempt = Attempt()
+        self._closed = self._attempt.cancelled
 
     # Requests.
 
@@ -277,21 +269,6 @@ class Link:
                 rules = rules or make_rules(backoff=self.make_backoff(), resend=retry)
                 self._recover(error, rules, deadline, connection, asked)
 
-    def ping(self) -> float:
-        """Tell how many seconds a keepalive takes to come back."""
-        deadline = self._make_deadline()
-        rules = Retry(backoff=self.make_backoff())
-        while True:
-            connection: Connection | None = None
-            try:
-                connection = self._connect(deadline)
-                return connection.ping(deadline.sooner(self.config.request_timeout_s))
-            except LanceError as error:
-                if isinstance(error, PingUnanswered):
-                    # If its answer never comes, the next ping would wait for it too.
-                    self.drop(connection)
-                self._recover(error, rules, deadline, connection, None)
-
     def make_backoff(self) -> Backoff:
         """Make the delays between tries, as the settings say."""
         config = self.config
@@ -316,19 +293,33 @@ class Link:
                 rules = rules or Retry(backoff=self.make_backoff())
                 self._recover(error, rules, deadline, None, None)
 
+    def live(self) -> Connection | None:
+        """Return the connection if there is one that the server has not closed."""
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.drain()
+            if connection.is_open:
+                return connection
+        return None
+
     def connect_once(self) -> Connection:
         """Return the live connection, made if needed without any retry."""
         return self._connect(self._make_deadline())
 
-    def redirect(self, leader: Address) -> None:
-        """Go to another server from now on, for as long as it can be reached."""
-        self._dialer.prefer(leader)
-        self.drop()
+    def follow(self, decision: Decision, connection: Connection | None = None) -> None:
+        """Go to another server, if a decision about this connection says so."""
+        if decision.leader is not None:
+            self._dialer.prefer(decision.leader)
+        elif decision.avoids is not None:
+            self._dialer.avoid(decision.avoids)
+        else:
+            return
+        self.drop(connection)
 
-    def avoid(self, server: Address) -> None:
-        """Go to the servers behind this one first, as it does not know the leader."""
-        self._dialer.avoid(server)
-        self.drop()
+    def pause(self, delay_s: float) -> None:
+        """Wait, but not longer than until the link is closed."""
+        self._runtime.pause(self._closed, delay_s)
 
     def drop(self, connection: Connection | None = None) -> None:
         """Close a connection, or the present one; the next call makes a new one."""
@@ -342,7 +333,6 @@ class Link:
 
     def close(self) -> None:
         """Close the connection and end every call that is under way."""
-        self._closed.set()
         self._attempt.cancel()
         with self._lock:
             keepalive, self._keepalive = self._keepalive, None
@@ -371,9 +361,12 @@ class Link:
         due_s = interval_s - connection.idle_s()
         if due_s > 0:
             return due_s
+        keepalive = connection.dialect.keepalive
         try:
-            if connection.is_open:
-                connection.send_keepalive(Deadline.after(interval_s))
+            if connection.is_open and keepalive is not None:
+                sent = connection.submit(keepalive, deadline=Deadline.after(interval_s))
+                # No thread waits for the answer; another one may read it.
+                sent.is_given_up = True
         except LanceError as error:
             logger.debug("%s: keepalive failed: %s", connection.address, error)
         return interval_s
@@ -389,12 +382,9 @@ class Link:
 
     def _connect(self, deadline: Deadline) -> Connection:
         self._check_open()
-        with self._lock:
-            connection = self._connection
+        connection = self.live()
         if connection is not None:
-            connection.drain()
-            if connection.is_open:
-                return connection
+            return connection
         patience_s = min(deadline.remaining(), threading.TIMEOUT_MAX)
         if not self._dialing.acquire(timeout=patience_s):
             raise Timeout(f"no connection to {self.config.servers} in time")
@@ -405,12 +395,10 @@ class Link:
 
     def _connect_alone(self, deadline: Deadline) -> Connection:
         """Connect, unless another thread just has; only one is in here at a time."""
-        with self._lock:
-            connection = self._connection
+        connection = self.live()
         if connection is not None:
-            if connection.is_open:
-                return connection
-            self.drop(connection)
+            return connection
+        self.drop()
         try:
             connection = self._dialer.dial(deadline, self._attempt)
         except LanceError as error:
@@ -444,15 +432,10 @@ class Link:
             self.drop(connection)
         self._check_open(error, rules)
         decision = rules.decide(error, asked=asked, left_s=deadline.remaining())
-        if decision.leader is not None:
-            self._dialer.prefer(decision.leader)
-            self.drop(connection)
-        elif decision.avoids and asked is not None:
-            self._dialer.avoid(asked)
-            self.drop(connection)
+        self.follow(decision, connection)
         if decision.delay_s:
             logger.warning("%s; trying again in %.1f s", error, decision.delay_s)
-            self._runtime.pause(self._closed, decision.delay_s)
+            self.pause(decision.delay_s)
         self._check_open(error, rules)
 
     def _check_open(

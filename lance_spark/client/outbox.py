@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,15 +118,14 @@ class Outbox:
     def __init__(self, options: BatchOptions) -> None:
         self._batch_bytes = options.batch_bytes
         self._linger_s = options.linger_s
-        self._open = bytearray()
-        self._open_records = 0
-        self._open_nulls = False
+        # The id of the batch that is sealed next.
+        self.next_id = 1
+        # The batch that gathers records; empty ones do not count.
+        self._open = self._make_open()
         self._open_since_s = 0.0
         self._sealed: deque[OutgoingBatch] = deque()
         # In the order in which they were sent, which is that of their ids.
         self._in_flight: dict[int, OutgoingBatch] = {}
-        # The id of the batch that is sealed next.
-        self.next_id = 1
         self.pending_records = 0
         self.pending_bytes = 0
         self.acked = BatchCount()
@@ -138,7 +137,7 @@ class Outbox:
         """The lowest id that is not acknowledged, that of the open batch included."""
         for batch in self.pending():
             return batch.id
-        return self.next_id if self._open else None
+        return self.next_id if self._open.size else None
 
     @property
     def in_flight(self) -> int:
@@ -146,14 +145,9 @@ class Outbox:
         return len(self._in_flight)
 
     @property
-    def has_sealed(self) -> bool:
-        """Whether a batch waits for nothing but its turn."""
-        return bool(self._sealed)
-
-    @property
     def is_empty(self) -> bool:
         """Whether everything is acknowledged or refused."""
-        return not (self._open or self._sealed or self._in_flight)
+        return self.oldest_id is None
 
     def pending(self) -> Iterator[OutgoingBatch]:
         """Give the batches that have an id and no answer, oldest first."""
@@ -182,45 +176,41 @@ class Outbox:
         self.pending_bytes += size
         if 2 * size > self._batch_bytes:
             self.seal()
-            self._enqueue(data, records, size, has_nulls)
-            return True
-        if len(self._open) + size > self._batch_bytes:
+            self._open = OutgoingBatch(self.next_id, data, records, size, has_nulls)
             self.seal()
-        opened = not self._open
+            return True
+        if self._open.size + size > self._batch_bytes:
+            self.seal()
+        batch = self._open
+        opened = not batch.size
         if opened:
             self._open_since_s = now_s
-        self._open += data
-        self._open_records += records
-        self._open_nulls |= has_nulls
-        if len(self._open) == self._batch_bytes:
+        batch.payload += data
+        batch.records += records
+        batch.size += size
+        batch.has_nulls |= has_nulls
+        if batch.size == self._batch_bytes:
             self.seal()
-        return opened or self.has_sealed
+        return opened or bool(self._sealed)
 
     def seal(self) -> None:
         """End the open batch, so that it waits for no more records."""
-        if not self._open:
-            return
-        data, records, has_nulls = self._open, self._open_records, self._open_nulls
-        self._reopen()
-        self._enqueue(data, records, len(data), has_nulls)
+        if self._open.size:
+            self._sealed.append(self._open)
+            self.next_id += 1
+            self._open = self._make_open()
 
-    def _reopen(self) -> None:
-        self._open, self._open_records, self._open_nulls = bytearray(), 0, False
-
-    def _enqueue(self, data: Buffer, records: int, size: int, has_nulls: bool) -> None:
-        self._sealed.append(OutgoingBatch(self.next_id, data, records, size, has_nulls))
-        self.next_id += 1
+    def _make_open(self) -> OutgoingBatch:
+        return OutgoingBatch(self.next_id, bytearray(), 0, 0)
 
     # Batches out.
 
     def take(self, now_s: float, window: int) -> OutgoingBatch | None:
         """Give the next batch to send, if one is due and the window has room."""
-        if self.in_flight >= window:
+        if self.due_s(now_s, window) != 0.0:
             return None
-        if not self._sealed and self._open and not self._linger_left_s(now_s):
-            self.seal()
         if not self._sealed:
-            return None
+            self.seal()
         batch = self._sealed.popleft()
         batch.sent_at_s = now_s
         self._in_flight[batch.id] = batch
@@ -232,9 +222,8 @@ class Outbox:
             return None
         if self._sealed:
             return 0.0
-        return self._linger_left_s(now_s) if self._open else None
-
-    def _linger_left_s(self, now_s: float) -> float:
+        if not self._open.size:
+            return None
         return max(0.0, self._open_since_s + self._linger_s - now_s)
 
     def requeue(self, *, was_sent: bool = True) -> None:
@@ -269,7 +258,7 @@ class Outbox:
 
     def clear(self) -> None:
         """Drop everything that is not acknowledged."""
-        self._reopen()
+        self._open = self._make_open()
         self._sealed.clear()
         self._in_flight.clear()
         self.pending_records = self.pending_bytes = 0
@@ -283,7 +272,7 @@ class Refusal(NamedTuple):
 
 
 class _Told(threading.local):
-    """Of how many refusals the present thread was told, or need not know."""
+    """How many refusals the present thread knows of, or need not know of."""
 
     count: int | None = None
 
@@ -357,9 +346,8 @@ class Ledger:
         self.is_closed = False
         # What the server would not take.
         self._refusals = Refusals()
-        # Whether nothing can be delivered any more, why, and what it was.
-        self._is_failed = False
-        self._failed_why: Exception | None = None
+        # Why nothing can be delivered any more, and what it was.
+        self._failure: Exception | None = None
         self._lost: list[OutgoingBatch] = []
 
     # For callers.
@@ -404,7 +392,9 @@ class Ledger:
             self._announce()
             while self._is_pending(below):
                 if deadline is not None and deadline.expired:
-                    raise self._make_overdue(below)
+                    late = [b for b in self.outbox.pending() if b.id < below]
+                    cause = Timeout("no acknowledgement in time")
+                    raise self._make_undelivered(late, cause)
                 left_s = _LOOK_S if deadline is None else deadline.remaining()
                 self.changed.wait(min(left_s, _LOOK_S))
             self._raise_undelivered(flushes=True)
@@ -428,7 +418,7 @@ class Ledger:
 
     def fail(self, error: Exception) -> None:
         """Give everything up; callers that wait or come later are told why."""
-        self._is_failed, self._failed_why = True, error
+        self._failure = error
         self.outbox.seal()
         self._lost = [_strip(batch) for batch in self.outbox.pending()]
         self.outbox.clear()
@@ -460,28 +450,21 @@ class Ledger:
 
     def _is_pending(self, below: int) -> bool:
         oldest = self.outbox.oldest_id
-        return oldest is not None and oldest < below and not self._is_failed
-
-    def _make_overdue(self, below: int) -> Undelivered:
-        late = [batch for batch in self.outbox.pending() if batch.id < below]
-        return self._make_undelivered(late, Timeout("no acknowledgement in time"))
+        return oldest is not None and oldest < below and self._failure is None
 
     def _raise_undelivered(self, *, flushes: bool) -> None:
-        refusals = self._refusals.untold()
-        if not refusals and not self._is_failed:
+        refusals, why = self._refusals.untold(), self._failure
+        if not refusals and why is None:
             return
+        if why is None:
+            self._refusals.note_told(flushes=flushes)
+            why = refusals[0].error
         refused = [refusal.batch for refusal in refusals]
-        if self._is_failed:
-            why = self._failed_why
-            raise self._make_undelivered(refused + self._lost, why) from why
-        self._refusals.note_told(flushes=flushes)
-        first_why = refusals[0].error
-        raise self._make_undelivered(refused, first_why) from first_why
+        raise self._make_undelivered(refused + self._lost, why) from why
 
     def _make_undelivered(
-        self, batches: Iterable[OutgoingBatch], cause: Exception | None
+        self, batches: list[OutgoingBatch], cause: Exception
     ) -> Undelivered:
-        batches = list(batches)
         return Undelivered(
             self.topic,
             tuple(batch.id for batch in batches),

@@ -66,13 +66,13 @@ class Decision(NamedTuple):
     Args:
         delay_s: how long to wait before the next try.
         leader: the server to go to.
-        avoids: go to the servers behind the one that was asked: it knows no leader.
+        avoids: go to the servers behind this one: it knows no leader.
         looks_up: find the topic's id again, as the server has lost it.
     """
 
     delay_s: float
     leader: Address | None = None
-    avoids: bool = False
+    avoids: Address | None = None
     looks_up: bool = False
 
 
@@ -137,9 +137,8 @@ class Retry:
             raise self.conclude(self._give_up(error))
         self._is_looked_up |= looks_up
         knows_no_leader = isinstance(error, (NotLeader, LeaderUnknown))
-        return Decision(
-            delay_s, avoids=knows_no_leader and asked is not None, looks_up=looks_up
-        )
+        avoids = asked if knows_no_leader else None
+        return Decision(delay_s, avoids=avoids, looks_up=looks_up)
 
     def may_look_up(self, error: LanceError) -> bool:
         """Tell whether to look for a topic again, which is done once per failure."""
@@ -158,7 +157,7 @@ class Retry:
         """Take note of a failure, before anything else is done about it."""
 
     def conclude(self, error: LanceError) -> LanceError:
-        """Give what the caller is told when a failure is final."""
+        """Give the error that the caller gets when a failure is final."""
         return error
 
     def _may_pass(self, error: LanceError, asked: Address | None) -> bool:

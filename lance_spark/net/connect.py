@@ -13,7 +13,7 @@ from lance_spark.errors import ConnectionLost, OptionError, Timeout
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import WRITABLE, Deadline, wait_ready
 from lance_spark.net.stream import SocketStream, Stream
-from lance_spark.net.tls import TlsContext, client_handshake
+from lance_spark.net.tls import TlsContext, handshake
 
 # What getaddrinfo gives: family, kind, protocol, name, address.
 _Target = tuple[int, int, int, str, Any]
@@ -46,7 +46,7 @@ def connect(
     stream = _connect_any(address, deadline)
     if tls is None:
         return stream
-    return client_handshake(stream, tls, server_name or address.host, deadline)
+    return handshake(stream, tls, deadline, server_name=server_name or address.host)
 
 
 def _connect_any(address: Address, deadline: Deadline) -> SocketStream:

@@ -7,8 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from lance_spark.errors import Timeout
 
@@ -65,7 +64,6 @@ class Waker:
         self._lock = threading.Lock()
         self._is_set = False
         self._is_closed = False
-        self._listeners: list[Callable[[], None]] = []
         # A socket pair and not a pipe: one that is forgotten gives a ResourceWarning.
         try:
             self._reader, self._writer = socket.socketpair()
@@ -88,10 +86,6 @@ class Waker:
             self._is_set = True
             # One byte at most is ever in the pair, so that this can't block.
             self._writer.send(b"\0")
-            listeners = list(self._listeners)
-        # Outside of the lock: a listener takes locks of its own.
-        for listener in listeners:
-            listener()
 
     def clear(self) -> None:
         """Make ready for the next wake-up."""
@@ -111,17 +105,6 @@ class Waker:
     def fileno(self) -> int:
         """Return the descriptor that is readable while this is set."""
         return self._reader.fileno()
-
-    @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call a function when this is set, for waits without descriptors."""
-        with self._lock:
-            self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._listeners.remove(listener)
 
 
 def wait_ready(

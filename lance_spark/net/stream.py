@@ -1,8 +1,7 @@
 """Streams: both directions of a connection, with a deadline on every wait.
 
 `Stream` is the contract that the layers above are written against; `SocketStream` is
-TCP. `tls_stream.TlsStream` puts TLS on a stream, `memory.make_pair` makes two ends
-without a socket.
+TCP. `tls_stream.TlsStream` puts TLS on a stream.
 
 A stream has one reader and one writer at a time, which may be different threads. Any
 thread may abort it. Its owner closes it, after the others have left it.
@@ -322,7 +321,7 @@ def read_pieces(descriptor: int, position: int, length: int) -> Iterator[bytes]:
 
 
 def too_short(position: int, end: int) -> Corrupt:
-    """Make the error for a file that ends before what is to be sent of it does."""
+    """Make the error for a file that ends before the part that is to be sent."""
     return Corrupt("file", position, end, "the file is shorter than it was")
 
 

@@ -39,19 +39,16 @@ class ClientTls:
         ca: certificates of the authorities to trust; None for those of the system.
         cert: the client's own certificate, with the chain to its authority.
         key: the private key of it; None if it is in `cert` too.
-        server_name: what the server's certificate has to be for, if not its host.
     """
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    server_name: str | None = None
 
     def __repr__(self) -> str:
         ca, cert = (_shown(value) for value in (self.ca, self.cert))
         key = None if self.key is None else "(not shown)"
-        name = self.server_name
-        return f"ClientTls(ca={ca!r}, cert={cert!r}, key={key!r}, server_name={name!r})"
+        return f"ClientTls(ca={ca!r}, cert={cert!r}, key={key!r})"
 
 
 @dataclass(frozen=True)
@@ -71,25 +68,8 @@ class ServerTls:
     require_client_cert: bool = False
 
 
-class TlsContext:
-    """Settings that have been read and checked; for any number of connections."""
-
-    def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
-        self._context = context
-        self._server_name = server_name
-
-    @property
-    def ssl_context(self) -> ssl.SSLContext:
-        """The settings, for servers that make their connections themselves."""
-        return self._context
-
-    def open(self, stream: Stream, server_name: str | None) -> TlsStream:
-        """Put TLS on a stream, without the handshake; a server gives no name."""
-        return TlsStream(stream, self._context, server_name)
-
-    def name_for(self, host: str) -> str:
-        """Say what the certificate of a server has to be for."""
-        return self._server_name or host
+# Settings that have been read and checked; for any number of connections.
+TlsContext = ssl.SSLContext
 
 
 def make_client_context(settings: ClientTls) -> TlsContext:
@@ -107,7 +87,7 @@ def make_client_context(settings: ClientTls) -> TlsContext:
         _load_identity(context, settings.cert, settings.key or settings.cert)
     elif settings.key is not None:
         raise OptionError("a TLS key without its certificate: give the certificate too")
-    return TlsContext(context, settings.server_name)
+    return context
 
 
 def make_server_context(settings: ServerTls) -> TlsContext:
@@ -133,53 +113,40 @@ def make_server_context(settings: ServerTls) -> TlsContext:
                 "with is given: give the file of the clients' CA"
             )
         context.verify_mode = ssl.CERT_REQUIRED
-    return TlsContext(context)
+    return context
 
 
-def client_handshake(
-    stream: Stream, context: TlsContext, server_name: str, deadline: Deadline
+def handshake(
+    stream: Stream,
+    context: TlsContext,
+    deadline: Deadline,
+    *,
+    server_name: str | None = None,
 ) -> TlsStream:
-    """Make a client's end of a connection secure; the stream is closed on failure.
+    """Make one end of a connection secure; the stream is closed on failure.
 
     Args:
         stream: a connection that nothing was sent on.
-        context: made by `make_client_context`.
-        server_name: the server's host, checked unless the settings name another.
+        context: made by `make_client_context` or `make_server_context`.
         deadline: for the whole handshake.
+        server_name: what the server's certificate has to be for; None on a server.
 
     Raises:
-        ConnectionLost: one side does not trust the other, or the server went away.
-        Timeout: the server did not answer.
+        ConnectionLost: one side does not trust the other, or the peer went away.
+        Timeout: the peer did not answer.
         OptionError: the name can't be one of a server.
     """
-    name = context.name_for(server_name)
     try:
-        secure = context.open(stream, name)
+        secure = TlsStream(stream, context, server_name)
     except (TypeError, ValueError) as error:
         stream.close()
-        raise OptionError(f"TLS server name {name!r}: {error}") from None
-    return _shake_hands(secure, deadline)
-
-
-def server_handshake(
-    stream: Stream, context: TlsContext, deadline: Deadline
-) -> TlsStream:
-    """Make a server's end of a connection secure; the stream is closed on failure.
-
-    Raises:
-        ConnectionLost: one side does not trust the other, or the client went away.
-        Timeout: the client did not answer.
-    """
-    return _shake_hands(context.open(stream, None), deadline)
-
-
-def _shake_hands(stream: TlsStream, deadline: Deadline) -> TlsStream:
+        raise OptionError(f"TLS server name {server_name!r}: {error}") from None
     try:
-        stream.handshake(deadline)
+        secure.handshake(deadline)
     except BaseException:
-        stream.close()
+        secure.close()
         raise
-    return stream
+    return secure
 
 
 def _make_context(protocol: int) -> ssl.SSLContext:

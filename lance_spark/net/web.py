@@ -91,7 +91,7 @@ class WebServer:
             h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
         )
         config.load()
-        config.ssl = None if tls is None else tls.ssl_context
+        config.ssl = tls
         self._server = _Server(config, ending)
         self._sock = listen(address, _BACKLOG)
         host, port = self._sock.getsockname()[:2]
@@ -132,7 +132,7 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it serves and when it begins to stop, and stops when it is told to."""
+    """Says when it serves and when it begins to stop; `leave` makes it stop."""
 
     def __init__(self, config: uvicorn.Config, ending: Callable[[], None]) -> None:
         super().__init__(config)

@@ -353,7 +353,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def tls_of(certificates: dict[str, str], client: str | None = None) -> Any:
     cert = None if client is None else certificates[client]
-    return make_client_context(ClientTls(certificates["ca"], cert, None, None))
+    return make_client_context(ClientTls(certificates["ca"], cert))
 
 
 def tls_settings(certificates: dict[str, str], **more: Any) -> dict[str, Any]:

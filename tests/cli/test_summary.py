@@ -15,8 +15,7 @@ from lance_spark.cli.summary import (
     show_retention,
     summarise,
 )
-from lance_spark.client import LanceClient
-from lance_spark.client.lwp.answer import Bounds
+from lance_spark.client import Bounds, LanceClient
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import ClusterStatus, TopicInfo
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.client.dialect import Acked
-from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.answer import Fetched, KnownBounds
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.outbox import OutgoingBatch
-from lance_spark.client.retry import Backoff
+from lance_spark.client.retry import Backoff, Decision
 from lance_spark.errors import ConnectionLost, LanceError, TopicNotFound
 from lance_spark.model import Location
 from lance_spark.net.address import Address
@@ -25,6 +24,8 @@ from lance_spark.wire.lwp import Capability, Record, TopicInfo, encode_record
 
 # Long enough for any machine; only a test that fails anyway waits for it.
 PATIENCE_S = 20.0
+# How soon a fake connection notices that it was woken.
+LOOK_S = 0.002
 
 # Tests of failures should not wait for real back-offs.
 QUICK = ClientConfig(
@@ -125,13 +126,10 @@ class FakeConnection:
             is_woken = waker is not None and waker.is_set
             return bool(self._events or self._failure or is_woken)
 
-        def wake() -> None:
-            with self._changed:
-                self._changed.notify_all()
-
-        listening = nullcontext() if waker is None else waker.listening(wake)
-        with listening, self._changed:
-            self._changed.wait_for(is_done, deadline.remaining())
+        with self._changed:
+            # A waker does not notify the condition, so that it is looked at.
+            while not is_done() and not deadline.expired:
+                self._changed.wait(min(deadline.remaining(), LOOK_S))
             events, self._events = self._events, []
             if not events and self._failure is not None:
                 raise self._failure
@@ -193,13 +191,13 @@ class FakeClient:
         config = self.config
         return Backoff(config.backoff_base_s, config.backoff_max_s, lambda: 0.0)
 
-    def redirect(self, leader: Address) -> None:
-        self.leaders.append(leader)
-        if self._live is not None:
-            self._live.fail(ConnectionLost("somebody else leads"))
-
-    def avoid(self, server: object) -> None:
-        self.avoided.append(server)
+    def follow(self, decision: Decision) -> None:
+        if decision.leader is not None:
+            self.leaders.append(decision.leader)
+            if self._live is not None:
+                self._live.fail(ConnectionLost("somebody else leads"))
+        elif decision.avoids is not None:
+            self.avoided.append(decision.avoids)
 
     def close(self) -> None:
         self.is_closed = True
@@ -284,9 +282,9 @@ class FakeLog:
     def close(self) -> None:
         self.is_closed = True
 
-    def bounds(self, topic: int | str) -> Bounds:
+    def bounds(self, topic: int | str) -> KnownBounds:
         self._check(topic)
-        return Bounds(self.start if self.whole else None, len(self.data))
+        return KnownBounds(self.start if self.whole else None, len(self.data))
 
     def supports(self, capability: Capability) -> bool:
         assert capability is Capability.LOCATE

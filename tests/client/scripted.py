@@ -16,7 +16,6 @@ from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import ConnectionLost, LanceError
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import TlsContext
 from lance_spark.wire.lwp import (
@@ -36,6 +35,7 @@ from lance_spark.wire.lwp import (
     encode_keepalive,
     encode_message,
 )
+from tests.streams import make_pair
 
 # Long enough for any machine; only a test that fails anyway waits for it.
 PATIENCE_S = 20.0

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.broker import BrokerConfig
-from lance_spark.broker.budget import TokenBucket
 from lance_spark.client import connection as module
 from lance_spark.client.config import Runtime
-from lance_spark.client.connection import (
-    PING_WINDOW_S,
-    PINGS_MAX,
-    Attempt,
-    Connection,
-    plan_ping_delay_s,
-)
+from lance_spark.client.connection import Attempt, Connection
 from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import LwpDialect
@@ -35,7 +26,6 @@ from lance_spark.errors import (
 )
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.wire.lwp import (
     Checksum,
@@ -49,6 +39,7 @@ from lance_spark.wire.lwp import (
     encode_message,
 )
 from tests.client.scripted import FakeTime, Network, Peer, error_of, soon
+from tests.streams import make_pair
 
 ADDRESS = Address("server", 1992)
 
@@ -56,13 +47,8 @@ ADDRESS = Address("server", 1992)
 class Ends:
     """Both ends of a connection in memory."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] | None = None,
-        buffer_bytes: int = 1024 * 1024,
-    ) -> None:
-        stream, server = make_pair(buffer_bytes=buffer_bytes)
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        stream, server = make_pair()
         self.stream = stream
         self.peer = Peer(server, Checksum.CRC32C)
         self.connection = Connection(
@@ -99,6 +85,13 @@ def peer(ends: Ends) -> Peer:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+KEEPALIVE = LwpDialect.keepalive
+
+
+def keep_alive(connection: Connection) -> None:
+    connection.submit(KEEPALIVE, deadline=soon()).is_given_up = True
 
 
 def now() -> Deadline:
@@ -312,6 +305,7 @@ def test_a_wait_without_end_fits_a_lock(
 
 def test_the_server_goes(connection: Connection, peer: Peer) -> None:
     pending = [connection.submit(GetTopic(n), deadline=soon()) for n in (1, 2)]
+    assert peer.request(GetTopic) and peer.request(GetTopic)
     peer.stream.close()
     for each in pending:
         with pytest.raises(ConnectionLost, match=r"the server closed the connection$"):
@@ -320,11 +314,12 @@ def test_the_server_goes(connection: Connection, peer: Peer) -> None:
     with pytest.raises(ConnectionLost):
         connection.submit(GetTopic(3), deadline=soon())
     with pytest.raises(ConnectionLost):
-        connection.ping(soon())
+        connection.request(KEEPALIVE, deadline=soon())
 
 
 def test_the_server_goes_inside_a_frame(connection: Connection, peer: Peer) -> None:
     pending = connection.submit(GetTopic(1), deadline=soon())
+    peer.request(GetTopic)
     peer.send(b"".join(encode_message(TopicInfo(1, "one")))[:-1])
     peer.stream.close()
     with pytest.raises(ConnectionLost, match="in the middle of a frame"):
@@ -522,7 +517,7 @@ def test_a_sender_waits_for_another_until_its_deadline(
 
     entered, leave = threading.Event(), threading.Event()
     connection = make_connection(Slow())
-    sending: Future[None] = pool.submit(connection.send_keepalive, soon())
+    sending: Future[None] = pool.submit(keep_alive, connection)
     assert entered.wait(20)
     try:
         with pytest.raises(Timeout, match="others were sending"):
@@ -666,20 +661,20 @@ def test_a_server_that_still_talks_is_not_stuck() -> None:
 
 
 def test_ping(connection: Connection, peer: Peer, pool: ThreadPoolExecutor) -> None:
-    pinging = pool.submit(connection.ping, soon())
+    pinging = pool.submit(connection.request, KEEPALIVE, deadline=soon())
     assert str(peer.frame()) == "keepalive"
     peer.keepalive()
-    assert pinging.result(60) >= 0.0
+    assert pinging.result(60) is KEEPALIVE
 
 
 def test_ping_takes_its_own_answer(
     connection: Connection, peer: Peer, pool: ThreadPoolExecutor
 ) -> None:
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     peer.keepalive()  # Unasked for, or too late to be of use.
     connection.drain()
-    pinging = pool.submit(connection.ping, soon())
+    pinging = pool.submit(connection.request, KEEPALIVE, deadline=soon())
     peer.frame()
     peer.frame()
     wait_for_followers(connection, 0)
@@ -689,25 +684,10 @@ def test_ping_takes_its_own_answer(
 
 
 def test_ping_does_not_take_a_stale_answer(connection: Connection, peer: Peer) -> None:
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     with pytest.raises(Timeout, match="keepalive"):
-        connection.ping(Deadline.after(0.05))
-
-
-def test_the_end_of_the_connection_ends_the_wait_to_ping(
-    connection: Connection, pool: ThreadPoolExecutor
-) -> None:
-    for _ in range(PINGS_MAX):
-        connection._pings_s.append(connection._clock())
-    pinging = pool.submit(connection.ping, soon())
-    deadline = soon()
-    while not connection._changed._waiters:  # type: ignore[attr-defined]
-        assert not deadline.expired
-        threading.Event().wait(0.001)
-    connection.abort()
-    with pytest.raises(ConnectionLost, match="closed here"):
-        pinging.result(60)
+        connection.request(KEEPALIVE, deadline=Deadline.after(0.05))
 
 
 def test_keepalives_are_never_answered(connection: Connection, peer: Peer) -> None:
@@ -721,7 +701,7 @@ def test_keepalives_between_request_and_answer(
     connection: Connection, peer: Peer
 ) -> None:
     pending = connection.submit(GetTopic(1), deadline=soon())
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     peer.keepalive()
     peer.slow_down()
     peer.answer(TopicInfo(1, "one"))
@@ -733,7 +713,7 @@ def test_idle_time() -> None:
     connection = make_connection(FakeStream(), time.clock)
     time.now_s += 3.0
     assert connection.idle_s() == 3.0
-    connection.send_keepalive(soon())
+    keep_alive(connection)
     assert connection.idle_s() == 0.0
 
 
@@ -907,46 +887,19 @@ class Fake:
 
 def test_cancel_ends_what_is_under_way_and_what_would_follow() -> None:
     attempt, connection = Attempt(), Fake()
-    attempt.check()
+    attempt.enter()
     attempt.enter(connection)
-    assert not attempt.is_cancelled
+    assert not attempt.cancelled.is_set()
     attempt.cancel()
     assert connection.aborted == 1
-    assert attempt.is_cancelled
-    for call in (attempt.check, lambda: attempt.enter(Fake())):
+    assert attempt.cancelled.is_set()
+    for call in (attempt.enter, lambda: attempt.enter(Fake())):
         with pytest.raises(ConnectionLost, match="given up"):
             call()
 
 
-def test_what_is_set_up_is_left_alone() -> None:
+def test_what_was_set_up_is_not_kept() -> None:
     attempt, connection = Attempt(), Fake()
     attempt.enter(connection)
-    attempt.leave()
+    del connection
     attempt.cancel()
-    assert connection.aborted == 0
-
-
-# How fast keepalives may be sent.
-
-
-def test_a_few_go_at_once() -> None:
-    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
-    for _ in range(PINGS_MAX):
-        assert plan_ping_delay_s(sent_s, 100.0) == 0.0
-        sent_s.append(100.0)
-    assert plan_ping_delay_s(sent_s, 100.0) == PING_WINDOW_S
-    assert plan_ping_delay_s(sent_s, 104.0) == PING_WINDOW_S - 4.0
-    assert plan_ping_delay_s(sent_s, 200.0) == 0.0
-
-
-def test_the_broker_answers_them_all() -> None:
-    now_s = 0.0
-    config = BrokerConfig()
-    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
-    bucket = TokenBucket(
-        config.keepalive_rate, config.keepalive_burst, clock=lambda: now_s
-    )
-    for _ in range(500):
-        now_s += plan_ping_delay_s(sent_s, now_s)
-        sent_s.append(now_s)
-        assert bucket.take() == 0.0

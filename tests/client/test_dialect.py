@@ -33,9 +33,9 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from tests.client.scripted import PATIENCE_S, soon
+from tests.streams import make_pair
 
 
 class LineConfig(ConnectionConfig):
@@ -69,10 +69,13 @@ class LineDialect:
     """Requests with numbers, pushes in between, no keepalive."""
 
     capabilities = frozenset({"lines"})
+    keepalive = None
 
     def __init__(self, requests_max: int | None = None) -> None:
         self.requests_max = requests_max
         self.server = ""
+        # Which batch has which number.
+        self.numbers: dict[int, int] = {}
 
     def make_parser(self) -> LineParser:
         return LineParser()
@@ -86,14 +89,12 @@ class LineDialect:
     def encode(self, request: str, number: int) -> Sequence[Buffer]:
         return [f"{number} {request}\n".encode()]
 
-    def encode_batch(self, batch: OutgoingBatch, target: int) -> Sequence[Buffer]:
-        return [f"b{batch.id} {target} ".encode(), bytes(batch.payload), b"\n"]
-
-    def encode_keepalive(self) -> None:
-        return None
-
-    def is_keepalive(self, frame: list[str]) -> bool:
-        return False
+    def encode_batch(
+        self, batch: OutgoingBatch, target: str, number: int
+    ) -> Sequence[Buffer]:
+        assert number not in self.numbers
+        self.numbers[number] = batch.id
+        return [f"b{number} {target} ".encode(), bytes(batch.payload), b"\n"]
 
     def number_of(self, frame: list[str], waiting: Mapping[int, Pending]) -> int | None:
         return int(frame[0]) if frame[0].isdigit() else None
@@ -107,23 +108,9 @@ class LineDialect:
         head, text = frame
         if not head.startswith("b"):
             return text
-        number = int(head[1:])
+        number = self.numbers[int(head[1:])]
         ok = text == "stored"
         return Acked(number) if ok else Refused(InvalidPayload(text), number)
-
-
-class LineDialects:
-    """One dialect for all servers."""
-
-    def __init__(self, requests_max: int | None = None) -> None:
-        self.requests_max = requests_max
-        self.learnt: list[Address] = []
-
-    def candidates(self, address: Address) -> Sequence[LineDialect]:
-        return [LineDialect(self.requests_max)]
-
-    def learn(self, address: Address, dialect: object) -> None:
-        self.learnt.append(address)
 
 
 class LineServer:
@@ -192,7 +179,7 @@ class Lines:
             servers="lines", backoff_base_s=0.001, retry_timeout_s=PATIENCE_S
         )
         runtime = Runtime(connect=self.connect)
-        dialer = Dialer(config, runtime, LineDialects(requests_max))
+        dialer = Dialer(config, runtime, lambda _: [LineDialect(requests_max)])
         self._links.append(Link(config, runtime, dialer))
         return self._links[-1]
 
@@ -336,16 +323,59 @@ def test_a_protocol_without_keepalives_sends_none(lines: Lines) -> None:
         server.say(f"{number} {text}")
 
     lines.serve(script)
-    connection = lines.link().connection()
-    connection.send_keepalive(soon())
+    link = lines.link()
+    connection = link.connection()
+    connection._last_sent_s -= 1e6
+    link.keep_alive()
     assert connection.request("first", deadline=soon()) == "first"
+
+
+def test_a_keepalive_takes_its_turn(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(server: LineServer) -> None:
+        server.greet()
+        number, text = server.read()
+        assert text == "still there?" and server._frames == []
+        server.say(f"{number} yes")
+        number, text = server.read()
+        server.say(f"{number} {text}")
+
+    lines.serve(script)
+    link = lines.link(requests_max=1)
+    connection = link.connection()
+    monkeypatch.setattr(LineDialect, "keepalive", "still there?")
+    connection._last_sent_s -= 1e6
+    link.keep_alive()
+    assert connection.request("first", deadline=soon()) == "first"
+    assert connection.is_open
+
+
+def test_a_batch_is_the_one_request_at_a_time(lines: Lines) -> None:
+    def script(server: LineServer) -> None:
+        server.greet()
+        for _ in range(3):
+            number, text = server.read()
+            assert text.startswith("events/0 ") and server._frames == []
+            server.say(f"{number} stored")
+
+    lines.serve(script)
+    options = BatchOptions(batch_bytes=3, linger_s=0.0)
+    delivery = Delivery(lines.link(1), "events", "events/0", options=options)
+    try:
+        for _ in range(3):
+            delivery.ledger.add(b"one", 1, soon())
+        delivery.ledger.flush(soon())
+        assert delivery.ledger.outbox.acked.records == 3
+    finally:
+        delivery.stop(abandon=True)
 
 
 def test_batches_are_delivered(lines: Lines) -> None:
     def lose(server: LineServer) -> None:
         server.greet()
         number, text = server.read()
-        assert (number, text) == ("b1", "7 one")
+        assert (number, text) == ("b2", "7 one")
 
     def serve(server: LineServer) -> None:
         server.greet()

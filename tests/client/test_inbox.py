@@ -11,7 +11,7 @@ from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import Acked, Refused, SlowDown
 from lance_spark.client.inbox import Inbox, Pending
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import ANSWERS, LwpDialect
+from lance_spark.client.lwp.dialect import ANSWERS, Keepalive, LwpDialect
 from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.errors import (
     ConnectionLost,
@@ -59,14 +59,10 @@ def make_inbox() -> Inbox:
     return Inbox(LwpDialect(ClientConfig(), Checksum.CRC32C))
 
 
-def make_keepalive() -> Pending:
-    return Pending(cast(Connection, FakeConnection()), None, 0)
-
-
 NUMBERS = itertools.count(1)
 
 
-def ask(inbox: Inbox, request: Message) -> Pending:
+def ask(inbox: Inbox, request: Message | Keepalive) -> Pending:
     connection = cast(Connection, FakeConnection())
     pending = Pending(connection, request, next(NUMBERS))
     inbox.expect(pending)
@@ -120,8 +116,7 @@ def test_an_ack_answers_an_unsubscribe() -> None:
 
 def test_keepalives_do_not_answer_requests() -> None:
     inbox = make_inbox()
-    pending, keepalive = ask(inbox, GetTopic(1)), make_keepalive()
-    inbox.expect_keepalive(keepalive)
+    pending, keepalive = (ask(inbox, each) for each in (GetTopic(1), Keepalive()))
     inbox.deliver(frames(encode_keepalive())[0])
     assert keepalive.is_done
     assert not pending.is_done
@@ -129,9 +124,7 @@ def test_keepalives_do_not_answer_requests() -> None:
 
 def test_each_keepalive_has_its_own_answer() -> None:
     inbox = make_inbox()
-    older, newer = make_keepalive(), make_keepalive()
-    inbox.expect_keepalive(older)
-    inbox.expect_keepalive(newer)
+    older, newer = (ask(inbox, Keepalive()) for _ in range(2))
     (frame,) = frames(encode_keepalive())
     inbox.deliver(frame)
     assert (older.is_done, newer.is_done) == (True, False)
@@ -142,37 +135,34 @@ def test_each_keepalive_has_its_own_answer() -> None:
 
 def test_events_of_ingests() -> None:
     inbox = make_inbox()
-    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7, 1)
     for frame in frames(encode_ack(1), encode_backpressure(), encode_ack(2)):
         inbox.deliver(frame)
     inbox.deliver(error(0x04, "bad", batch_id=3))
     inbox.deliver(error(0x04, "bad", batch_id="3"))
-    assert inbox.has_pushes
-    events = inbox.take_pushes()
+    events = inbox.pushes
     assert events[:3] == [Acked(1), SlowDown(), Acked(2)]
     refusals = [event for event in events[3:] if isinstance(event, Refused)]
     assert [refusal.batch_id for refusal in refusals] == [3, None]
     assert all(type(refusal.error) is InvalidPayload for refusal in refusals)
-    assert not inbox.has_pushes
-    assert inbox.take_pushes() == []
 
 
 def test_requests_between_ingests() -> None:
     inbox = make_inbox()
-    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7)
+    inbox._dialect.encode_batch(OutgoingBatch(1, b"x", 1, 1), 7, 1)
     pending = ask(inbox, GetTopic(1))
     inbox.deliver(error(0x04, batch_id=3))
     inbox.deliver(frames(encode_ack(4))[0])
     assert not pending.is_done
     inbox.deliver(error(0x10))
     assert pending.is_done
-    assert len(inbox.take_pushes()) == 2
+    assert len(inbox.pushes) == 2
 
 
 def test_without_ingests_a_slow_down_is_dropped() -> None:
     inbox = make_inbox()
     inbox.deliver(frames(encode_backpressure())[0])
-    assert not inbox.has_pushes
+    assert not inbox.pushes
 
 
 @pytest.mark.parametrize(
@@ -204,7 +194,7 @@ def test_an_answer_that_does_not_fit(frame: Frame) -> None:
     with pytest.raises(RemoteProtocolError, match="came in answer to 'get topic'"):
         inbox.deliver(frame)
     # It still waits: the connection will tell it of the failure.
-    assert inbox.oldest is pending
+    assert list(inbox.waiting.values()) == [pending]
 
 
 def test_an_unsubscribe_is_not_answered_by_a_message_or_a_foreign_ack() -> None:
@@ -230,16 +220,7 @@ def test_a_failure_reaches_everybody() -> None:
     for each in pending:
         with pytest.raises(ConnectionLost, match="gone"):
             result(each)
-    assert inbox.oldest is None
-
-
-def test_who_is_waited_for() -> None:
-    inbox = make_inbox()
-    assert not inbox.is_awaited
-    ask(inbox, GetTopic(1))
-    assert inbox.is_awaited
-    inbox.deliver(error(0x10))
-    assert not inbox.is_awaited
+    assert not inbox.waiting
 
 
 def test_every_request_has_a_row_in_the_table() -> None:

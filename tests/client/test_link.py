@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 
 from lance_spark.client.config import Runtime
-from lance_spark.client.connection import PING_WINDOW_S, PINGS_MAX, Attempt
+from lance_spark.client.connection import Attempt
 from lance_spark.client.link import Dialer, Repeater, _repeat
-from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.client import PING_WINDOW_S, PINGS_MAX, LanceClient
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import LwpDialects
+from lance_spark.client.lwp.dialect import make_candidates
 from lance_spark.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
@@ -525,6 +526,26 @@ def test_pings_that_are_held_back_do_not_cost_the_connection(
     assert network.dialed == [SERVER]
 
 
+def test_closing_ends_the_wait_to_ping(
+    network: Network, pool: ThreadPoolExecutor
+) -> None:
+    network.serve(serving(TABLE))
+    client = network.client().connect()
+    client._pings_s.extend([time.monotonic()] * PINGS_MAX)
+    pinging = pool.submit(client.ping)
+    threading.Event().wait(0.01)
+    client.close()
+    with pytest.raises(LanceError, match="is closed"):
+        pinging.result(60)
+
+
+def test_too_many_pings(network: Network) -> None:
+    client = network.client(retry_timeout_s=0.5)
+    client._pings_s.extend([time.monotonic()] * PINGS_MAX)
+    with pytest.raises(Timeout, match="too many pings"):
+        client.ping()
+
+
 def test_pings_that_can_not_be_sent(network: Network, fake_time: FakeTime) -> None:
     runtime = fake_time.runtime(network)
     client = network.client(runtime=runtime, retry_timeout_s=0.5)
@@ -658,7 +679,7 @@ def make_dialer(
 ) -> Dialer:
     config = ClientConfig(servers=servers, **options)
     runtime = Runtime(connect=network.connect)
-    return Dialer(config, runtime, LwpDialects(config))
+    return Dialer(config, runtime, make_candidates(config))
 
 
 def dialer_refusing(code: int, text: str = "no") -> Script:
@@ -946,15 +967,15 @@ def test_it_comes_again_and_again() -> None:
     for _ in range(3):
         assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive.stop(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_stop_does_not_wait_for_the_next_time() -> None:
     living = Living(3600)
     keepalive = repeat(living, 3600)
-    assert keepalive.is_running
+    assert keepalive._thread.is_alive()
     keepalive.stop(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
     keepalive.stop(PATIENCE_S)
 
 
@@ -971,7 +992,7 @@ def test_it_can_be_stopped_from_within() -> None:
     made.set()
     assert living.calls.acquire(timeout=PATIENCE_S)
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_it_ends_with_what_it_serves() -> None:
@@ -982,7 +1003,7 @@ def test_it_ends_with_what_it_serves() -> None:
     gc.collect()
     assert reference() is None
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_it_ends_when_it_comes_too_late() -> None:
@@ -1066,7 +1087,7 @@ def test_the_thread_ends_with_the_client(network: Network) -> None:
     keepalive = client.link._keepalive
     assert keepalive is not None
     client.close()
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
 
 
 def test_one_thread_for_all_connections(network: Network) -> None:

@@ -50,9 +50,9 @@ def test_records_gather_up_to_the_limit() -> None:
 def test_a_batch_that_is_full_is_sealed() -> None:
     outbox = Outbox(BatchOptions(batch_bytes=8, linger_s=1.0))
     outbox.add(b"aaaa", 1, 0.0)
-    assert not outbox.has_sealed
+    assert not outbox._sealed
     outbox.add(b"bbbb", 2, 0.0)
-    assert outbox.has_sealed
+    assert outbox._sealed
     assert _describe(outbox.take(0.0, 1)) == (1, b"aaaabbbb", 3)
 
 
@@ -82,7 +82,7 @@ def test_a_large_payload_is_not_copied() -> None:
 def test_a_payload_of_half_a_batch_is_gathered() -> None:
     outbox = Outbox(BatchOptions(batch_bytes=10, linger_s=1.0))
     outbox.add(b"12345", 1, 0.0)
-    assert not outbox.has_sealed
+    assert not outbox._sealed
 
 
 def test_a_record_over_the_limit_goes_alone() -> None:
@@ -463,9 +463,9 @@ def test_closed() -> None:
 def test_close_lets_nothing_linger() -> None:
     ledger = Ledger("events", WriterOptions(linger_s=1000.0), wake=lambda: None)
     ledger.add(b"a", 1, _soon())
-    assert not ledger.outbox.has_sealed
+    assert not ledger.outbox._sealed
     ledger.close()
-    assert ledger.outbox.has_sealed
+    assert ledger.outbox._sealed
 
 
 # Several threads.

@@ -52,7 +52,7 @@ class Certificates:
         """The same for a connection without a client."""
         cert = None if name is None else self.path(f"{name}.pem")
         key = None if name is None else self.path(f"{name}.key")
-        return ClientTls(ca=self.ca, cert=cert, key=key, server_name=None)
+        return ClientTls(ca=self.ca, cert=cert, key=key)
 
 
 def issue_certificates(directory: Path) -> Certificates:

@@ -15,16 +15,14 @@ from lance_spark.net.address import Address
 from lance_spark.net.connect import connect
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import (
     ClientTls,
     ServerTls,
     TlsContext,
-    client_handshake,
+    handshake,
     make_client_context,
     make_server_context,
-    server_handshake,
 )
 
 Spawn = Callable[..., "Future[Any]"]
@@ -131,12 +129,12 @@ def secure(
     ends: tuple[Stream, Stream], contexts: tuple[TlsContext, TlsContext], spawn: Spawn
 ) -> tuple[Stream, Stream]:
     """Put TLS on both ends of a connection."""
-    server = spawn(server_handshake, ends[1], contexts[1], soon())
-    client = client_handshake(ends[0], contexts[0], "localhost", soon())
+    server = spawn(handshake, ends[1], contexts[1], soon())
+    client = handshake(ends[0], contexts[0], soon(), server_name="localhost")
     return client, server.result(LONG_S)
 
 
-@pytest.fixture(params=["socket", "tls", "memory", "tls-memory"])
+@pytest.fixture(params=["socket", "tls"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Name a kind of stream."""
     return str(request.param)
@@ -147,11 +145,8 @@ def pair(
     kind: str, request: pytest.FixtureRequest, certs: Certificates, spawn: Spawn
 ) -> Iterator[tuple[Stream, Stream]]:
     """Make a connection of each kind: the client's end and the server's."""
-    if kind in ("socket", "tls"):
-        ends = request.getfixturevalue("tcp_pair")
-    else:
-        ends = make_pair()
-    if kind.startswith("tls"):
+    ends = request.getfixturevalue("tcp_pair")
+    if kind == "tls":
         contexts = certs.client_context(certs.client), certs.server_context()
         ends = secure(ends, contexts, spawn)
     yield ends

@@ -15,7 +15,7 @@ from lance_spark.net.connect import connect
 from lance_spark.net.deadline import Deadline
 from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
-from lance_spark.net.tls import server_handshake
+from lance_spark.net.tls import handshake
 from tests.net.conftest import LONG_S, Certificates, Spawn, soon
 
 
@@ -207,7 +207,7 @@ def test_secure(listener: Listener, certs: Certificates, spawn: Spawn) -> None:
     def serve() -> Stream:
         stream = listener.accept()
         assert stream is not None
-        return server_handshake(stream, certs.server_context(), soon())
+        return handshake(stream, certs.server_context(), soon())
 
     for name in (None, "localhost"):
         serving = spawn(serve)
@@ -226,7 +226,7 @@ def test_secure_with_another_name(
         stream = listener.accept()
         assert stream is not None
         with pytest.raises(ConnectionLost):
-            server_handshake(stream, certs.server_context(), soon())
+            handshake(stream, certs.server_context(), soon())
 
     serving = spawn(serve)
     with pytest.raises(ConnectionLost, match="certificate verify failed"):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.errors import ConnectionLost, Corrupt, StoreError, Timeout
-from lance_spark.net import memory, stream
+from lance_spark.net import stream
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import (
     FILE_PIECE_BYTES,
@@ -49,19 +49,13 @@ def recv(end: Stream, size: int) -> bytes:
 def blocked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Tell when a thread is about to wait for the peer."""
     event = threading.Event()
-    wait_ready, wait = stream.wait_ready, memory.MemoryStream._wait
+    wait_ready = stream.wait_ready
 
     def wait_ready_and_tell(*args: Any) -> bool:
         event.set()
         return wait_ready(*args)
 
-    def wait_and_tell(self: Any, is_over: Callable[[], bool], deadline: Any) -> bool:
-        if not is_over():
-            event.set()
-        return wait(self, is_over, deadline)
-
     monkeypatch.setattr(stream, "wait_ready", wait_ready_and_tell)
-    monkeypatch.setattr(memory.MemoryStream, "_wait", wait_and_tell)
     return event
 
 
@@ -430,10 +424,9 @@ class TestSendFile:
                 pair[0].send_file(file, 0, len(FILE_CONTENT), soon())
 
 
-def test_names_its_peer(pair: Pair, kind: str) -> None:
+def test_names_its_peer(pair: Pair) -> None:
     for end in pair:
-        is_memory = kind.endswith("memory")
-        assert end.peer.startswith("memory:" if is_memory else "127.0.0.1:")
+        assert end.peer.startswith("127.0.0.1:")
         assert repr(end) == f"<{type(end).__name__} with {end.peer}>"
 
 

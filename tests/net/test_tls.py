@@ -25,23 +25,22 @@ from cryptography.hazmat.primitives.serialization import (
 from lance_spark.errors import ConnectionLost, OptionError, Timeout, TlsRefused
 from lance_spark.net import tls_stream
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import (
     ClientTls,
     ServerTls,
     TlsContext,
-    client_handshake,
     find_certificates,
     fingerprints,
+    handshake,
     make_client_context,
     make_server_context,
     read_certificates,
     read_pem,
-    server_handshake,
 )
 from lance_spark.net.tls_stream import PeerCertificate, read_peer
 from tests.net.conftest import LONG_S, Certificates, Spawn, secure, soon
+from tests.streams import make_pair
 
 Pair = tuple[Stream, Stream]
 
@@ -74,7 +73,7 @@ def meet(
     """
 
     def be_client() -> None:
-        stream = client_handshake(ends[0], client, name, soon())
+        stream = handshake(ends[0], client, soon(), server_name=name)
         try:
             stream.send([b"question"], soon())
             read_one(stream)
@@ -82,7 +81,7 @@ def meet(
             stream.close()
 
     def be_server() -> None:
-        server_handshake(ends[1], server, soon()).close()
+        handshake(ends[1], server, soon()).close()
 
     work = [spawn(be_client), spawn(be_server)]
     texts = []
@@ -117,7 +116,7 @@ class TestAgreement:
         version: str,
     ) -> None:
         client_context = certs.client_context(certs.client)
-        client_context._context.maximum_version = ssl.TLSVersion[version]
+        client_context.maximum_version = ssl.TLSVersion[version]
         contexts = client_context, certs.server_context(require=require)
         opened += secure(ends, contexts, spawn)
         chain = fingerprints(certs.client.cert) | fingerprints(certs.ca)
@@ -141,17 +140,9 @@ class TestAgreement:
         opened: list[Stream],
         name: str,
     ) -> None:
-        server = spawn(server_handshake, ends[1], certs.server_context(), soon())
+        server = spawn(handshake, ends[1], certs.server_context(), soon())
         context = certs.client_context()
-        opened.append(client_handshake(ends[0], context, name, soon()))
-        opened.append(server.result(LONG_S))
-
-    def test_name_in_the_settings_goes_first(
-        self, ends: Pair, certs: Certificates, spawn: Spawn, opened: list[Stream]
-    ) -> None:
-        server = spawn(server_handshake, ends[1], certs.server_context(), soon())
-        context = certs.client_context(server_name="localhost")
-        opened.append(client_handshake(ends[0], context, "10.1.2.3", soon()))
+        opened.append(handshake(ends[0], context, soon(), server_name=name))
         opened.append(server.result(LONG_S))
 
     def test_settings_as_text(
@@ -197,13 +188,13 @@ class TestAgreement:
         self, certs: Certificates, spawn: Spawn
     ) -> None:
         """What a client resumes is no proof of its authority: the chain is unknown."""
-        context = certs.client_context(certs.client)._context
+        context = certs.client_context(certs.client)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         server_context = certs.server_context(require=True)
         session, chains = None, []
         for _ in range(2):
             ends = make_pair()
-            accepting = spawn(server_handshake, ends[1], server_context, soon())
+            accepting = spawn(handshake, ends[1], server_context, soon())
             tls = _raw_handshake(ends[0], context, session)
             server = accepting.result(LONG_S)
             session = tls.session
@@ -264,7 +255,7 @@ class TestRefusal:
         self, ends: Pair, certs: Certificates, spawn: Spawn, version: str
     ) -> None:
         client, server = certs.client_context(), certs.server_context(require=True)
-        client._context.maximum_version = ssl.TLSVersion[version]
+        client.maximum_version = ssl.TLSVersion[version]
         texts = meet(ends, client, server, spawn, "localhost")
         assert "the client has to present a certificate" in texts[1]
         expected = "wants a client certificate" if version == "TLSv1_3" else "alert"
@@ -283,8 +274,8 @@ class TestRefusal:
     def test_old_versions(self, ends: Pair, certs: Certificates, spawn: Spawn) -> None:
         client, server = certs.client_context(), certs.server_context()
         for context in (client, server):
-            assert context._context.minimum_version == ssl.TLSVersion.TLSv1_2
-        old = client._context
+            assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        old = client
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -294,7 +285,7 @@ class TestRefusal:
         assert "another version of TLS" in texts[0]
 
     def test_plain_client(self, ends: Pair, certs: Certificates, spawn: Spawn) -> None:
-        server = spawn(server_handshake, ends[1], certs.server_context(), soon())
+        server = spawn(handshake, ends[1], certs.server_context(), soon())
         ends[0].send([b"LANC" + bytes(40)], soon())
         # The client gets an alert that it can't read, and the end. It does not wait.
         while read_one(ends[0]):
@@ -309,7 +300,7 @@ class TestRefusal:
         """What it sends late must not reset the connection before it reads."""
         monkeypatch.setattr(tls_stream, "_DRAIN_S", LONG_S)
         client, end = make_pair()
-        server = spawn(server_handshake, end, certs.server_context(), soon())
+        server = spawn(handshake, end, certs.server_context(), soon())
         client.send([b"LANC" + bytes(40)], soon())
         while read_one(client):
             pass
@@ -323,7 +314,7 @@ class TestRefusal:
 
     def test_plain_server(self, ends: Pair, certs: Certificates, spawn: Spawn) -> None:
         client = spawn(
-            client_handshake, ends[0], certs.client_context(), "localhost", soon()
+            handshake, ends[0], certs.client_context(), soon(), server_name="localhost"
         )
         assert read_one(ends[1])
         ends[1].shutdown_write()
@@ -334,7 +325,7 @@ class TestRefusal:
         self, ends: Pair, certs: Certificates, spawn: Spawn
     ) -> None:
         client = spawn(
-            client_handshake, ends[0], certs.client_context(), "localhost", soon()
+            handshake, ends[0], certs.client_context(), soon(), server_name="localhost"
         )
         ends[1].send([b"LANC" + bytes(40)], soon())
         ends[1].shutdown_write()
@@ -345,27 +336,24 @@ class TestRefusal:
         ends = make_pair()
         ends[1].close()
         with pytest.raises(ConnectionLost, match="does the peer speak TLS"):
-            client_handshake(ends[0], certs.client_context(), "localhost", soon())
+            handshake(ends[0], certs.client_context(), soon(), server_name="localhost")
 
     def test_peer_that_says_nothing(self, ends: Pair, certs: Certificates) -> None:
         context = certs.client_context()
         with pytest.raises(Timeout, match=r"nothing came .* does the peer speak TLS"):
-            client_handshake(ends[0], context, "localhost", Deadline.after(0.01))
+            handshake(ends[0], context, Deadline.after(0.01), server_name="localhost")
+        end, _silent = make_pair()
         with pytest.raises(Timeout, match="nothing came"):
-            server_handshake(
-                make_pair()[0], certs.server_context(), Deadline.after(0.01)
-            )
+            handshake(end, certs.server_context(), Deadline.after(0.01))
 
     def test_failure_closes_the_stream(self, certs: Certificates) -> None:
         for shake in (
-            lambda end: client_handshake(
-                end, certs.client_context(), "localhost", Deadline.after(0)
+            lambda end: handshake(
+                end, certs.client_context(), Deadline.after(0), server_name="localhost"
             ),
-            lambda end: server_handshake(
-                end, certs.server_context(), Deadline.after(0)
-            ),
+            lambda end: handshake(end, certs.server_context(), Deadline.after(0)),
         ):
-            end, _ = make_pair()
+            end, _silent = make_pair()
             with pytest.raises(Timeout):
                 shake(end)
             with pytest.raises(ConnectionLost, match="closed here"):
@@ -375,7 +363,7 @@ class TestRefusal:
     def test_impossible_names(self, certs: Certificates, name: str) -> None:
         end, _ = make_pair()
         with pytest.raises(OptionError, match="TLS server name"):
-            client_handshake(end, certs.client_context(), name, soon())
+            handshake(end, certs.client_context(), soon(), server_name=name)
         with pytest.raises(ConnectionLost, match="closed here"):
             end.send([b"x"], soon())
 
@@ -492,14 +480,11 @@ class TestSettings:
     def test_secrets_are_not_shown(self, certs: Certificates) -> None:
         both = Path(certs.client.both).read_text()
         key = Path(certs.client.key).read_text()
-        shown = repr(ClientTls(ca=certs.ca, cert=both, key=key, server_name="a"))
+        shown = repr(ClientTls(ca=certs.ca, cert=both, key=key))
         assert shown == (
-            f"ClientTls(ca={certs.ca!r}, cert='(PEM text)', key='(not shown)', "
-            "server_name='a')"
+            f"ClientTls(ca={certs.ca!r}, cert='(PEM text)', key='(not shown)')"
         )
-        assert repr(ClientTls()) == (
-            "ClientTls(ca=None, cert=None, key=None, server_name=None)"
-        )
+        assert repr(ClientTls()) == "ClientTls(ca=None, cert=None, key=None)"
 
     @pytest.mark.parametrize("separator", ["\n", ""])
     def test_key_without_its_armour_is_not_shown(

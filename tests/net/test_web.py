@@ -322,7 +322,7 @@ def test_loggers_of_others_are_left_alone(serve: Serve) -> None:
 
 def get_securely(server: WebServer, certs: Certificates, *, who: Any = None) -> bytes:
     """Send a request over TLS."""
-    context = certs.client_context(who).ssl_context
+    context = certs.client_context(who)
     connection = http.client.HTTPSConnection(
         "localhost", server.address.port, timeout=LONG_S, context=context
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from lance_spark.client.lwp.finder import (
     LocatedFinder,
     ProbedFinder,
     fetch_exactly,
-    find_extent,
 )
 from lance_spark.errors import DataLoss
 from lance_spark.model import Location, Partition
@@ -39,24 +38,24 @@ def make_splits(start: int, end: int, parts: int, **fields: Any) -> list[Split]:
 
 # Deciding.
 
-Probe = Callable[[int, int], "int | None"]
 
+class KnowingFinder(ProbedFinder):
+    """Knows what to find from which point on."""
 
-def answer(found: Mapping[int, int | None]) -> Probe:
-    """Make a probe that knows what to find from which point on."""
+    def __init__(self, found: Mapping[int, int | None]) -> None:
+        self.found, self.asked = found, list[int]()
 
-    def probe(at: int, before: int) -> int | None:
-        position = found[at]
+    def probe(self, piece: Range, at: int, before: int) -> int | None:
+        self.asked.append(at)
+        position = self.found[at]
         assert position is None or at <= position < before
         return position
-
-    return probe
 
 
 def extents(start: int, end: int, found: Mapping[int, int | None]) -> list[Any]:
     """Give (start, end, last) of every split; None for those without rows."""
     splits = make_splits(start, end, len(found) + 1)
-    results = [find_extent(split, answer(found)) for split in splits]
+    results = [KnowingFinder(found).find_extent(split) for split in splits]
     return [each and (each.start, each.end, each.is_last) for each in results]
 
 
@@ -95,13 +94,9 @@ def test_the_last_of_the_splits_may_have_no_start() -> None:
 
 
 def test_a_split_without_a_start_looks_no_further() -> None:
-    asked: list[int] = []
-
-    def probe(at: int, before: int) -> None:
-        asked.append(at)
-
-    assert find_extent(make_splits(0, 400, 4)[1], probe) is None
-    assert asked == [100]
+    finder = KnowingFinder({100: None})
+    assert finder.find_extent(make_splits(0, 400, 4)[1]) is None
+    assert finder.asked == [100]
 
 
 # Asking.

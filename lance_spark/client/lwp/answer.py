@@ -84,7 +84,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KnownBounds:
     """Where a log starts, if the server says, and where it ends."""
 
     start: int | None

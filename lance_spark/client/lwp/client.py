@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -19,26 +20,25 @@ from lance_spark.client.connection import Connection
 from lance_spark.client.link import Build, Dialer, Link
 from lance_spark.client.lwp import answer
 from lance_spark.client.lwp.answer import (
-    Bounds,
     Fetched,
+    KnownBounds,
     PendingFetch,
     ShownTopic,
     TopicList,
 )
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.lwp.dialect import LwpDialects
+from lance_spark.client.lwp.dialect import make_candidates
 from lance_spark.client.lwp.retry import CommitRetry
-from lance_spark.client.retry import Retry
 from lance_spark.errors import (
     ConnectionLost,
     OptionError,
+    Timeout,
     TopicAlreadyExists,
     TopicDeleted,
     TopicNotFound,
     Unsupported,
 )
 from lance_spark.model import Location, Retention
-from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Capability, LocateKind, Message, WaitResponse
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
+# Any answer that the request may have.
+_ANY: type[Message] = Message  # type: ignore[type-abstract]
 # A capability, and what it is needed for.
 Needs = tuple[Capability, str]
 _STAGES = (Capability.STAGED_COMMIT, "writing exactly once")
@@ -66,6 +68,12 @@ _FETCH_HEADER_BYTES = 24
 _U32_MAX = 2**32 - 1
 # Servers push no records to a subscriber, and only remember this number.
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
+# Our broker answers 30 keepalives at once and 5 a second after that, and drops the
+# others: a client of the field answers answers, and would not stop. A ping whose
+# keepalive is dropped would wait in vain. This is below what is answered in any such
+# time.
+PINGS_MAX = 25
+PING_WINDOW_S = 6.0
 
 
 class LanceClient:
@@ -98,7 +106,8 @@ class LanceClient:
             options["servers"] = servers
         config = _change(config or ClientConfig(), options)
         runtime = runtime or Runtime()
-        self._set_up(config, runtime, Dialer(config, runtime, LwpDialects(config)))
+        dialer = Dialer(config, runtime, make_candidates(config))
+        self._set_up(config, runtime, dialer)
 
     def _set_up(self, config: ClientConfig, runtime: Runtime, dialer: Dialer) -> None:
         self._config = config
@@ -108,8 +117,8 @@ class LanceClient:
         self.link = Link(config, runtime, dialer)
         self._topic_ids: dict[str, int] = {}
         self._topic_ids_lock = threading.Lock()
-        # The connection of the last fetch, for those that may not wait for a new one.
-        self._fetched_on: Connection | None = None
+        # When the last pings were sent.
+        self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
 
     @property
     def config(self) -> ClientConfig:
@@ -134,14 +143,6 @@ class LanceClient:
     def disconnect(self) -> None:
         """Drop the connection; the next call makes a new one."""
         self.link.drop()
-
-    def redirect(self, leader: Address) -> None:
-        """Go to another server from now on, for as long as it can be reached."""
-        self.link.redirect(leader)
-
-    def avoid(self, server: Address) -> None:
-        """Go to the servers behind this one first, as it does not know the leader."""
-        self.link.avoid(server)
 
     def dedicated(self) -> LanceClient:
         """Make a client with the same settings and a connection of its own."""
@@ -193,7 +194,7 @@ class LanceClient:
                 is off.
             RemoteProtocolError: the answer made no sense.
         """
-        return self._ask(message, None, retry=retry, timeout_s=timeout_s)
+        return self._ask(message, _ANY, retry=retry, timeout_s=timeout_s)
 
     def status(self) -> wire.ClusterStatus:
         """Ask who leads and what the server can do."""
@@ -226,8 +227,30 @@ class LanceClient:
         _check_capability(self.connection(), (capability, what))
 
     def ping(self) -> float:
-        """Tell how many seconds a keepalive takes to the server and back."""
-        return self.link.ping()
+        """Tell how many seconds a keepalive takes to the server and back.
+
+        Many in a row are held back, as a server does not answer any number of them.
+        """
+        clock = self._runtime.clock
+        tried, sent_s = None, 0.0
+        delay_s = plan_ping_delay_s(self._pings_s, clock())
+        if delay_s >= self._config.retry_timeout_s:
+            servers = self._config.servers
+            raise Timeout(f"{servers}: too many pings, wait {delay_s:.1f} s")
+        if delay_s:
+            self.link.pause(delay_s)
+
+        def build(connection: Connection) -> Any:
+            nonlocal tried, sent_s
+            if connection is tried:
+                # If the last answer never comes, this ping would wait for it too.
+                connection.abort()
+            tried, sent_s = connection, clock()
+            self._pings_s.append(sent_s)
+            return connection.dialect.keepalive
+
+        self.link.ask(build)
+        return clock() - sent_s
 
     # Topics.
 
@@ -267,7 +290,7 @@ class LanceClient:
         Raises:
             TopicNotFound: there is none of that id or name.
         """
-        info = self._ask_topic(topic, wire.GetTopic, wire.TopicInfo)
+        info = self._ask_topic(topic, wire.TopicInfo, wire.GetTopic)
         return answer.to_shown_topic(info)
 
     get_topic = topic
@@ -280,22 +303,19 @@ class LanceClient:
         Raises:
             TopicNotFound: there is none of that id or name.
         """
-        self._ask_topic(topic, wire.DeleteTopic, wire.TopicDeletion, retry=False)
+        self._ask_topic(topic, wire.TopicDeletion, wire.DeleteTopic, retry=False)
         self.forget(topic)
 
     def set_retention(self, topic: int | str, retention: Retention) -> Retention:
         """Change how long a topic keeps its data; return what holds now."""
 
-        def ask(topic_id: int) -> Retention:
-            def build(connection: Connection) -> Message:
-                return wire.SetRetention(
-                    topic_id, answer.to_sent_limits(retention, connection)
-                )
+        def make(topic_id: int) -> Build:
+            return lambda connection: wire.SetRetention(
+                topic_id, answer.to_sent_limits(retention, connection)
+            )
 
-            limits = self._ask(build, wire.TopicRetention).retention
-            return answer.to_meant_limits(limits)
-
-        return self._on_topic(topic, ask)
+        limits = self._ask_topic(topic, wire.TopicRetention, make).retention
+        return answer.to_meant_limits(limits)
 
     def topic_id(self, topic: int | str) -> int:
         """Return a topic's id; a name is looked up once and remembered.
@@ -375,20 +395,15 @@ class LanceClient:
             TopicNotFound: there is no such topic.
             Unsupported: `snap` on a plain server.
         """
-        size = self._limit(max_bytes)
+        size, needs = self._limit(max_bytes), _SNAP if snap else None
 
-        def ask(topic_id: int) -> Fetched:
-            def build(connection: Connection) -> Message:
-                self._fetched_on = connection
-                if snap:
-                    _check_capability(connection, _SNAP)
-                return answer.make_fetch(
-                    connection, topic_id, start, size, snap=snap, wait_s=wait_s
-                )
+        def make(topic_id: int) -> Build:
+            return lambda connection: answer.make_fetch(
+                connection, topic_id, start, size, snap=snap, wait_s=wait_s
+            )
 
-            return answer.to_fetched(self._ask(build, None, wait_s=wait_s))
-
-        return self._on_topic(topic, ask)
+        fetched = self._ask_topic(topic, _ANY, make, needs=needs, wait_s=wait_s)
+        return answer.to_fetched(fetched)
 
     def submit_fetch(
         self,
@@ -408,28 +423,29 @@ class LanceClient:
             start: the first byte.
             max_bytes: how much at most.
             wait_s: how long the server may wait for data.
-            dial: connect if need be, with all retries; otherwise the connection of
-                the last fetch has to be open still.
+            dial: connect if need be, with all retries; otherwise there has to be a
+                connection.
 
         Raises:
             ConnectionLost, Timeout: no server can be reached.
         """
-        connection = self.link.connection() if dial else self._find_connection()
-        self._fetched_on = connection
+        connection = self.link.connection() if dial else self.link.live()
+        if connection is None:
+            raise ConnectionLost("the connection of the last fetch is gone")
         size = self._limit(max_bytes)
         fetch = answer.make_fetch(connection, topic_id, start, size, wait_s=wait_s)
         deadline = Deadline.after(self._config.request_timeout_s)
         return PendingFetch(connection.submit(fetch, deadline=deadline))
 
-    def bounds(self, topic: int | str) -> Bounds:
+    def bounds(self, topic: int | str) -> KnownBounds:
         """Tell where a topic starts and ends; a plain server knows its end only."""
 
-        def ask(topic_id: int) -> Bounds:
+        def ask(topic_id: int) -> KnownBounds:
             if not self.supports(Capability.LOCATE):
-                return Bounds(None, self.fetch(topic_id, wire.OFFSET_MAX, 1).end)
+                return KnownBounds(None, self.fetch(topic_id, wire.OFFSET_MAX, 1).end)
             # In this order, so that the start is never behind the end.
             start = self.locate_start(topic_id).offset
-            return Bounds(start, self.locate_end(topic_id).offset)
+            return KnownBounds(start, self.locate_end(topic_id).offset)
 
         return self._on_topic(topic, ask)
 
@@ -496,23 +512,10 @@ class LanceClient:
         return self._ask(message, WaitResponse, needs=_WAIT, wait_s=wait_s)
 
     def _locate(self, topic: int | str, kind: LocateKind, value: int = 0) -> Location:
-        def ask(topic_id: int) -> Location:
-            message = wire.Locate(topic_id, kind, value)
-            found = self._ask(message, wire.LocateResponse, needs=_LOCATE[kind])
-            return found.location
-
-        return self._on_topic(topic, ask)
-
-    def _find_connection(self) -> Connection:
-        """Return the connection of the last fetch, if it is open."""
-        connection = self._fetched_on
-        if connection is not None:
-            # An end that has come by now is noticed.
-            connection.drain()
-            if connection.is_open:
-                return connection
-        self._fetched_on = None
-        raise ConnectionLost("the connection of the last fetch is gone")
+        found = self._ask_topic(
+            topic, wire.LocateResponse, wire.Locate, kind, value, needs=_LOCATE[kind]
+        )
+        return found.location
 
     def _limit(self, max_bytes: int) -> int:
         largest = self._config.response_bytes_max - _FETCH_HEADER_BYTES
@@ -536,11 +539,8 @@ class LanceClient:
             start: 0 resumes at the committed offset, if there is one.
             max_batch_bytes: how much the consumer wants at once.
         """
-
-        def make(topic_id: int) -> Message:
-            return wire.Subscribe(topic_id, start, max_batch_bytes, consumer_id)
-
-        return self._ask_topic(topic, make, wire.SubscribeAck).start
+        how = start, max_batch_bytes, consumer_id
+        return self._ask_topic(topic, wire.SubscribeAck, wire.Subscribe, *how).start
 
     def unsubscribe(self, topic: int | str, consumer_id: int) -> None:
         """End a subscription; what was committed stays.
@@ -548,11 +548,7 @@ class LanceClient:
         Raises:
             ConsumerNotFound: there is none.
         """
-
-        def make(topic_id: int) -> Message:
-            return wire.Unsubscribe(topic_id, consumer_id)
-
-        self._ask_topic(topic, make, wire.Unsubscribe)
+        self._ask_topic(topic, wire.Unsubscribe, wire.Unsubscribe, consumer_id)
 
     def commit_offset(
         self,
@@ -573,11 +569,11 @@ class LanceClient:
         Raises:
             OffsetOutOfRange: the offset is behind the log's end.
         """
-
-        def make(topic_id: int) -> Message:
-            return wire.CommitOffset(topic_id, consumer_id, offset)
-
-        return self._ask_topic(topic, make, wire.CommitAck, timeout_s=timeout_s).offset
+        place = consumer_id, offset
+        committed = self._ask_topic(
+            topic, wire.CommitAck, wire.CommitOffset, *place, timeout_s=timeout_s
+        )
+        return committed.offset
 
     def committed_offset(self, topic: int | str, consumer_id: int) -> int | None:
         """Tell how far a consumer is, or None if it has committed nothing.
@@ -703,24 +699,18 @@ class LanceClient:
     def _ask(
         self,
         request: Message | Build,
-        kind: type[M] | None,
+        kind: type[M],
         *,
         needs: Needs | None = None,
-        retry: bool = True,
-        timeout_s: float | None = None,
-        wait_s: float = 0.0,
-        make_rules: Callable[..., Retry] = Retry,
+        **how: Any,
     ) -> M:
         """Send a request and return its answer, which has to be of this kind.
 
         Args:
             request: the message, or what makes the one that suits the server.
-            kind: what the answer is; None for any.
+            kind: what the answer is.
             needs: a capability, and what it is needed for.
-            retry: whether it may be sent again when it may have arrived before.
-            timeout_s: for the whole call.
-            wait_s: how long the server may take on purpose.
-            make_rules: makes the rules of when to try again.
+            how: what `Link.ask` takes.
         """
 
         def build(connection: Connection) -> Any:
@@ -728,26 +718,21 @@ class LanceClient:
                 _check_capability(connection, needs)
             return request if isinstance(request, Message) else request(connection)
 
-        answered = self.link.ask(
-            build,
-            retry=retry,
-            timeout_s=timeout_s,
-            wait_s=wait_s,
-            make_rules=make_rules,
-        )
+        answered = self.link.ask(build, **how)
         # The dialect takes no other answers than those in its table.
-        assert kind is None or isinstance(answered, kind)
-        return answered  # type: ignore[no-any-return]
+        assert isinstance(answered, kind)
+        return answered
 
     def _ask_topic(
         self,
         topic: int | str,
-        make: Callable[[int], Message],
         kind: type[M],
+        make: Callable[..., Message | Build],
+        *args: Any,
         **how: Any,
     ) -> M:
-        """Ask about a topic, given what makes the request with its id."""
-        return self._on_topic(topic, lambda i: self._ask(make(i), kind, **how))
+        """Ask about a topic, given what makes the request of its id and the others."""
+        return self._on_topic(topic, lambda i: self._ask(make(i, *args), kind, **how))
 
     def _on_topic(self, topic: int | str, ask: Callable[[int], T]) -> T:
         """Ask about a topic; a name whose id is gone is looked up once more."""
@@ -758,6 +743,13 @@ class LanceClient:
         except (TopicNotFound, TopicDeleted):
             self.forget(topic)
             return ask(self.topic_id(topic))
+
+
+def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:
+    """Decide how long the next ping has to wait, given when the last ones were sent."""
+    if len(sent_s) < PINGS_MAX:
+        return 0.0
+    return max(0.0, sent_s[0] + PING_WINDOW_S - now_s)
 
 
 def _check_capability(connection: Connection, needs: Needs) -> None:

@@ -129,9 +129,9 @@ class Consumer:
             auto_commit_interval_s if auto_commit else None, clock
         )
         self._is_closed = False
-        # Rises with every seek, so that an iteration notices that it is elsewhere.
-        self._seeks = 0
         # What an iteration over records gives and where it is; None if there is none.
+        # An iteration that finds something else here has ended: there was a seek or
+        # another poll.
         self._walked: tuple[PollResult, int] | None = None
         self._client = client.dedicated()
         try:
@@ -139,9 +139,10 @@ class Consumer:
             if name is not None and offset_store is None:
                 self._store = BrokerOffsetStore(self._client)
             topic_id = self._client.topic_id(topic)
-            self._committed = self._load()
+            self._committed: int | None = None
             loss = None
-            if self._store is not None:
+            if self._store is not None and name is not None:
+                self._committed = self._store.load(name, topic)
                 self._incarnation = self._identify(topic_id)
                 loss = self._find_loss()
             if self._committed is not None:
@@ -190,8 +191,8 @@ class Consumer:
             Unsupported: it is a time, and the server has no index of times.
             OptionError: it is inside a record, and the server can tell.
         """
-        offset = self._cursor.seek(as_position(position))
-        self._end_walk()
+        offset = self._cursor.seek(position)
+        self._walked = None
         return offset
 
     def rewind(self) -> int:
@@ -210,10 +211,6 @@ class Consumer:
         """Go to the first record appended at or after a time in ns since 1970."""
         return self.seek(SeekPosition.time_ns(time_ns))
 
-    def _end_walk(self) -> None:
-        self._seeks += 1
-        self._walked = None
-
     # Reading.
 
     def poll(self) -> PollResult | None:
@@ -224,7 +221,7 @@ class Consumer:
 
         Raises:
             DataLoss: they are not in the log any more.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         return self._poll(0.0)
 
@@ -263,25 +260,25 @@ class Consumer:
             # A poll in the middle of an iteration: what that has not given yet comes
             # next, and it will poll for the rest when it goes on.
             self._cursor.go_back(*self._walked)
-            self._end_walk()
+            self._walked = None
         if self._commits.take_due():
             self._commit_quietly()
         return self._cursor.poll(wait_s)
 
     def _walk(self, result: PollResult) -> Iterator[ConsumerRecord]:
         """Give the records of a result; what is not given is read again."""
-        seeks, self._walked = self._seeks, (result, result.start_offset)
+        walked = self._walked = result, result.start_offset
         try:
             for record in result.records():
-                self._walked = result, record.next_offset
+                walked = self._walked = result, record.next_offset
                 yield record
-                if self._seeks != seeks:
+                if self._walked is not walked:
                     return
         finally:
-            if self._seeks == seeks:
-                (_, walked), self._walked = self._walked, None
-                if walked != result.current_offset:
-                    self._cursor.go_back(result, walked)
+            if self._walked is walked:
+                self._walked = None
+                if walked[1] != result.current_offset:
+                    self._cursor.go_back(*walked)
 
     # Commits.
 
@@ -324,11 +321,6 @@ class Consumer:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # What was handed out last is not done if doing it failed.
         self._close(commit=self._commits.is_on and error is None)
-
-    def _load(self) -> int | None:
-        if self._store is None or self.name is None:
-            return None
-        return self._store.load(self.name, self.topic)
 
     def _identify(self, topic_id: int) -> Incarnation:
         try:

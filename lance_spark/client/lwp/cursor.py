@@ -292,9 +292,9 @@ class CursorOptions:
         return _RESETS[self.offset_reset]
 
     @property
-    def passes_over_losses(self) -> bool:
-        """Whether to go on somewhere else if the next records are gone."""
-        return not self.fail_on_data_loss and self.reset_position is not None
+    def loss_position(self) -> SeekPosition | None:
+        """Where to go on if the next records are gone; None if that is an error."""
+        return None if self.fail_on_data_loss else self.reset_position
 
 
 def resolve_position(
@@ -312,10 +312,8 @@ def resolve_position(
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset
     bounds = client.bounds(topic)
-    if position.kind is SeekKind.END:
-        return bounds.end
     # A plain server counts from what is left of the log.
-    return bounds.start or 0
+    return bounds.end if position.kind is SeekKind.END else bounds.start or 0
 
 
 def check_boundary(client: LanceClient, topic: int | str, offset: int) -> None:
@@ -369,8 +367,7 @@ class Cursor:
         self._options = options
         # Records that were read and not handed out, because of max_poll_records.
         self._rest: Chunk | None = None
-        if start is None:
-            start = options.reset_position
+        start = start or options.reset_position
         if start is None:
             raise OptionError(
                 f"no offset is stored for topic {topic!r} and offset_reset is "
@@ -379,12 +376,9 @@ class Cursor:
         if topic_id is None:
             topic_id = client.topic_id(topic)
         self._loss = loss
-        if loss is None:
-            offset = resolve_position(client, topic_id, start)
-        else:
-            offset = loss.asked
+        offset = loss.asked if loss else resolve_position(client, topic_id, start)
         self._reader = self._open(topic_id, offset)
-        if loss is not None and options.passes_over_losses:
+        if loss is not None and options.loss_position is not None:
             self._pass_over(loss)
 
     @property
@@ -409,9 +403,8 @@ class Cursor:
             Unsupported: it is a time, and the server has no index of times.
             OptionError: it is inside a record, and the server can tell.
         """
-        if isinstance(position, int):
-            position = SeekPosition.offset(position)
-        offset = resolve_position(self._client, self.topic_id, position)
+        place = as_position(position)
+        offset = resolve_position(self._client, self.topic_id, place)
         self._go(offset)
         return offset
 
@@ -437,7 +430,7 @@ class Cursor:
 
         Raises:
             DataLoss: they are gone, and that is not to be passed over.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         chunk = self._rest or self._next_chunk(wait_s)
         self._rest = None
@@ -471,8 +464,8 @@ class Cursor:
 
     def _pass_over(self, loss: DataLoss) -> None:
         """Go on where the options say, or raise the loss."""
-        target = self._options.reset_position
-        if target is None or not self._options.passes_over_losses:
+        target = self._options.loss_position
+        if target is None:
             raise loss
         # The topic may be another one of the same name by now.
         self._client.forget(self.topic)

@@ -8,16 +8,16 @@ than the specification says, and close connections whose checksum is not theirs;
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import (
     NO_REQUEST,
     Acked,
+    Candidates,
     ConnectionEnded,
-    Dialect,
     Refused,
     SlowDown,
 )
@@ -66,18 +66,32 @@ ANSWERS: Mapping[type[Message], tuple[type[Message], ...]] = {
 _COMMANDS = {asked: {a.COMMAND for a in given} for asked, given in ANSWERS.items()}
 
 
+class Keepalive:
+    """A keepalive frame (LWP §2.3), as a request; the answer is one, too."""
+
+    NAME = "keepalive"
+
+
 class LwpDialect:
     """LWP with one of the two checksums.
 
     Args:
         config: the token, and limits on sizes.
         checksum: the algorithm of both directions.
+        learnt: where to note that a server takes this checksum.
     """
 
     requests_max: int | None = None
+    keepalive: Any = Keepalive()
 
-    def __init__(self, config: ClientConfig, checksum: Checksum) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        checksum: Checksum,
+        learnt: dict[Address, Checksum] | None = None,
+    ) -> None:
         self.checksum = checksum
+        self._learnt = {} if learnt is None else learnt
         # What the server has said of itself.
         self.status = wire.ClusterStatus()
         self.capabilities: frozenset[str] = frozenset()
@@ -97,16 +111,20 @@ class LwpDialect:
 
     # Out.
 
-    def name_of(self, request: Message) -> str:
+    def name_of(self, request: Message | Keepalive) -> str:
         """Name a request in error texts."""
         return request.NAME
 
-    def encode(self, request: Message, number: int) -> Sequence[Buffer]:
+    def encode(self, request: Message | Keepalive, number: int) -> Sequence[Buffer]:
         """Write a request; LWP has no place for its number."""
+        if isinstance(request, Keepalive):
+            return [wire.encode_keepalive(checksum=self.checksum)]
         return wire.encode_message(request, checksum=self.checksum)
 
-    def encode_batch(self, batch: OutgoingBatch, target: int) -> Sequence[Buffer]:
-        """Write a batch as an Ingest frame (LWP §4.1)."""
+    def encode_batch(
+        self, batch: OutgoingBatch, target: int, number: int
+    ) -> Sequence[Buffer]:
+        """Write a batch for a topic or stage as an Ingest frame (LWP §4.1)."""
         self._has_sent_batch = True
         return wire.encode_ingest(
             [batch.payload],
@@ -118,21 +136,22 @@ class LwpDialect:
             checksum=self.checksum,
         )
 
-    def encode_keepalive(self) -> Sequence[Buffer]:
-        """Write a keepalive (LWP §2.3)."""
-        return [wire.encode_keepalive(checksum=self.checksum)]
-
     # In.
-
-    def is_keepalive(self, frame: Frame) -> bool:
-        """Tell whether a frame answers a keepalive."""
-        # Answers are never answered: two such peers would not stop.
-        return frame.type is FrameType.KEEPALIVE
 
     def number_of(self, frame: Frame, waiting: Mapping[int, Pending]) -> int | None:
         """Give the oldest request, if the frame fits it; None for a push."""
         kind = frame.type
-        oldest = next(iter(waiting.values()), None)
+        is_keepalive = kind is FrameType.KEEPALIVE
+        # Servers in the field let keepalives overtake answers.
+        for oldest in waiting.values():
+            if isinstance(oldest.request, Keepalive) is is_keepalive:
+                break
+        else:
+            oldest = None
+        if is_keepalive:
+            # One that answers nothing is dropped, and never answered: two such peers
+            # would not stop.
+            return None if oldest is None else oldest.number
         if kind is FrameType.CONTROL:
             if frame.command == Command.ERROR_RESPONSE:
                 return self._number_of_error(frame, oldest)
@@ -151,8 +170,8 @@ class LwpDialect:
         return NO_REQUEST
 
     def decode(self, frame: Frame, request: Message) -> Message:
-        """Read the answer; an Ack is given back as the request that it answers."""
-        if frame.type is FrameType.ACK:
+        """Read the answer; an Ack or keepalive gives back the request it answers."""
+        if frame.type is not FrameType.CONTROL:
             return request
         if frame.command == Command.ERROR_RESPONSE:
             raise _decode_error(frame)
@@ -171,9 +190,10 @@ class LwpDialect:
         """Read what a server says about batches (LWP §4.2 to §4.4)."""
         if frame.type is FrameType.ACK:
             return Acked(frame.batch_id)
-        if frame.type is FrameType.BACKPRESSURE:
-            # No thread would collect it before the first batch.
-            return SlowDown() if self._has_sent_batch else None
+        if frame.type is not FrameType.CONTROL:
+            # No thread would collect a slow-down before the first batch.
+            is_wanted = frame.type is FrameType.BACKPRESSURE and self._has_sent_batch
+            return SlowDown() if is_wanted else None
         error = _decode_error(frame)
         return Refused(error, _batch_id_of(error))
 
@@ -197,6 +217,7 @@ class LwpDialect:
                 has_answered = True
             self.status = _ask_status(connection, deadline)
             self.capabilities = frozenset(self.status.capabilities)
+            self._learnt[connection.address] = self.checksum
         except ConnectionLost as error:
             if has_answered or isinstance(error, TlsRefused):
                 raise
@@ -206,34 +227,21 @@ class LwpDialect:
             ) from error
 
 
-class LwpDialects:
-    """Chooses the checksum: the one of the settings, or the one that a server takes.
+def make_candidates(config: ClientConfig) -> Candidates:
+    """Choose the checksum: the one of the settings, or the one that a server takes."""
+    chosen = wire.parse_checksum(config.checksum)
+    learnt: dict[Address, Checksum] = {}
 
-    Args:
-        config: the settings.
-    """
-
-    def __init__(self, config: ClientConfig) -> None:
-        self._config = config
-        self._checksum = wire.parse_checksum(config.checksum)
-        self._lock = threading.Lock()
-        self._learnt: dict[Address, Checksum] = {}
-
-    def candidates(self, address: Address) -> Sequence[LwpDialect]:
-        """List the dialects to try with a server, the likelier first (LWP §11.3)."""
-        if self._checksum is not None:
-            return [LwpDialect(self._config, self._checksum)]
-        # What was learnt may be wrong by now: another server may be there.
-        with self._lock:
-            first = self._learnt.get(address, Checksum.CRC32C)
+    def list_candidates(address: Address) -> list[LwpDialect]:
+        if chosen is not None:
+            return [LwpDialect(config, chosen)]
+        # The likelier first (LWP §11.3). What was learnt may be wrong by now: another
+        # server may be there.
+        first = learnt.get(address, Checksum.CRC32C)
         both = sorted(Checksum, key=lambda checksum: checksum is not first)
-        return [LwpDialect(self._config, checksum) for checksum in both]
+        return [LwpDialect(config, checksum, learnt) for checksum in both]
 
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Remember the checksum that a server took."""
-        assert isinstance(dialect, LwpDialect)
-        with self._lock:
-            self._learnt[address] = dialect.checksum
+    return list_candidates
 
 
 def _check_fit(frame: Frame, request: Message) -> None:

@@ -13,9 +13,11 @@ where the next split was told to start (`find_next`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lance_spark.client.driver import Extent, Range, Split
+from lance_spark.client.lwp.reader import REMOVED
 from lance_spark.errors import DataLoss
 from lance_spark.wire.lwp.chains import find_meeting, follow_chains
 
@@ -24,14 +26,10 @@ if TYPE_CHECKING:
 
 # (start, size) -> the bytes there, fewer only at the end of the range.
 Fetch = Callable[[int, int], memoryview]
-# (at, before) -> a record that starts in [at, before), None if that can't be told.
-Probe = Callable[[int, int], "int | None"]
 
 # Each is tried if the one before it did not do. The first holds enough records of up to
 # some 5 KB, the last enough of up to 150 KB; larger ones are not worth the reading.
 WINDOW_BYTES = (64 * 1024, 256 * 1024, 1024 * 1024)
-
-REMOVED = "what was before the log start is removed"
 
 
 class LocatedFinder:
@@ -95,11 +93,18 @@ class ProbedFinder:
 
     def find_extent(self, split: Split) -> Extent | None:
         """Search for the first record of the split and of the next."""
-        return find_extent(split, self._make_probe(split.range))
+        start: int | None = split.range.start
+        if split.index:
+            start = self.probe(split.range, split.start, split.end)
+        return None if start is None else self.find_rest(split, start)
 
     def find_rest(self, split: Split, start: int) -> Extent:
-        """Search for the first record of the next split."""
-        return find_rest(split, start, self._make_probe(split.range))
+        """Search for the first record of the next split that has one."""
+        for index in range(split.index + 1, split.parts):
+            end = self.probe(split.range, split.point(index), split.point(index + 1))
+            if end is not None:
+                return Extent(start, end, is_last=False)
+        return Extent(start, split.range.end, is_last=True)
 
     def find_next(self, split: Split, extent: Extent) -> int | None:
         """Return the extent's end, which was searched for."""
@@ -111,33 +116,12 @@ class ProbedFinder:
 
     def has_records(self, split: Split, position: int) -> bool:
         """Search behind a position."""
-        return self._make_probe(split.range)(position + 1, split.range.end) is not None
+        return self.probe(split.range, position + 1, split.range.end) is not None
 
-    def _make_probe(self, piece: Range) -> Probe:
-        def fetch(start: int, size: int) -> memoryview:
-            return fetch_exactly(self._client, piece, start, size)
-
-        def probe(at: int, before: int) -> int | None:
-            return find_boundary(fetch, at, before=before, end=piece.end)
-
-        return probe
-
-
-def find_extent(split: Split, probe: Probe) -> Extent | None:
-    """Decide where the records of a split start and end, given a way to search."""
-    start: int | None = split.range.start
-    if split.index:
-        start = probe(split.start, split.end)
-    return None if start is None else find_rest(split, start, probe)
-
-
-def find_rest(split: Split, start: int, probe: Probe) -> Extent:
-    """Decide where the records of a split end that starts with a record."""
-    for index in range(split.index + 1, split.parts):
-        end = probe(split.point(index), split.point(index + 1))
-        if end is not None:
-            return Extent(start, end, is_last=False)
-    return Extent(start, split.range.end, is_last=True)
+    def probe(self, piece: Range, at: int, before: int) -> int | None:
+        """Find a record that starts in [at, before); None if that can't be told."""
+        fetch = partial(fetch_exactly, self._client, piece)
+        return find_boundary(fetch, at, before=before, end=piece.end)
 
 
 def find_boundary(fetch: Fetch, at: int, *, before: int, end: int) -> int | None:

@@ -54,16 +54,14 @@ from lance_spark.wire.lwp import (
     AssignedTopic,
     AssignmentStrategy,
     Capability,
+    GroupHeartbeatResponse,
+    GroupJoined,
     code_of,
 )
 
 logger = logging.getLogger(__name__)
 
-STRATEGIES = {
-    "range": AssignmentStrategy.RANGE,
-    "round-robin": AssignmentStrategy.ROUND_ROBIN,
-    "sticky": AssignmentStrategy.STICKY,
-}
+STRATEGIES = {s.name.lower().replace("_", "-"): s for s in AssignmentStrategy}
 SESSION_TIMEOUT_S = 30.0
 # Three heartbeats fit into a session, so that one may get lost and one be late. Members
 # with long sessions send more of them, because topics move at the pace of heartbeats.
@@ -128,7 +126,6 @@ class GroupMember:
         # Chosen here, so that a join whose answer is lost can be repeated: under a
         # name of the broker's making it would be another member.
         self.id = f"group-{secrets.token_hex(8)}"
-        self._is_joined = False
         self._topics: tuple[str, ...] = ()
         # What the broker said last, and the generation that was applied last.
         self.latest = Assignment(0, ())
@@ -170,10 +167,7 @@ class GroupMember:
                     # Nothing of what was applied before counts any more.
                     self.applied = 0
                 self._is_unknown = self._is_muted = False
-                self._is_joined = True
-            self._note_answer(
-                Assignment(joined.generation, joined.assignment), asked_at_s
-            )
+            self._note_answer(joined, asked_at_s)
         if self._heartbeats is None and not self._is_stopped:
             name = f"lance-group-{self._group}"
             self._heartbeats = Repeater(self._keep_place, self._interval_s, name=name)
@@ -206,9 +200,11 @@ class GroupMember:
         A member that can't say so is out of the group when its session ends.
         """
         self._is_stopped = True
-        if self._heartbeats is not None:
-            self._heartbeats.stop(_STOP_S)
-        if not self._is_joined or self.is_lost:
+        if self._heartbeats is None:
+            # It has not joined.
+            return
+        self._heartbeats.stop(_STOP_S)
+        if self.is_lost:
             return
         try:
             timeout_s = self._session_timeout_s
@@ -247,13 +243,13 @@ class GroupMember:
             except LanceError as error:
                 logger.warning("group %r: heartbeat failed: %s", self._group, error)
             else:
-                self._note_answer(
-                    Assignment(answer.generation, answer.assignment), asked_at_s
-                )
+                self._note_answer(answer, asked_at_s)
 
-    def _note_answer(self, assignment: Assignment, asked_at_s: float) -> None:
+    def _note_answer(
+        self, answer: GroupJoined | GroupHeartbeatResponse, asked_at_s: float
+    ) -> None:
         with self._changed:
-            self.latest = assignment
+            self.latest = Assignment(answer.generation, answer.assignment)
             # The session started anew when the broker got the question, which is not
             # before it was asked.
             self._heard_at_s = asked_at_s
@@ -339,14 +335,13 @@ class GroupedConsumer:
         self._is_closed = False
         # Whether topics are being given up that are others' already.
         self._is_losing = False
+        # In the order in which the topics get their turn.
         self._cursors: dict[AssignedTopic, Cursor] = {}
         self._committed: dict[AssignedTopic, int] = {}
         # Where topics ended when that was last heard of, by id.
         self._ends: dict[int, int] = {}
         # The version of the broker's list of topics, as it was then.
         self._topics_version = 0
-        # The topics in the order in which they get their turn.
-        self._turns: list[AssignedTopic] = []
         # Two connections: a heartbeat must not wait behind a fetch that waits.
         self._client = client.dedicated()
         self._control = client.dedicated()
@@ -407,7 +402,7 @@ class GroupedConsumer:
 
         Raises:
             DataLoss: they are not in the log any more.
-            RecordError: what is there is no record.
+            RecordError: the bytes there are not a record.
         """
         if self._is_closed:
             raise LanceError(f"group {self.group!r}: the consumer is closed")
@@ -435,10 +430,8 @@ class GroupedConsumer:
 
     def _poll_ready(self) -> PollResult | None:
         """Poll the topics that are known to have records, taking turns."""
-        for _ in range(len(self._turns)):
-            topic = self._turns.pop(0)
-            self._turns.append(topic)
-            cursor = self._cursors[topic]
+        for topic in list(self._cursors):
+            cursor = self._cursors[topic] = self._cursors.pop(topic)
             if self._ends.get(topic.topic_id, cursor.position) == cursor.position:
                 continue
             result = cursor.poll()
@@ -498,7 +491,6 @@ class GroupedConsumer:
         for topic in topics:
             self._cursors.pop(topic).close()
             self._committed.pop(topic, None)
-            self._turns.remove(topic)
 
     def _take_up(self, topics: list[AssignedTopic]) -> None:
         if not topics:
@@ -508,7 +500,6 @@ class GroupedConsumer:
         # All or none, so that a failure leaves nothing that was not announced.
         cursors = {topic: self._open(topic, options) for topic in topics}
         self._cursors.update(cursors)
-        self._turns.extend(topics)
         # What is known of the ends does not cover them.
         self._ends = {}
         if self._on_assigned is not None:

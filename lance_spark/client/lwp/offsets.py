@@ -112,15 +112,12 @@ class OffsetStore(Protocol):
 
         A mere int is taken for an offset of the topic that has the name now.
         """
-        ...
 
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
         """Remember an offset; it may be lower than the last one."""
-        ...
 
     def close(self) -> None:
         """Give up what the store holds; it can't be used afterwards."""
-        ...
 
 
 class MemoryOffsetStore:
@@ -169,7 +166,7 @@ class BrokerOffsetStore:
         self._client.commit_offset(topic, consumer_id(consumer), offset)
 
     def close(self) -> None:
-        """Do nothing: the client belongs to who made it."""
+        """Do nothing: the caller closes the client."""
 
 
 class LockFileOffsetStore:

@@ -56,6 +56,8 @@ _WAIT_PIECE_S = 5.0
 # A server that can't wait is asked again after a pause that doubles.
 _PAUSE_S_MIN = 0.002
 _PAUSE_S_MAX = 0.25
+# Why an offset before the log's start can't be read.
+REMOVED = "what was before the log start is removed"
 # How much more each fetch asks for than the one before, where the first is small.
 _GROWTH = 4
 
@@ -162,8 +164,6 @@ class RecordReader:
         self.position = start
         # The bytes from there on that are no whole record yet.
         self._tail = memoryview(b"")
-        # How many bytes that record lacks, as far as its header says.
-        self._lacking = 0
         # What stands before the position, on a plain server: at most OVERLAP_BYTES.
         # None before the first look.
         self.before = before
@@ -283,7 +283,7 @@ class RecordReader:
         # Garbled bytes are as good as a lost connection: the next one may do better.
         if not error.retriable and not isinstance(error, RemoteProtocolError):
             raise error
-        self._tail, self._lacking = memoryview(b""), 0
+        self._tail = memoryview(b"")
 
     def _fetch(self, wait_s: float) -> Fetched:
         if not self._is_idle:
@@ -292,7 +292,7 @@ class RecordReader:
                 return fetched
         # There is nothing new, or the server has cut its answer before it: to ask for
         # what is next and nothing else tells which.
-        fetched = self._ask(self._next, self._plan_size(0), wait_s)
+        fetched = self._ask(self._next, self._plan_size(self._next), wait_s)
         self._check_answer(fetched, self._next)
         self._is_idle = not len(fetched.data)
         if not self._is_idle:
@@ -308,7 +308,7 @@ class RecordReader:
         known = self._find_overlap()
         skip = self._plan_first_overlap() if known is None else len(known)
         start = self._next - skip
-        fetched = self._ask(start, self._plan_size(skip), wait_s)
+        fetched = self._ask(start, self._plan_size(self._next, skip), wait_s)
         self._check_answer(fetched, start, known or b"")
         if known is None:
             is_whole = len(fetched.data) >= skip
@@ -356,13 +356,7 @@ class RecordReader:
         known = b""
         if mark is None:
             known = join_last(self.before or b"", self._tail, fetched.data)
-        size = plan_fetch_bytes(
-            fetched.end,
-            self._end,
-            fetch_bytes=self._ask_bytes,
-            lacking=self._lacking - len(fetched.data),
-            overlap=len(known),
-        )
+        size = self._plan_size(fetched.end, len(known))
         try:
             # There are records to hand out, which must not wait for a connection.
             pending = self._client.submit_fetch(
@@ -374,20 +368,29 @@ class RecordReader:
             if not error.retriable:
                 raise
 
-    def _plan_size(self, overlap: int) -> int:
-        return plan_fetch_bytes(
-            self._next,
-            self._end,
-            fetch_bytes=self._ask_bytes,
-            lacking=self._lacking,
-            overlap=overlap,
-        )
+    def _plan_size(self, start: int, overlap: int = 0) -> int:
+        """Decide how much to ask for.
+
+        Args:
+            start: offset of the first byte that is wanted.
+            overlap: how many bytes before it are asked for as well.
+
+        Returns:
+            What is left of the range, up to what is asked for in general, but always
+            enough to complete the record that has begun, and the overlap, up to what a
+            server can answer.
+        """
+        size = self._ask_bytes
+        if self._end is not None:
+            size = min(size, max(self._end - start, RECORD_HEADER_BYTES))
+        lacking = self._next + count_lacking_bytes(self._tail) - start
+        return min(max(size, lacking) + overlap, FETCH_BYTES_MAX)
 
     def _drop_rest(self) -> None:
         if self._pending is not None:
             self._pending[0].give_up()
             self._pending = None
-        self._tail, self._lacking = memoryview(b""), 0
+        self._tail = memoryview(b"")
 
     # What came.
 
@@ -415,11 +418,8 @@ class RecordReader:
         if fetched.start == asked:
             return
         if fetched.start > asked:
-            reason, mark = (
-                "what was before the log start is removed",
-                fetched.high_water_mark,
-            )
-            raise self._make_loss(reason, start=fetched.start, end=mark)
+            mark = fetched.high_water_mark
+            raise self._make_loss(REMOVED, start=fetched.start, end=mark)
         if len(fetched.data):
             self._drop_rest()
             raise RemoteProtocolError(
@@ -474,7 +474,6 @@ class RecordReader:
             self._drop_rest()
         else:
             self._tail = data[size:]
-            self._lacking = count_lacking_bytes(self._tail)
         if not size:
             return None
         mark = fetched.high_water_mark
@@ -504,29 +503,6 @@ def join_last(*parts: bytes | memoryview) -> bytes:
         last.append(piece)
         room -= len(piece)
     return b"".join(reversed(last))
-
-
-def plan_fetch_bytes(
-    start: int, end: int | None, *, fetch_bytes: int, lacking: int, overlap: int = 0
-) -> int:
-    """Decide how much to ask for.
-
-    Args:
-        start: offset of the first byte.
-        end: where the range ends, if it does.
-        fetch_bytes: what is asked for in general.
-        lacking: how many bytes a record lacks that starts before `start`; none if
-            it is not above 0.
-        overlap: how many bytes before `start` are asked for as well.
-
-    Returns:
-        What is left of the range, up to `fetch_bytes`, but always enough to complete
-        the record, and the overlap, up to what a server can answer.
-    """
-    size = fetch_bytes
-    if end is not None:
-        size = min(size, max(end - start, RECORD_HEADER_BYTES))
-    return min(max(size, lacking) + overlap, FETCH_BYTES_MAX)
 
 
 def count_lacking_bytes(tail: memoryview) -> int:

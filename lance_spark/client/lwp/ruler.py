@@ -152,7 +152,7 @@ class WalkedRuler:
 
         Raises:
             DataLoss: the log does not have the bytes at `start` any more.
-            RecordError: what is at `start` is no record.
+            RecordError: the bytes at `start` are not a record.
             BrokerError, ConnectionLost, Timeout: the server refused or is away.
         """
         limit = _limit(start, end, max_bytes)

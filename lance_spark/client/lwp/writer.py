@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.delivery import Delivery
@@ -42,13 +42,20 @@ from lance_spark.wire.lwp import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 logger = logging.getLogger(__name__)
 
 COMPRESSIONS = ("none", "lz4")
 
+# The types that records with a key, and with a timestamp, have to have.
+_TYPES = {
+    (False, False): None,
+    (False, True): RecordType.TIMESTAMPED,
+    (True, False): RecordType.KEY_VALUE,
+    (True, True): RecordType.KEY_TIMESTAMPED,
+}
 _NULL_FAULT = (
     "no value, no key and no timestamp make a Null record, and a plain server must not "
     "get one: the LANCE server misreads it when it recovers from a crash and loses "
@@ -95,6 +102,18 @@ class WriterOptions(BatchOptions):
     def compresses(self) -> bool:
         """Whether batches are compressed where that makes them smaller."""
         return self.compression == "lz4"
+
+
+class WriterKeywords(TypedDict, total=False):
+    """The fields of `WriterOptions`, as keywords."""
+
+    batch_bytes: int
+    linger_s: float
+    max_in_flight: int
+    buffer_bytes: int
+    compression: str
+    record_type: int
+    allow_null_records: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +173,7 @@ class Writer:
         topic: the topic's name or id, for texts.
         target: where the batches go: the id of a topic or stage.
         options: how records are gathered.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
         resolve: finds the topic's id again after the server has lost it.
         strict: a refused batch is the end of all that follow it.
     """
@@ -386,7 +405,7 @@ class Producer(Writer):
         client: says how to reach the server; it stays open.
         topic: name, or id.
         create_topic: create the topic if it is not there.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
 
     The other arguments are those of `WriterOptions`.
 
@@ -401,26 +420,11 @@ class Producer(Writer):
         client: LanceClient,
         topic: int | str,
         *,
-        batch_bytes: int = 1024 * 1024,
-        linger_s: float = 0.005,
-        max_in_flight: int = 8,
-        buffer_bytes: int = 32 * 1024 * 1024,
-        compression: str = "none",
         create_topic: bool = False,
-        record_type: int = RecordType.RAW,
-        allow_null_records: bool = False,
         check: Callable[[Connection], None] | None = None,
+        **options: Unpack[WriterKeywords],
     ) -> None:
-        options = WriterOptions(
-            batch_bytes=batch_bytes,
-            linger_s=linger_s,
-            max_in_flight=max_in_flight,
-            buffer_bytes=buffer_bytes,
-            compression=compression,
-            record_type=record_type,
-            allow_null_records=allow_null_records,
-        )
-        check_compression(client, options)
+        chosen = choose_options(client, options)
 
         def resolve() -> int:
             """Find the topic; also again, when it was created anew meanwhile."""
@@ -435,7 +439,7 @@ class Producer(Writer):
             client,
             topic,
             resolve(),
-            options,
+            chosen,
             check=check,
             resolve=None if isinstance(topic, int) else resolve,
         )
@@ -454,7 +458,7 @@ class StageWriter(Writer):
         topic_name: where the commit will put the records.
         writer_id: the job's.
         sequence: the job's.
-        check: called with each new connection; what it raises is the end.
+        check: called with each new connection; an error that it raises ends the writer.
 
     The other arguments are those of `WriterOptions`.
 
@@ -470,26 +474,13 @@ class StageWriter(Writer):
         writer_id: str,
         sequence: int,
         *,
-        batch_bytes: int = 1024 * 1024,
-        linger_s: float = 0.005,
-        max_in_flight: int = 8,
-        buffer_bytes: int = 32 * 1024 * 1024,
-        compression: str = "none",
-        record_type: int = RecordType.RAW,
         check: Callable[[Connection], None] | None = None,
+        **options: Unpack[WriterKeywords],
     ) -> None:
-        options = WriterOptions(
-            batch_bytes=batch_bytes,
-            linger_s=linger_s,
-            max_in_flight=max_in_flight,
-            buffer_bytes=buffer_bytes,
-            compression=compression,
-            record_type=record_type,
-        )
-        check_compression(client, options)
+        chosen = choose_options(client, options)
         self.stage_id = client.open_stage(topic_name, writer_id, sequence)
         super().__init__(
-            client, topic_name, self.stage_id, options, check=check, strict=True
+            client, topic_name, self.stage_id, chosen, check=check, strict=True
         )
 
     def finish(self, timeout_s: float | None = None) -> StageContent:
@@ -516,14 +507,17 @@ class StageWriter(Writer):
         return f"<StageWriter of stage 0x{self.stage_id:X} for {self.topic!r}>"
 
 
-def check_compression(client: LanceClient, options: WriterOptions) -> None:
-    """Refuse to compress for a server that would store the compressed bytes.
+def choose_options(client: LanceClient, options: WriterKeywords) -> WriterOptions:
+    """Check the options, and that the server can do what they ask for.
 
     Raises:
-        Unsupported: the server is a plain one.
+        OptionError: an option can't be used.
+        Unsupported: a plain server would store the compressed bytes as records.
     """
-    if options.compresses and client.is_plain:
+    chosen = WriterOptions(**options)
+    if chosen.compresses and client.is_plain:
         raise Unsupported("compression", None, client.config.servers)
+    return chosen
 
 
 def _release(delivery: Delivery) -> None:
@@ -556,19 +550,15 @@ def _choose_type(
     default: int,
 ) -> int:
     """Choose the type of a record as `columnar.rows` does for columns."""
-    has_key, has_time = key is not None, timestamp_ns is not None
-    if value is None and (has_key or has_time):
+    needed = _TYPES[key is not None, timestamp_ns is not None]
+    if value is None and needed is not None:
         raise LocalProtocolError(
             "a key or timestamp but no value: LWP has no such tombstone; "
             "send an empty value"
         )
     if value is None:
         needed = RecordType.NULL
-    elif has_key:
-        needed = RecordType.KEY_TIMESTAMPED if has_time else RecordType.KEY_VALUE
-    elif has_time:
-        needed = RecordType.TIMESTAMPED
-    else:
+    if needed is None:
         if given is not None:
             check_plain_type(given)
         return default if given is None else given

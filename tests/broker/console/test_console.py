@@ -176,7 +176,7 @@ def test_old_versions_are_refused(
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     assert Visitor(broker, context).get("/api/session")
     assert broker._console is not None and broker._console._tls is not None
-    lowest = broker._console._tls.ssl_context.minimum_version
+    lowest = broker._console._tls.minimum_version
     assert lowest == ssl.TLSVersion.TLSv1_2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 import trustme
 
 import lance_spark.client
+from lance_spark.broker import BrokerConfig
+from lance_spark.broker.budget import TokenBucket
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.client.config import Runtime
+from lance_spark.client.lwp.client import PING_WINDOW_S, PINGS_MAX, plan_ping_delay_s
 from lance_spark.client.lwp.group import GroupedConsumer
 from lance_spark.errors import (
     ConnectionLimit,
@@ -33,8 +37,8 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.tls import (
     ServerTls,
     TlsContext,
+    handshake,
     make_server_context,
-    server_handshake,
 )
 from lance_spark.wire.lwp import (
     AssignedTopic,
@@ -161,7 +165,7 @@ def test_a_client_that_nobody_holds_goes(network: Network) -> None:
     del client
     gc.collect()
     keepalive._thread.join(PATIENCE_S)
-    assert not keepalive.is_running
+    assert not keepalive._thread.is_alive()
     connection.close()
 
 
@@ -264,7 +268,7 @@ def secured(script: Script, tls: TlsContext | None) -> Script:
     def work(peer: Peer) -> None:
         if tls is not None:
             try:
-                peer.stream = server_handshake(peer.stream, tls, soon())
+                peer.stream = handshake(peer.stream, tls, soon())
             except ConnectionLost:
                 return
         try:
@@ -587,3 +591,29 @@ def test_a_deadline_for_a_commit(network: Network, fake_time: FakeTime) -> None:
     with pytest.raises(ConnectionLost):
         client.commit_offset(3, 5, 10, timeout_s=0.3)
     assert fake_time.pauses == [0.2]
+
+
+# How fast pings may be sent.
+
+
+def test_a_few_go_at_once() -> None:
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    for _ in range(PINGS_MAX):
+        assert plan_ping_delay_s(sent_s, 100.0) == 0.0
+        sent_s.append(100.0)
+    assert plan_ping_delay_s(sent_s, 100.0) == PING_WINDOW_S
+    assert plan_ping_delay_s(sent_s, 104.0) == PING_WINDOW_S - 4.0
+    assert plan_ping_delay_s(sent_s, 200.0) == 0.0
+
+
+def test_the_broker_answers_them_all() -> None:
+    now_s = 0.0
+    config = BrokerConfig()
+    sent_s: deque[float] = deque(maxlen=PINGS_MAX)
+    bucket = TokenBucket(
+        config.keepalive_rate, config.keepalive_burst, clock=lambda: now_s
+    )
+    for _ in range(500):
+        now_s += plan_ping_delay_s(sent_s, now_s)
+        sent_s.append(now_s)
+        assert bucket.take() == 0.0

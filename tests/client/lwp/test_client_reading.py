@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lance_spark.client.lwp.answer import Bounds, Fetched
+from lance_spark.client.lwp.answer import Fetched, KnownBounds
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     ConnectionLost,
@@ -280,12 +280,12 @@ def test_two_threads_fetch(client: LanceClient) -> None:
 
 
 def test_bounds(client: LanceClient, log: Log) -> None:
-    assert client.bounds("events") == Bounds(2, 10)
+    assert client.bounds("events") == KnownBounds(2, 10)
     assert log.asked == [Locate(3, LocateKind.START), Locate(3, LocateKind.END)]
 
 
 def test_bounds_of_a_plain_server(plain_client: LanceClient, log: Log) -> None:
-    assert plain_client.bounds(3) == Bounds(None, 10)
+    assert plain_client.bounds(3) == KnownBounds(None, 10)
     assert log.asked == [Fetch(3, OFFSET_MAX, 1)]
 
 

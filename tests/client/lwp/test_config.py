@@ -37,11 +37,11 @@ def test_tls_settings() -> None:
     config = ClientConfig(
         tls=True, tls_ca="ca", tls_cert="cert", tls_key="key", tls_server_name="name"
     )
-    assert config.tls_settings == ClientTls("ca", "cert", "key", "name")
+    assert config.tls_settings == ClientTls("ca", "cert", "key")
 
 
 def test_tls_without_more_settings() -> None:
-    assert ClientConfig(tls=True).tls_settings == ClientTls(None, None, None, None)
+    assert ClientConfig(tls=True).tls_settings == ClientTls()
 
 
 def test_it_is_pickled() -> None:

@@ -23,8 +23,7 @@ from lance_spark.errors import (
 )
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import MemoryStream
-from lance_spark.net.stream import Stream
+from lance_spark.net.stream import SocketStream, Stream
 from lance_spark.wire.lwp import (
     Authenticate,
     AuthenticateResponse,
@@ -171,7 +170,7 @@ def test_a_server_that_closes_behind_the_token(network: Network) -> None:
 
 def test_a_tls_refusal_behind_the_handshake_stays_one(network: Network) -> None:
     # With TLS 1.3 a server judges our certificate when we think that all is done.
-    class Refusing(MemoryStream):
+    class Refusing(SocketStream):
         def recv_into(self, buffer: memoryview, deadline: Deadline) -> int:
             raise TlsRefused("the peer wants a client certificate")
 

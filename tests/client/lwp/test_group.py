@@ -436,7 +436,6 @@ def test_lost_data(fake: FakeGroupClient) -> None:
         with pytest.raises(DataLoss, match="'a'"):
             consumer.poll(0.0)
         consumer._cursors.clear()
-        consumer._turns.clear()
 
 
 def test_starts_where_the_group_was(fake: FakeGroupClient) -> None:
