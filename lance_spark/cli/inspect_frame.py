@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from lance_spark.cli.display import Preview, count, format_time, print_table
-from lance_spark.cli.inspect_store import InspectedFile, Selection, print_rest
-from lance_spark.errors import LanceError, RemoteProtocolError
+from lance_spark.cli.display import Preview, count, format_time
+from lance_spark.cli.inspect_store import InspectedFile, Selection, print_items
+from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire.lwp import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -48,59 +48,16 @@ def show_frames(file: InspectedFile, selection: Selection) -> None:
             or after all was shown if a payload's checksum is wrong.
     """
     print(f"LWP frames, {count(file.size, 'byte')}")
-    walk = _FrameRows(file, selection)
-    print_table(_TITLES, walk.rows(), right=_RIGHT)
-    print_rest(selection, "frames", more=walk.position < file.size)
-    if walk.damaged:
-        found = count(len(walk.damaged), "frame")
-        at = walk.damaged[0]
-        raise file.error(f"wrong payload CRC in {found}, the first at byte {at}")
+    damaged: list[int] = []
 
-
-class _FrameRows:
-    """Goes from header to header; payloads that are not shown are not read."""
-
-    def __init__(self, file: InspectedFile, selection: Selection) -> None:
-        self.position = 0
-        self.damaged: list[int] = []
-        self._source = file
-        self._selection = selection
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        number = 0
-        while self.position < self._source.size and number < self._selection.end:
-            header, checksum = self._header()
-            if number >= self._selection.skip:
-                yield self._row(header, checksum)
-            self.position += HEADER_BYTES + header.payload_length
-            number += 1
-
-    def _header(self) -> tuple[Header, Checksum]:
-        head = self._source.read(self.position, HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
-            raise self._error(
-                f"the header is cut off, {len(head)} of {HEADER_BYTES} bytes are there"
-            )
-        try:
-            # Each for itself: in a capture of both directions they may differ.
-            header, checksum = decode_header(head, None)
-        except RemoteProtocolError as error:
-            raise self._error(error.reason) from error
-        there = self._source.size - self.position - HEADER_BYTES
-        if header.payload_length > there:
-            raise self._error(
-                f"the payload is cut off, {there} of {header.payload_length} bytes are "
-                "there"
-            )
-        return header, checksum
-
-    def _row(self, header: Header, checksum: Checksum) -> tuple[str, ...]:
-        payload, sound = self._payload(header, checksum)
+    def show(frame: FoundFrame) -> tuple[str, ...]:
+        position, header, checksum = frame
+        payload, sound = _read_payload(file, frame)
         if not sound:
-            self.damaged.append(self.position)
+            damaged.append(position)
         is_control = header.type is FrameType.CONTROL
         return (
-            f"{self.position}",
+            f"{position}",
             header.type.value,
             _name_flags(header.flags),
             "-" if is_control else f"{header.batch_id}",
@@ -109,21 +66,56 @@ class _FrameRows:
             f"{header.payload_length}",
             f"{checksum.value} {'ok' if sound else 'WRONG'}",
             format_time(header.timestamp_ns) if header.timestamp_ns else "-",
-            _describe(header, payload, self._selection.preview),
+            _describe(header, payload, selection.preview),
         )
 
-    def _payload(self, header: Header, checksum: Checksum) -> tuple[bytes, bool]:
-        """Read a payload, and whether it is sound; no more is kept than LWP allows."""
-        start = at = self.position + HEADER_BYTES
-        end = start + header.payload_length
-        payload, crc = b"", 0
-        while at < end and (data := self._source.read(at, min(end - at, _PIECE_BYTES))):
-            payload = payload or data
-            at, crc = at + len(data), checksum.update(data, crc)
-        return payload, crc == header.payload_crc
+    frames = _find_frames(file)
+    print_items(frames, "frames", selection, _TITLES, show, right=_RIGHT)
+    if damaged:
+        found = count(len(damaged), "frame")
+        raise file.error(
+            f"wrong payload CRC in {found}, the first at byte {damaged[0]}"
+        )
 
-    def _error(self, text: str) -> LanceError:
-        return self._source.error(f"no frame at byte {self.position}: {text}")
+
+class FoundFrame(NamedTuple):
+    """A frame of a capture, of which only the header was read."""
+
+    position: int
+    header: Header
+    checksum: Checksum
+
+
+def _find_frames(file: InspectedFile) -> Iterator[FoundFrame]:
+    """Go from header to header."""
+    position = 0
+    while head := file.read(position, HEADER_BYTES):
+        no_frame = f"no frame at byte {position}"
+        if len(head) < HEADER_BYTES:
+            there = f"{len(head)} of {HEADER_BYTES} bytes are there"
+            raise file.error(f"{no_frame}: the header is cut off, {there}")
+        try:
+            # Each for itself: in a capture of both directions they may differ.
+            header, checksum = decode_header(head, None)
+        except RemoteProtocolError as error:
+            raise file.error(f"{no_frame}: {error.reason}") from error
+        left = file.size - position - HEADER_BYTES
+        if header.payload_length > left:
+            there = f"{left} of {header.payload_length} bytes are there"
+            raise file.error(f"{no_frame}: the payload is cut off, {there}")
+        yield FoundFrame(position, header, checksum)
+        position += HEADER_BYTES + header.payload_length
+
+
+def _read_payload(file: InspectedFile, frame: FoundFrame) -> tuple[bytes, bool]:
+    """Read a payload, and whether it is sound; no more is kept than LWP allows."""
+    at = frame.position + HEADER_BYTES
+    end = at + frame.header.payload_length
+    payload, crc = b"", 0
+    while at < end and (data := file.read(at, min(end - at, _PIECE_BYTES))):
+        payload = payload or data
+        at, crc = at + len(data), frame.checksum.update(data, crc)
+    return payload, crc == frame.header.payload_crc
 
 
 def _name_flags(flags: FrameFlags) -> str:
