@@ -20,6 +20,8 @@ from lance_spark.cli.options import (
     batch_option,
     compression_option,
     connected,
+    is_server_given,
+    option,
     server_options,
 )
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
@@ -31,18 +33,12 @@ _WRITE_BYTES = 4 * 1024 * 1024
 
 
 @click.command("bench")
-@click.option(
-    "--records",
-    type=click.IntRange(min=1),
-    default=1_000_000,
-    help="How many records.",
-)
-@click.option("--size", type=SIZE, default="100", help="Bytes of each.")
+@option("--records", click.IntRange(min=1), "How many records.", default=1_000_000)
+@option("--size", SIZE, "Bytes of each.", default="100")
 @batch_option
 @compression_option
 @server_options
-@click.pass_context
-def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None:
+def command(config: ClientConfig, **how: Any) -> None:
     """Send records to a server, read them back, and print both rates.
 
     Without --servers a broker is started inside this process, with its data in a
@@ -50,8 +46,7 @@ def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None
     """
     if how["size"] > RECORD_VALUE_BYTES_MAX:
         raise click.UsageError(f"--size: a record has {RECORD_VALUE_BYTES_MAX} at most")
-    source = context.get_parameter_source("servers")
-    embedded = source is click.core.ParameterSource.DEFAULT
+    embedded = not is_server_given()
     with _server(config, embedded=embedded) as server, connected(server) as client:
         kind = "a broker in this process" if embedded else config.servers
         records = count(how["records"], "record")

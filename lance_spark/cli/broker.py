@@ -16,7 +16,15 @@ import click
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.config import DEFAULT_PORT, read_settings
-from lance_spark.cli.options import ADDRESS, SIZE, check_can_be_store, shown_log
+from lance_spark.cli.options import (
+    ADDRESS,
+    CHECKSUMS,
+    PATH,
+    SIZE,
+    check_can_be_store,
+    option,
+    shown_log,
+)
 from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
@@ -38,48 +46,39 @@ _M_MMAP_THRESHOLD = -3
 
 
 @click.command("broker")
-@click.option(
-    "--listen",
-    type=ADDRESS,
-    help=f"Where to listen; port 0 takes a free one.  [default: {DEFAULTS['listen']}]",
+@option(
+    *("--listen", ADDRESS),
+    f"Where to listen; port 0 takes a free one.  [default: {DEFAULTS['listen']}]",
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(),
-    help=f"Where the data is; made if missing.  [default: ./{DEFAULTS['data_dir']}]",
+@option(
+    *("--data-dir", str),
+    f"Where the data is; made if missing.  [default: ./{DEFAULTS['data_dir']}]",
+    metavar="PATH",
 )
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="A TOML file with any setting; flags win over it.",
+@option(
+    "--config config_file", PATH, "A TOML file with any setting; flags win over it."
 )
-@click.option(
-    "--checksum",
-    type=click.Choice(["crc32c", "crc32", "auto"]),
-    help="Checksum of frames; auto follows each client.  "
+@option(
+    *("--checksum", CHECKSUMS),
+    "Checksum of frames; auto follows each client.  "
     "[default: crc32c, or crc32 if plain]",
 )
-@click.option(
-    "--fsync",
-    type=click.Choice(["none", "batch", "always"]),
-    help="What an acknowledgement waits for.  [default: batch]",
+@option(
+    *("--fsync", ["none", "batch", "always"]),
+    "What an acknowledgement waits for.  [default: batch]",
 )
-@click.option("--segment-bytes", type=SIZE, help="Size of a segment.  [default: 64m]")
-@click.option(
-    "--dialect",
-    type=click.Choice(["lwp", "plain"]),
-    help="plain: as the LANCE server in the field behaves.  [default: lwp]",
+@option("--segment-bytes", SIZE, "Size of a segment.  [default: 64m]")
+@option(
+    *("--dialect", ["lwp", "plain"]),
+    "plain: as the LANCE server in the field behaves.  [default: lwp]",
 )
-@click.option("--metrics", type=ADDRESS, help="Serve Prometheus metrics there.")
-@click.option("--ui", type=ADDRESS, help="Serve the web console there.")
-@click.option(
-    "--ui-admin",
-    is_flag=True,
+@option("--metrics", ADDRESS, "Serve Prometheus metrics there.")
+@option("--ui", ADDRESS, "Serve the web console there.")
+@option(
+    *("--ui-admin", bool, "Let the console change things, not only show them."),
     default=None,
-    help="Let the console change things, not only show them.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Log to stderr what happens.")
+@option("--verbose -v", bool, "Log to stderr what happens.")
 def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
 

@@ -14,7 +14,7 @@ import click
 from lance_spark.broker.access import encode_rule, parse_rule
 from lance_spark.cli.display import count, format_bytes, show_progress
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.options import OptionType, check_is_store
+from lance_spark.cli.options import PATH, OptionType, check_is_store, option
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
 from lance_spark.quantity import parse_duration, parse_size
@@ -59,7 +59,7 @@ def _parse_rule(text: str) -> dict[str, Any] | None:
 
 
 def _answer(
-    option: str, name: str, metavar: str, parse: Callable[[str], Any], text: str
+    flag: str, name: str, metavar: str, parse: Callable[[str], Any], text: str
 ) -> Callable[[Any], Any]:
     """Make an option that says something of a topic by its id, and can be repeated."""
 
@@ -70,52 +70,37 @@ def _answer(
         return int(topic), parse(value)
 
     kind = OptionType(metavar, split)
-    return click.option(
-        option, name, multiple=True, type=kind, metavar=metavar, help=text
-    )
+    return option(f"{flag} {name}", kind, text, multiple=True, metavar=metavar)
 
 
 @click.command("check")
-@click.argument("data_dir", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per finding.")
-@click.option("--quiet", "-q", is_flag=True, help="Findings only: no summary.")
-@click.option(
-    "--repair", is_flag=True, help="Mend damaged store.json, metadata and journal."
-)
+@click.argument("data_dir", type=PATH)
+@option("--json as_json", bool, "One JSON object per finding.")
+@option("--quiet -q", bool, "Findings only: no summary.")
+@option("--repair", bool, "Mend damaged store.json, metadata and journal.")
 @_answer("--name", "names", "ID=NAME", str, "The topic's name.")
 @_answer(
-    "--retention",
-    "retentions",
-    "ID=none|AGE,SIZE",
-    _parse_retention,
+    *("--retention", "retentions", "ID=none|AGE,SIZE", _parse_retention),
     "What may be dropped from the topic; 0 is no limit.",
 )
 @_answer(
     "--auth", "rules", "ID=none|JSON", _parse_rule, "The topic's access rule (LWP 7.2)."
 )
 @_answer(
-    "--created",
-    "created",
-    "ID=SECONDS",
-    _parse_number,
+    *("--created", "created", "ID=SECONDS", _parse_number),
     "When the topic was created, by which queries know it.",
 )
 @_answer(
-    "--partitions",
-    "partitions",
-    "ID=N",
-    _parse_number,
+    *("--partitions", "partitions", "ID=N", _parse_number),
     "How many partitions the topic has that the log belongs to.",
 )
-@click.option(
-    "--drop-stage",
-    "dropped",
+@option(
+    *("--drop-stage dropped", click.IntRange(min=FIRST_STAGE_ID)),
+    "Remove a stage whose job no file tells.",
     multiple=True,
-    type=click.IntRange(min=FIRST_STAGE_ID),
     metavar="ID",
-    help="Remove a stage whose job no file tells.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Repair without asking.")
+@option("--yes -y", bool, "Repair without asking.")
 def command(
     data_dir: Path, as_json: bool, quiet: bool, repair: bool, yes: bool, **said: Any
 ) -> int:

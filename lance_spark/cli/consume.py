@@ -16,10 +16,13 @@ import pyarrow.compute as pc
 
 from lance_spark.cli.display import format_json, show_progress
 from lance_spark.cli.options import (
+    NAME,
+    NUMBER,
     SEPARATOR,
     TOPIC,
     OptionType,
     connected,
+    option,
     server_options,
 )
 from lance_spark.client import (
@@ -191,37 +194,22 @@ FORMATS = {
 
 @click.command("consume")
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--from",
-    "start",
-    type=START,
-    help="beginning, end, an offset, or when it was appended: 2024-05-01T12:00:00Z. "
+@option(
+    *("--from start", START),
+    "beginning, end, an offset, or when it was appended: 2024-05-01T12:00:00Z. "
     "[default: where the group is, else beginning]",
 )
-@click.option("--to", "end", type=END, help="end, or an offset.  [default: end]")
-@click.option(
-    "--max", "most", type=click.IntRange(min=0), help="Stop after this many records."
+@option("--to end", END, "end, or an offset.  [default: end]")
+@option("--max most", NUMBER, "Stop after this many records.")
+@option("--follow -f", bool, "Wait for more at the end.")
+@option("--output -o", list(FORMATS), "How to print a record.", default="raw")
+@option(
+    *("--key-separator separator", SEPARATOR),
+    r"Print the key and this before the value; \t is a tab.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Choice(list(FORMATS)),
-    default="raw",
-    help="How to print a record.",
-)
-@click.option(
-    "--key-separator",
-    "separator",
-    type=SEPARATOR,
-    help=r"Print the key and this before the value; \t is a tab.",
-)
-@click.option(
-    "--group",
-    "--consumer",
-    "consumer",
-    metavar="NAME",
-    help="Commit on the server what was printed, and go on there next time.",
+@option(
+    *("--group --consumer consumer", NAME),
+    "Commit on the server what was printed, and go on there next time.",
 )
 @server_options
 def command(config: ClientConfig, topic: int | str, **how: Any) -> None:

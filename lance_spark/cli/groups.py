@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lance_spark.cli.display import format_json, print_table, show_name
-from lance_spark.cli.options import connected, server_options
+from lance_spark.cli.options import connected, option, server_options
 from lance_spark.cli.summary import (
     UNKNOWN,
     ActiveGroup,
@@ -30,7 +30,7 @@ _RIGHT = ("generation", "committed", "lag")
 
 
 @click.command("groups")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per group.")
+@option("--json as_json", bool, "One JSON object per group.")
 @server_options
 def command(config: ClientConfig, as_json: bool) -> None:
     """Show the consumer groups that are active: members, topics, lag in bytes.

@@ -20,6 +20,7 @@ from lance_spark.cli.inspect_store import (
     show_journal,
     show_segment,
 )
+from lance_spark.cli.options import NUMBER, PATH, option
 from lance_spark.store import consumers, format, journal
 
 Show = Callable[[InspectedFile, Selection], None]
@@ -50,18 +51,14 @@ _HEAD_BYTES = 4096
 
 
 @click.command("inspect")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
+@click.argument("file", type=PATH)
+@option(
+    *("--limit", NUMBER, "How many records, rows, entries or frames to show."),
     default=50,
-    help="How many records, rows, entries or frames to show.",
 )
-@click.option(
-    "--skip", type=click.IntRange(min=0), default=0, help="How many to pass over first."
-)
-@click.option("--full", is_flag=True, help="Show whole keys and values.")
-@click.option("--hex", "as_hex", is_flag=True, help="Show keys and values as hex.")
+@option("--skip", NUMBER, "How many to pass over first.", default=0)
+@option("--full", bool, "Show whole keys and values.")
+@option("--hex as_hex", bool, "Show keys and values as hex.")
 def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None:
     """Show what is inside FILE: a segment, an index, the journal, consumer offsets,
     metadata, or captured LWP frames.

@@ -17,7 +17,13 @@ from lance_spark.cli.display import (
     print_table,
     show_name,
 )
-from lance_spark.cli.options import connected, server_options
+from lance_spark.cli.options import (
+    NUMBER,
+    connected,
+    is_server_given,
+    option,
+    server_options,
+)
 from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
@@ -51,21 +57,11 @@ def _to_path(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command("offsets")
 @click.argument("checkpoint", callback=_to_path)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=0),
-    help="Which batch.  [default: the newest]",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@option("--batch", NUMBER, "Which batch.  [default: the newest]")
+@option("--json as_json", bool, "One JSON object.")
 @server_options
-@click.pass_context
 def command(
-    context: click.Context,
-    /,
-    config: ClientConfig,
-    checkpoint: Path,
-    batch: int | None,
-    as_json: bool,
+    config: ClientConfig, checkpoint: Path, batch: int | None, as_json: bool
 ) -> None:
     """Show how far a Spark query has read, by its CHECKPOINT, a local directory.
 
@@ -74,9 +70,8 @@ def command(
     """
     opened = Checkpoint(checkpoint)
     query_id, found = opened.read_query_id(), opened.read_batch(batch)
-    source = context.get_parameter_source("servers")
     topics = None
-    if source is not click.core.ParameterSource.DEFAULT:
+    if is_server_given():
         names = {n for s in found.sources if s.offset for n, _ in s.offset.topics}
         with connected(config) as client:
             topics = _ask(client, names)

@@ -109,6 +109,11 @@ DURATION = OptionType("duration", parse_duration)
 TOPIC = OptionType("topic", parse_topic)
 RECORD_TYPE = OptionType("type", parse_record_type)
 SEPARATOR = OptionType("text", parse_separator)
+FILE = OptionType("file", str)
+NAME = OptionType("name", str)
+NUMBER = click.IntRange(min=0)
+PATH = click.Path(path_type=Path)
+CHECKSUMS = ["crc32c", "crc32", "auto"]
 ADDRESS = OptionType("host:port", _checked(parse_address))
 # The port of a server is known if it is not given; see `ClientConfig`.
 ADDRESSES = OptionType(
@@ -118,66 +123,66 @@ ADDRESSES = OptionType(
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-batch_option = click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    help="Size of a batch.",
-)
-compression_option = click.option(
+
+def option(
+    names: str, kind: Any, text: str, **more: Any
+) -> Callable[[Command], Command]:
+    """Make an option: a row in the table above its command.
+
+    Args:
+        names: its flags, and the name of the argument where no flag says it.
+        kind: the type of its values, or a list of them; `bool` has no value.
+        text: its help.
+        more: what else `click.option` takes.
+    """
+    if kind is bool:
+        more["is_flag"] = True
+    else:
+        more["type"] = click.Choice(kind) if isinstance(kind, list) else kind
+    return click.option(*names.split(), help=text, **more)
+
+
+batch_option = option("--batch-bytes", BATCH_SIZE, "Size of a batch.", default="1m")
+compression_option = option(
     "--compression",
-    type=click.Choice(["none", "lz4"]),
+    ["none", "lz4"],
+    "Compression of batches on the wire; not for plain servers.",
     default="none",
-    help="Compression of batches on the wire; not for plain servers.",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
-
 _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
-
 _DEFAULTS = ClientConfig()
 _SERVER_OPTIONS = (
-    click.option(
-        "--servers",
-        "-s",
-        type=ADDRESSES,
+    option(
+        *("--servers -s", ADDRESSES, "Addresses, tried in order."),
         default=_DEFAULTS.servers,
-        help="Addresses, tried in order.",
     ),
-    click.option(
-        "--checksum",
-        type=click.Choice(["crc32c", "crc32", "auto"]),
+    option(
+        *(
+            "--checksum",
+            CHECKSUMS,
+            "Checksum of frames; other LANCE servers use crc32.",
+        ),
         default=_DEFAULTS.checksum,
-        help="Checksum of frames; other LANCE servers use crc32.",
     ),
-    click.option(
-        "--tls", is_flag=True, help="Encrypt; implied by the other --tls options."
-    ),
-    click.option(
-        "--tls-ca", metavar="FILE", help="PEM file of the CA that signs the server."
-    ),
-    click.option(
-        "--tls-cert", metavar="FILE", help="PEM file with the client's certificate."
-    ),
-    click.option("--tls-key", metavar="FILE", help="PEM file with its key."),
-    click.option(
-        "--tls-server-name",
-        metavar="NAME",
-        help="Name in the certificate, if not the host.",
-    ),
-    click.option(
-        "--token",
-        "auth_token",
+    option("--tls", bool, "Encrypt; implied by the other --tls options."),
+    option("--tls-ca", FILE, "PEM file of the CA that signs the server."),
+    option("--tls-cert", FILE, "PEM file with the client's certificate."),
+    option("--tls-key", FILE, "PEM file with its key."),
+    option("--tls-server-name", NAME, "Name in the certificate, if not the host."),
+    option(
+        "--token auth_token",
+        str,
+        "Token of this client; safer in the environment, where it is not listed.",
         envvar="LANCE_TOKEN",
         show_envvar=True,
-        help="Token of this client; safer in the environment, where it is not listed.",
     ),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=_TIMEOUT,
+    option(
+        "--timeout timeout_s",
+        _TIMEOUT,
+        "How long to wait for a server that does not answer.",
         default="30s",
-        help="How long to wait for a server that does not answer.",
     ),
 )
 _NAMES = ("servers", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
@@ -195,10 +200,16 @@ def server_options(command: Command) -> Command:
         return command(config=make_config(given), **values)
 
     decorated: Any = with_config
-    for option in reversed(_SERVER_OPTIONS):
-        decorated = option(decorated)
+    for decorate in reversed(_SERVER_OPTIONS):
+        decorated = decorate(decorated)
     result: Command = decorated
     return result
+
+
+def is_server_given() -> bool:
+    """Tell whether the command that runs was called with --servers."""
+    source = click.get_current_context().get_parameter_source("servers")
+    return source is not click.core.ParameterSource.DEFAULT
 
 
 def make_config(given: Mapping[str, Any]) -> ClientConfig:

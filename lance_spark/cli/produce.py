@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 
 from lance_spark.cli.display import count, format_bytes, show_progress
 from lance_spark.cli.options import (
+    PATH,
     RECORD_TYPE,
     SEPARATOR,
     TOPIC,
     batch_option,
     compression_option,
     connected,
+    option,
     server_options,
 )
 from lance_spark.client import ClientConfig, Producer
@@ -34,35 +36,22 @@ from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 @click.command("produce")
 @click.argument("topic", type=TOPIC)
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--key-separator",
-    "separator",
-    type=SEPARATOR,
-    help=r"Each line is a key, this, and a value; \t is a tab.",
+@click.argument("file", type=PATH, required=False)
+@option(
+    *("--key-separator separator", SEPARATOR),
+    r"Each line is a key, this, and a value; \t is a tab.",
 )
-@click.option(
-    "--type",
-    "record_type",
-    type=RECORD_TYPE,
-    help=f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
+@option(
+    *("--type record_type", RECORD_TYPE),
+    f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
 )
-@click.option(
-    "--timestamp", "stamped", is_flag=True, help="Give each record the current time."
-)
-@click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
-@click.option("--whole-file", is_flag=True, help="Send the whole input as one record.")
+@option("--timestamp stamped", bool, "Give each record the current time.")
+@option("--null-delimited -0", bool, "Lines end in a zero byte.")
+@option("--whole-file", bool, "Send the whole input as one record.")
 @compression_option
-@click.option(
-    "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
-)
+@option("--rate", click.FloatRange(min=0.001), "Records per second at most.")
 @batch_option
-@click.option(
-    "--create",
-    "create_topic",
-    is_flag=True,
-    help="Create the topic if it does not exist.",
-)
+@option("--create create_topic", bool, "Create the topic if it does not exist.")
 @server_options
 def command(
     config: ClientConfig, topic: int | str, file: Path | None, **how: Any

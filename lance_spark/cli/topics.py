@@ -24,10 +24,14 @@ from lance_spark.cli.display import (
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.options import (
     DURATION,
+    NUMBER,
+    PATH,
     SIZE,
     TOPIC,
+    OptionType,
     check_is_store,
     connected,
+    option,
     server_options,
 )
 from lance_spark.cli.summary import (
@@ -61,17 +65,13 @@ def command() -> None:
 
 def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the two limits of a retention."""
-    age = click.option(
-        "--max-age", type=DURATION, help="Drop what is older: 12h, 7d; 0 for no limit."
-    )
-    size = click.option(
-        "--max-bytes", type=SIZE, help="Drop what is more: 500m, 10g; 0 for no limit."
-    )
+    age = option("--max-age", DURATION, "Drop what is older: 12h, 7d; 0 for no limit.")
+    size = option("--max-bytes", SIZE, "Drop what is more: 500m, 10g; 0 for no limit.")
     return age(size(command))
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per topic.")
+@option("--json as_json", bool, "One JSON object per topic.")
 @server_options
 def list_topics(config: ClientConfig, as_json: bool) -> None:
     """List the topics: records and bytes that are there, from where to where.
@@ -109,7 +109,7 @@ def create(
 
 @command.command("delete")
 @click.argument("topic", type=TOPIC)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--yes -y", bool, "Do not ask.")
 @server_options
 def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
     """Delete TOPIC and all of its records."""
@@ -183,7 +183,7 @@ _CONSUMER_RIGHT = ("consumer", "committed", "lag")
 
 @command.command("describe")
 @click.argument("topic", type=TOPIC)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@option("--json as_json", bool, "One JSON object.")
 @server_options
 def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
     """Show all that is known of TOPIC, and how far its consumers are.
@@ -234,40 +234,29 @@ def _print(topic: Summary, groups: Mapping[int, str]) -> None:
 
 @command.command("auth")
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
+@option(
+    *("--data-dir", PATH, "The data directory of a broker that is not running."),
     required=True,
-    help="The data directory of a broker that is not running.",
 )
-@click.option(
-    "--mtls/--no-mtls",
-    "mtls_enabled",
+@option(
+    *("--mtls/--no-mtls mtls_enabled", bool, "Ask clients for a certificate."),
     default=None,
-    help="Ask clients for a certificate.",
 )
-@click.option(
-    "--client-ca",
-    "client_ca_path",
-    type=click.Path(path_type=Path),
-    help="PEM file of the CA that must have signed it.",
+@option(
+    *("--client-ca client_ca_path", PATH),
+    "PEM file of the CA that must have signed it.",
 )
-@click.option(
-    "--allow",
-    "allowed_cns",
+@option(
+    *("--allow allowed_cns", OptionType("cn", str), "Let this name in; repeat it."),
     multiple=True,
-    metavar="CN",
-    help="Let this name in; repeat it.",
 )
-@click.option(
-    "--allow-topic",
-    "allowed_topics",
+@option(
+    *("--allow-topic allowed_topics", NUMBER),
+    "Tie those names to this topic; repeat it.",
     multiple=True,
-    type=click.IntRange(min=0),
     metavar="ID",
-    help="Tie those names to this topic; repeat it.",
 )
-@click.option("--clear", is_flag=True, help="Remove the rule: every client is let in.")
+@option("--clear", bool, "Remove the rule: every client is let in.")
 def auth(data_dir: Path, topic: int | str, clear: bool, **changes: Any) -> None:
     """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
 
