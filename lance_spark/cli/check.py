@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from lance_spark.broker.access import encode_rule, parse_rule
-from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.options import PATH, OptionType, check_is_store, option
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
-from lance_spark.quantity import parse_duration, parse_size
+from lance_spark.quantity import format_bytes, parse_duration, parse_size
 from lance_spark.store import (
     DEFAULT_TOPIC,
     FIRST_STAGE_ID,

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lance_spark.model import Buffer
+from lance_spark.quantity import format_bytes
 
 _NS_PER_S = 1_000_000_000
 
@@ -31,14 +32,6 @@ def count(number: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
-
-
-def format_bytes(size: int) -> str:
-    """Write a size in the decimal unit that suits it."""
-    if size < 1000:
-        return count(size, "byte")
-    exponent = min((len(str(size)) - 1) // 3, 4)
-    return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
 
 
 def format_rate(records: int, size: int, seconds: float) -> str:

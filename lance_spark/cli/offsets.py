@@ -24,7 +24,7 @@ from lance_spark.cli.options import (
     option,
     server_options,
 )
-from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
+from lance_spark.cli.summary import UNKNOWN, Document, show, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
@@ -81,7 +81,7 @@ def command(
         _print(query_id, found, topics)
 
 
-Topics = Mapping[str, Summary]
+Topics = Mapping[str, Document]
 
 
 def _ask(client: LanceClient, names: set[str]) -> Topics:
@@ -96,17 +96,18 @@ def _ask(client: LanceClient, names: set[str]) -> Topics:
     return found
 
 
-def _judge(place: TopicPlace, topic: Summary | None) -> tuple[str, str, int | None]:
+def _judge(place: TopicPlace, topic: Document | None) -> tuple[str, str, int | None]:
     """Compare a place with what the server says: a word, a text for people, the lag."""
     if topic is None:
         return "gone", "the topic is gone", None
-    if not place.same_topic(topic.id, topic.created_at_s):
-        now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
-        earlier = place.find(topic.id, topic.created_at_s)
+    identity = topic["id"], topic["created_at"]
+    if not place.same_topic(*identity):
+        now = f"id {topic['id']}, created {_show_time(topic['created_at'], _NS_PER_S)}"
+        earlier = place.find(*identity)
         if earlier is not None:
             now = f"{now}, which was read up to {earlier.offset} before"
         return "recreated", f"another topic of that name: {now}", None
-    start, end = topic.log_start or 0, topic.log_end or 0
+    start, end = topic["log_start"] or 0, topic["log_end"]
     # No query lags behind what retention has dropped.
     lag = max(0, end - max(place.offset, start))
     if place.offset < start:
@@ -154,8 +155,8 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
     state, _, lag = _judge(place, topic)
     return {
         **document,
-        "log_start": topic and topic.log_start,
-        "log_end": topic and topic.log_end,
+        "log_start": topic and topic["log_start"],
+        "log_end": topic and topic["log_end"],
         "lag_bytes": lag,
         "state": state,
     }
@@ -212,7 +213,7 @@ def _rows(
         if topics is not None:
             topic = topics.get(name)
             _, text, lag = _judge(place, topic)
-            ends = (topic.log_start, topic.log_end) if topic else (None, None)
+            ends = (topic["log_start"], topic["log_end"]) if topic else (None, None)
             row += [*map(show, ends), show(lag), text]
         yield tuple(row)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
     PATH,
     RECORD_TYPE,
@@ -30,7 +30,7 @@ from lance_spark.cli.options import (
 )
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
-from lance_spark.quantity import RECORD_TYPES
+from lance_spark.quantity import RECORD_TYPES, format_bytes
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 

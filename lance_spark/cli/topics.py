@@ -36,11 +36,12 @@ from lance_spark.cli.options import (
 )
 from lance_spark.cli.summary import (
     UNKNOWN,
-    Summary,
+    Document,
     read_groups,
     show,
     show_bytes,
     show_retention,
+    show_topic,
     summarise,
 )
 from lance_spark.client import ClientConfig, LanceClient, consumer_id
@@ -52,6 +53,7 @@ from lance_spark.store.topic import Topic
 from lance_spark.wire.lwp import scan
 
 _TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
+_DESCRIBED_ONLY = ("stages", "consumers")
 _RIGHT = ("id", "records", "bytes", "log start", "log end")
 
 
@@ -82,10 +84,11 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
         topics = [summarise(client, info) for info in client.topics()]
     if as_json:
         for topic in topics:
-            print(format_json(topic.to_document()))
+            listed = {k: v for k, v in topic.items() if k not in _DESCRIBED_ONLY}
+            print(format_json(listed))
     elif topics:
-        shown = [topic.show() for topic in topics]
-        rows = [[fields[title] for title in _TITLES] for fields in shown]
+        shown = map(show_topic, topics)
+        rows = ([fields[title] for title in _TITLES] for fields in shown)
         print_table(_TITLES, rows, right=_RIGHT)
     else:
         print("no topics", file=sys.stderr)
@@ -126,11 +129,11 @@ def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
     return 0
 
 
-def _confirm(topic: Summary) -> bool:
+def _confirm(topic: Document) -> bool:
     content = "its records"
-    if topic.records is not None:
-        content = f"{count(topic.records, 'record')} ({show_bytes(topic.size)})"
-    question = f"Delete topic {show_name(topic.name)} with {content}?"
+    if topic["records"] is not None:
+        content = f"{count(topic['records'], 'record')} ({show_bytes(topic['bytes'])})"
+    question = f"Delete topic {show_name(topic['name'])} with {content}?"
     return click.confirm(question, err=True)
 
 
@@ -192,42 +195,23 @@ def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
     groups that are active are shown beside it.
     """
     with connected(config) as client:
-        found = summarise(client, client.topic(topic))
-        groups = {consumer_id(g.name): g.name for g in read_groups(client)}
+        groups = {consumer_id(g["group"]): g["group"] for g in read_groups(client)}
+        found = summarise(client, client.topic(topic), groups)
     if as_json:
-        print(format_json(_to_document(found, groups)))
-    else:
-        _print(found, groups)
-
-
-def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
-    document = {**topic.to_document(), "stages": topic.stages, "consumers": None}
-    if topic.consumers is not None:
-        document["consumers"] = [
-            {
-                "consumer_id": lag.consumer_id,
-                "group": groups.get(lag.consumer_id),
-                "committed_offset": lag.committed,
-                "lag_bytes": lag.lag,
-            }
-            for lag in topic.consumers
-        ]
-    return document
-
-
-def _print(topic: Summary, groups: Mapping[int, str]) -> None:
-    for name, value in topic.show().items():
+        print(format_json(found))
+        return
+    for name, value in show_topic(found).items():
         print(f"{name:10} {value}".rstrip())
-    if topic.consumers:
+    if found["consumers"]:
         print()
         rows = (
             (
-                str(number),
-                show(committed),
-                show(lag),
-                show_name(groups.get(number, UNKNOWN)),
+                str(consumer["consumer_id"]),
+                show(consumer["committed_offset"]),
+                show(consumer["lag_bytes"]),
+                show_name(consumer["group"] or UNKNOWN),
             )
-            for number, committed, lag in topic.consumers
+            for consumer in found["consumers"]
         )
         print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
 

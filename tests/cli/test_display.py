@@ -10,7 +10,6 @@ import pytest
 from lance_spark.cli.display import (
     Preview,
     count,
-    format_bytes,
     format_json,
     format_rate,
     format_time,
@@ -25,22 +24,6 @@ def test_count() -> None:
     assert count(0, "topic") == "0 topics"
     assert count(12345, "entry") == "12,345 entries"
     assert count(2, "batch") == "2 batches"
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1, "1 byte"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (1_500_000, "1.5 MB"),
-        (2 * 10**9, "2.0 GB"),
-        (5 * 10**15, "5000.0 TB"),
-    ],
-)
-def test_format_bytes(size: int, text: str) -> None:
-    assert format_bytes(size) == text
 
 
 def test_format_rate() -> None:
