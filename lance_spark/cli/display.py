@@ -20,8 +20,8 @@ from lance_spark.quantity import format_bytes
 
 _NS_PER_S = 1_000_000_000
 
-# Plain rows are held back until so many are there, which then share their widths. A
-# table of any length takes no more memory than that.
+# Rows are held back until so many are there, which then share their widths. A table of
+# any length takes no more memory than that.
 _ALIGNED_ROWS = 200
 
 
@@ -124,56 +124,48 @@ def print_table(
         rows: an error that comes out of it passes after the rows before it are printed.
         right: titles of the columns that are aligned on the right.
     """
-    if sys.stdout.isatty():
-        _draw_table(titles, rows, right)
-        return
-    # The last column is not padded: nothing stands behind it.
-    signs = [">" if title in right else "<" for title in titles[:-1]]
-    widths = [0] * len(signs)
-    waiting: list[Sequence[str]] = [titles]
-
-    def flush() -> None:
-        for row in waiting:
-            pairs = zip(widths, row, strict=False)
-            widths[:] = [max(width, len(cell)) for width, cell in pairs]
-        for row in waiting:
-            cells = zip(row, signs, widths, strict=False)
-            padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
-            print("  ".join([*padded, row[-1]]).rstrip())
-        waiting.clear()
-
+    write = _draw_rows if sys.stdout.isatty() else _write_rows
+    signs = [">" if title in right else "<" for title in titles]
+    widths = [0] * len(titles)
+    waiting = [titles]
     try:
         for row in rows:
             waiting.append(row)
             if len(waiting) >= _ALIGNED_ROWS:
-                flush()
+                write(waiting, signs, widths)
+                waiting = []
     finally:
-        flush()
+        write(waiting, signs, widths)
 
 
-def _draw_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str]
+def _write_rows(
+    rows: Sequence[Sequence[str]], signs: Sequence[str], widths: list[int]
+) -> None:
+    for row in rows:
+        widths[:] = map(max, widths, map(len, row))
+    for row in rows:
+        # The last column is not padded: nothing stands behind it.
+        cells = zip(row[:-1], signs, widths, strict=False)
+        padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
+        print("  ".join([*padded, row[-1]]).rstrip())
+
+
+def _draw_rows(
+    rows: Sequence[Sequence[str]], signs: Sequence[str], widths: list[int]
 ) -> None:
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
-    # A cell that does not fit goes on below: nothing is left out.
-    table = Table(
-        *(
-            Column(name, justify="right" if name in right else "left", overflow="fold")
-            for name in titles
-        ),
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-    )
-    try:
-        for row in rows:
-            table.add_row(*map(Text, row))  # Text has no markup.
-    finally:
-        Console().print(table)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for sign in signs:
+        # A cell that does not fit goes on below: nothing is left out.
+        table.add_column(justify="right" if sign == ">" else "left", overflow="fold")
+    for row in rows:
+        # Only the titles have no widths before them. Text has no markup.
+        table.add_row(*map(Text, row), style="" if any(widths) else "bold")
+        widths[:] = map(max, widths, map(len, row))
+    Console().print(table)
 
 
 Update = Callable[[int, int, float | None], None]

@@ -46,6 +46,18 @@ def parse_topic(text: str) -> int | str:
     return int(found[1])
 
 
+def parse_age(text: str) -> int:
+    """Read a duration of whole seconds.
+
+    Raises:
+        OptionError: it is none, or has a fraction.
+    """
+    seconds = parse_duration(text)
+    if seconds != int(seconds):
+        raise OptionError(f"{text!r} must be whole seconds")
+    return int(seconds)
+
+
 def parse_separator(text: str) -> bytes:
     r"""Read what stands between a key and a value; `\t` and `\0` are understood.
 
@@ -106,6 +118,7 @@ def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
 SIZE = OptionType("size", parse_size)
 BATCH_SIZE = SIZE.within("1", format_size(PAYLOAD_BYTES_MAX))
 DURATION = OptionType("duration", parse_duration)
+AGE = OptionType("duration", parse_age)
 TOPIC = OptionType("topic", parse_topic)
 RECORD_TYPE = OptionType("type", parse_record_type)
 SEPARATOR = OptionType("text", parse_separator)

@@ -94,17 +94,14 @@ def _read(
     stream: BinaryIO, how: dict[str, Any]
 ) -> Iterator[tuple[pa.RecordBatch, int, float | None]]:
     """Give records in columns, the number of the first line, and how much was read."""
-    reader = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
-    size = _find_size(stream)
-    for lines in [read_whole(stream)] if how["whole_file"] else reader.blocks():
-        first = reader.lines + 1
+    line, size = 1, _find_size(stream)
+    blocks = read_lines(stream, b"\0" if how["null_delimited"] else b"\n")
+    for lines in read_whole(stream) if how["whole_file"] else blocks:
         columns = make_columns(
-            lines,
-            separator=how["separator"],
-            stamped=how["stamped"],
-            first_line=first,
+            lines, separator=how["separator"], stamped=how["stamped"], first_line=line
         )
-        yield columns, first, reader.size / size if size else None
+        yield columns, line, stream.tell() / size if size else None
+        line += len(lines)
 
 
 def _find_size(stream: BinaryIO) -> int:
@@ -152,72 +149,44 @@ def _tell(producer: Producer) -> str:
 BLOCK_BYTES = 1024 * 1024
 # A line with its key is a record or too large to be one.
 LINE_BYTES_MAX = RECORD_VALUE_BYTES_MAX + 64 * 1024
+_TOO_LONG = (
+    f"longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that a record can have"
+)
 
 
-class LineReader:
-    """Reads lines and counts them; `lines` is how many were given out.
+def read_lines(stream: BinaryIO, delimiter: bytes = b"\n") -> Iterator[pa.Array]:
+    """Give the lines without what ends them, as binary arrays.
 
-    Args:
-        stream: has `read1`, which returns what is there.
-        delimiter: the byte that ends a line.
+    Raises:
+        LanceError: a line is longer than any record.
     """
-
-    def __init__(self, stream: BinaryIO, delimiter: bytes = b"\n") -> None:
-        self._stream = stream
-        self._delimiter = delimiter
-        self.lines = 0
-        self.size = 0
-
-    def blocks(self) -> Iterator[pa.Array]:
-        """Give the lines without what ends them, as binary arrays.
-
-        Raises:
-            LanceError: a line is longer than any record.
-        """
-        tail = b""
-        while block := self._read():
-            self.size += len(block)
-            cut = block.rfind(self._delimiter)
-            if cut < 0:
-                tail += block
-                self._check_length(tail)
-                continue
-            whole, tail = tail + block[:cut], block[cut + 1 :]
-            yield from self._give(whole)
-        if tail:
-            yield from self._give(tail)  # The last line need not be ended.
-
-    def _read(self) -> bytes:
-        # `read1` of a pipe returns what is there; `BinaryIO` does not know of it.
-        read: Callable[[int], bytes] = getattr(self._stream, "read1")  # noqa: B009
-        return read(BLOCK_BYTES)
-
-    def _give(self, data: bytes) -> Iterator[pa.Array]:
-        lines = split(data, self._delimiter)
-        yield lines
-        self.lines += len(lines)
-
-    def _check_length(self, tail: bytes) -> None:
+    # Returns what is there, also of a pipe; `BinaryIO` does not know of it.
+    read: Callable[[int], bytes] = getattr(stream, "read1")  # noqa: B009
+    tail, number = b"", 0
+    while block := read(BLOCK_BYTES):
+        data, found, rest = block.rpartition(delimiter)
+        if found:
+            lines = split(tail + data, delimiter)
+            yield lines
+            number, tail = number + len(lines), rest
+            continue
+        tail += block
         if len(tail) > LINE_BYTES_MAX:
-            raise LanceError(
-                f"line {self.lines + 1} is longer than {RECORD_VALUE_BYTES_MAX} bytes, "
-                "the most that a record can have"
-            )
+            raise LanceError(f"line {number + 1} is {_TOO_LONG}")
+    if tail:
+        yield split(tail, delimiter)  # The last line need not be ended.
 
 
-def read_whole(stream: BinaryIO) -> pa.Array:
-    """Read everything as one value.
+def read_whole(stream: BinaryIO) -> Iterator[pa.Array]:
+    """Give everything as one value.
 
     Raises:
         LanceError: it is more than a record can have.
     """
     data = stream.read(RECORD_VALUE_BYTES_MAX + 1)
     if len(data) > RECORD_VALUE_BYTES_MAX:
-        raise LanceError(
-            f"the input is longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that "
-            "a record can have"
-        )
-    return pa.array([data], pa.binary())
+        raise LanceError(f"the input is {_TOO_LONG}")
+    yield pa.array([data], pa.binary())
 
 
 def split(data: bytes, delimiter: bytes) -> pa.Array:

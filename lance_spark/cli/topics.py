@@ -23,7 +23,7 @@ from lance_spark.cli.display import (
 )
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.options import (
-    DURATION,
+    AGE,
     NUMBER,
     PATH,
     SIZE,
@@ -44,7 +44,7 @@ from lance_spark.cli.summary import (
     show_topic,
     summarise,
 )
-from lance_spark.client import ClientConfig, LanceClient, consumer_id
+from lance_spark.client import ClientConfig, consumer_id
 from lance_spark.errors import UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.net.tls import fingerprints
@@ -67,7 +67,7 @@ def command() -> None:
 
 def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the two limits of a retention."""
-    age = option("--max-age", DURATION, "Drop what is older: 12h, 7d; 0 for no limit.")
+    age = option("--max-age", AGE, "Drop what is older: 12h, 7d; 0 for no limit.")
     size = option("--max-bytes", SIZE, "Drop what is more: 500m, 10g; 0 for no limit.")
     return age(size(command))
 
@@ -99,12 +99,12 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
 @_limits
 @server_options
 def create(
-    config: ClientConfig, name: str, max_age: float | None, max_bytes: int | None
+    config: ClientConfig, name: str, max_age: int | None, max_bytes: int | None
 ) -> None:
     """Create the topic NAME."""
     retention = None
     if max_age is not None or max_bytes is not None:
-        retention = Retention(_whole_seconds(max_age or 0), max_bytes or 0)
+        retention = Retention(max_age or 0, max_bytes or 0)
     with connected(config) as client:
         info = client.create_topic(name, retention=retention)
     print(f"topic {show_name(info.name)} created, id {info.id}")
@@ -142,42 +142,22 @@ def _confirm(topic: Document) -> bool:
 @_limits
 @server_options
 def retention(
-    config: ClientConfig,
-    topic: int | str,
-    max_age: float | None,
-    max_bytes: int | None,
+    config: ClientConfig, topic: int | str, max_age: int | None, max_bytes: int | None
 ) -> None:
     """Show or change what TOPIC drops; a limit that is not given stays as it is."""
+    given = max_age, max_bytes
     with connected(config) as client:
-        if max_age is None and max_bytes is None:
-            limits = client.topic(topic).retention
-        else:
-            limits = _change_retention(client, topic, max_age, max_bytes)
+        limits = client.topic(topic).retention if None in given else Retention()
+        if given != (None, None):
+            if limits is None:
+                raise click.UsageError(
+                    "the server does not say what holds now: give --max-age and "
+                    "--max-bytes"
+                )
+            age_s = limits.max_age_s if max_age is None else max_age
+            size = limits.max_bytes if max_bytes is None else max_bytes
+            limits = client.set_retention(topic, Retention(age_s, size))
     print(show_retention(limits))
-
-
-def _change_retention(
-    client: LanceClient,
-    topic: int | str,
-    max_age: float | None,
-    max_bytes: int | None,
-) -> Retention:
-    age_s = None if max_age is None else _whole_seconds(max_age)
-    if age_s is None or max_bytes is None:
-        present = client.topic(topic).retention
-        if present is None:
-            raise click.UsageError(
-                "the server does not say what holds now: give --max-age and --max-bytes"
-            )
-        age_s = present.max_age_s if age_s is None else age_s
-        max_bytes = present.max_bytes if max_bytes is None else max_bytes
-    return client.set_retention(topic, Retention(age_s, max_bytes))
-
-
-def _whole_seconds(seconds: float) -> int:
-    if seconds != int(seconds):
-        raise click.UsageError(f"--max-age {seconds:g} s: must be whole seconds")
-    return int(seconds)
 
 
 _CONSUMER_TITLES = ("consumer", "committed", "lag", "group")

@@ -126,16 +126,23 @@ def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_table_on_a_terminal_shows_what_came_before_an_error(
+def test_table_on_a_terminal_comes_in_pieces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    printed: list[str] = []
+
     def rows() -> Iterator[tuple[str]]:
-        yield ("first",)
+        for number in range(450):
+            yield (str(number),)
+            printed.append(capsys.readouterr().out)
         raise ValueError
 
     with pytest.raises(ValueError):
         print_table(("n",), rows())
-    assert "first" in capsys.readouterr().out
+    pieces = [*filter(None, printed), capsys.readouterr().out]
+    assert len(pieces) == 3
+    lines = [line.rstrip() for line in _strip("".join(pieces)).splitlines()]
+    assert lines == ["n", *map(str, range(450))]
 
 
 def test_no_progress_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
