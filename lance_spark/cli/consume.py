@@ -6,7 +6,6 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import click
@@ -26,7 +25,6 @@ from lance_spark.cli.options import (
     server_options,
 )
 from lance_spark.client import (
-    Chunk,
     ClientConfig,
     LanceClient,
     RecordReader,
@@ -57,10 +55,8 @@ def parse_start(text: str) -> SeekPosition:
     """
     if text == "beginning":
         return SeekPosition.BEGINNING
-    if text == "end":
-        return SeekPosition.END
-    if text.isascii() and text.isdecimal():
-        return SeekPosition.offset(int(text))
+    if text == "end" or _is_offset(text):
+        return parse_end(text)
     try:
         return SeekPosition.time_ns(parse_time(text))
     except OptionError as error:
@@ -75,9 +71,13 @@ def parse_end(text: str) -> SeekPosition:
     """
     if text == "end":
         return SeekPosition.END
-    if text.isascii() and text.isdecimal():
+    if _is_offset(text):
         return SeekPosition.offset(int(text))
     raise OptionError(f"{text!r} is no end: give end, or an offset")
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 START = OptionType("place", parse_start)
@@ -140,13 +140,13 @@ def encode_raw(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buf
 
 def encode_hex(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
     """Write values as hexadecimal digits."""
-    lines = []
-    for key, value in zip(*(rows.column(n).to_pylist() for n in _PAIR), strict=True):
-        line = (value or b"").hex().encode() + b"\n"
-        if separator is not None:
-            line = (key or b"").hex().encode() + separator + line
-        lines.append(line)
-    return b"".join(lines)
+    digits = {}
+    for name in _PAIR:
+        values = rows.column(name).to_pylist()
+        digits[name] = pa.array(
+            [(v or b"").hex().encode() for v in values], pa.binary()
+        )
+    return encode_raw(pa.record_batch(digits), topic, separator)
 
 
 def encode_json(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
@@ -222,78 +222,34 @@ def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
         raise click.UsageError("--follow goes beyond --to end: leave one of them out")
     if how["separator"] is not None and how["output"] == "json":
         raise click.UsageError("--key-separator is for raw and hex; json has the key")
-    with connected(config) as client, ExitStack() as stack:
-        commits = None
-        if how["consumer"] is not None:
-            # On a connection of its own: a fetch that waits would hold it up.
-            own = stack.enter_context(client.dedicated())
-            commits = _Commits(own, topic, how["consumer"])
-        _consume(client, topic, how, commits)
-
-
-def _consume(
-    client: LanceClient, topic: int | str, how: dict[str, Any], commits: _Commits | None
-) -> None:
-    name = topic if isinstance(topic, str) else client.topic(topic).name
-    format = FORMATS[how["output"]]
-
-    def print_chunk(chunk: Chunk) -> None:
-        decoded = decode(
-            chunk.data,
-            base_offset=chunk.start,
-            columns=format.columns,
-            stamp_type=pa.uint64(),
-        )
-        lines = format.encode(decoded.batch, name, how["separator"])
-        sys.stdout.buffer.write(lines)
-        # What is committed must have been seen.
-        sys.stdout.buffer.flush()
-
-    start = _choose_start(client, topic, how["start"], commits)
-    end = None
-    if how["end"] is not None or not how["follow"]:
-        end = find_end(client, topic, how["end"] or SeekPosition.END)
-    reader = RecordReader(client, topic, start, end=end)
-    try:
-        _print(reader, print_chunk, how["most"], commits, follow=how["follow"])
-    except (KeyboardInterrupt, BrokenPipeError):
-        # What was printed before counts. After trouble with the server a commit would
-        # only meet the same.
-        if commits is not None:
+    # Commits have a connection of their own: a fetch that waits would hold them up.
+    with connected(config) as client, client.dedicated() as other:
+        commits = _Commits(other, topic, how["consumer"])
+        start, note = find_start(client, topic, how["start"] or commits.load())
+        if note is not None:
+            print(f"lance-spark: {note}", file=sys.stderr)
+        end = None
+        if how["end"] is not None or not how["follow"]:
+            end = find_end(client, topic, how["end"] or SeekPosition.END)
+        name = topic if isinstance(topic, str) else client.topic(topic).name
+        reader = RecordReader(client, topic, start, end=end)
+        try:
+            _print(reader, name, how, commits)
+        except (KeyboardInterrupt, BrokenPipeError):
+            # What was printed before counts. After trouble with the server a commit
+            # would only meet the same.
             commits.finish()
-        raise
-    finally:
-        reader.close()
-    if commits is not None:
+            raise
+        finally:
+            reader.close()
         commits.finish()
 
 
-def _choose_start(
-    client: LanceClient,
-    topic: int | str,
-    given: SeekPosition | None,
-    commits: _Commits | None,
-) -> int:
-    position = given or SeekPosition.BEGINNING
-    if given is None and commits is not None:
-        committed = commits.load()
-        if committed is not None:
-            position = SeekPosition.offset(committed)
-    start, note = find_start(client, topic, position)
-    if note is not None:
-        print(f"lance-spark: {note}", file=sys.stderr)
-    return start
-
-
 def _print(
-    reader: RecordReader,
-    print_chunk: Callable[[Chunk], None],
-    most: int | None,
-    commits: _Commits | None,
-    *,
-    follow: bool,
+    reader: RecordReader, topic: str, how: dict[str, Any], commits: _Commits
 ) -> None:
     records = size = 0
+    format, most, follow = FORMATS[how["output"]], how["most"], how["follow"]
     # On a terminal the records themselves show how far it is.
     with show_progress("consuming", hidden=sys.stdout.isatty()) as update:
         while most is None or records < most:
@@ -301,42 +257,51 @@ def _print(
             if chunk is None:
                 if not follow or reader.is_finished:
                     return
-                if commits is not None:
-                    commits.finish_if_due()
+                commits.finish_if_due()
                 continue
             if most is not None:
                 chunk, _ = chunk.split(most - records)
-            print_chunk(chunk)
+            rows = decode(
+                chunk.data,
+                base_offset=chunk.start,
+                columns=format.columns,
+                stamp_type=pa.uint64(),
+            ).batch
+            sys.stdout.buffer.write(format.encode(rows, topic, how["separator"]))
+            # What is committed must have been seen.
+            sys.stdout.buffer.flush()
             records, size = records + chunk.records, size + len(chunk.data)
             update(records, size, None)
-            if commits is not None:
-                commits.note(chunk.end)
+            commits.position = chunk.end
+            commits.finish_if_due()
 
 
 class _Commits:
-    """Tells the server how far we are, now and then and at the end.
+    """Tells the server how far a consumer is, now and then and at the end.
 
     Args:
         client: has a connection of its own.
         topic: name or id.
-        consumer: the name.
+        consumer: the name; without one nothing is committed.
     """
 
-    def __init__(self, client: LanceClient, topic: int | str, consumer: str) -> None:
+    def __init__(
+        self, client: LanceClient, topic: int | str, consumer: str | None
+    ) -> None:
         self._client = client
         self._topic = topic
-        self._consumer_id = consumer_id(consumer)
-        self._position: int | None = None
+        self._consumer_id = None if consumer is None else consumer_id(consumer)
         self._due_s = time.monotonic() + _COMMIT_S
+        # What was printed and is not committed.
+        self.position: int | None = None
 
-    def load(self) -> int | None:
-        """Ask how far the consumer has come."""
-        return self._client.committed_offset(self._topic, self._consumer_id)
-
-    def note(self, position: int) -> None:
-        """Take note of what was printed, and commit it if it is time."""
-        self._position = position
-        self.finish_if_due()
+    def load(self) -> SeekPosition:
+        """Ask how far the consumer has come; a new one begins at the beginning."""
+        if self._consumer_id is not None:
+            committed = self._client.committed_offset(self._topic, self._consumer_id)
+            if committed is not None:
+                return SeekPosition.offset(committed)
+        return SeekPosition.BEGINNING
 
     def finish_if_due(self) -> None:
         """Commit if the last time was long ago."""
@@ -345,8 +310,7 @@ class _Commits:
 
     def finish(self) -> None:
         """Commit what was printed and is not committed."""
-        if self._position is None:
-            return
-        position, self._position = self._position, None
-        self._client.commit_offset(self._topic, self._consumer_id, position)
-        self._due_s = time.monotonic() + _COMMIT_S
+        position, self.position = self.position, None
+        if position is not None and self._consumer_id is not None:
+            self._client.commit_offset(self._topic, self._consumer_id, position)
+            self._due_s = time.monotonic() + _COMMIT_S
