@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -47,23 +47,18 @@ def command(config: ClientConfig, **how: Any) -> None:
     """
     if how["size"] > RECORD_VALUE_BYTES_MAX:
         raise click.UsageError(f"--size: a record has {RECORD_VALUE_BYTES_MAX} at most")
-    embedded = not is_server_given()
-    with _server(config, embedded=embedded) as server, connected(server) as client:
-        kind = "a broker in this process" if embedded else config.servers
+    with ExitStack() as stack:
+        kind = config.servers
+        if not is_server_given():
+            kind = "a broker in this process"
+            broker = stack.enter_context(EmbeddedBroker())
+            config = replace(config, servers=broker.address)
+        client = stack.enter_context(connected(config))
         records = count(how["records"], "record")
         print(f"{records} of {format_bytes(how['size'])}, {kind}", flush=True)
         with _topic(client) as topic:
             _produce(client, topic, how)
             _consume(client, topic, how["records"])
-
-
-@contextmanager
-def _server(config: ClientConfig, *, embedded: bool) -> Iterator[ClientConfig]:
-    if not embedded:
-        yield config
-        return
-    with EmbeddedBroker() as broker:
-        yield replace(config, servers=broker.address)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -89,18 +89,15 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     if config.data_dir is not None:
         check_can_be_store(Path(config.data_dir))
     _prepare_process()
-    with shown_log(verbose=verbose), _stop_signals() as stop:
-        broker = EmbeddedBroker(config).start()
-        try:
+    with shown_log(verbose=verbose), _stop_signals() as wait:
+        with EmbeddedBroker(config) as broker:
             where = f"{broker.address}, data in {config.data_dir}"
             print(f"lance-spark broker listening on {where}", flush=True)
             if broker.metrics_address is not None:
                 print(f"metrics on http://{broker.metrics_address}/metrics", flush=True)
             if broker.ui_url is not None:
                 print(f"console on {broker.ui_url}", flush=True)
-            stop.wait()
-        finally:
-            broker.stop()
+            wait()
         print("stopped", flush=True)
 
 
@@ -128,43 +125,39 @@ def make_config(config_file: Path | None, flags: dict[str, Any]) -> BrokerConfig
     return BrokerConfig(**{**DEFAULTS, **read, **given})
 
 
-class _Stop:
-    """Waits for the first signal; the second one ends the process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._signals = 0
-
-    def wait(self) -> None:
-        """Wait until a signal has come, which may have been before."""
-        while os.read(self._descriptor, 1)[0] not in _SIGNALS:
-            pass  # A signal that another part of the program handles.
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal."""
-        self._signals += 1
-        if self._signals > 1:
-            os._exit(128 + number)
-
-
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Turn signals into something that can be waited for."""
+def _stop_signals() -> Iterator[Callable[[], None]]:
+    """Turn signals into something that can be waited for.
+
+    Yields:
+        A function that waits for the first signal, which may have come before. The
+        second one ends the process.
+    """
     # Python writes each signal to this pipe, whichever thread it hits. A handler that
     # sets an event could hang: it may run while the main thread holds the event's lock.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    stop = _Stop(reading)
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(128 + number)
+
+    def wait() -> None:
+        while os.read(reading, 1)[0] not in _SIGNALS:
+            pass  # A signal that another part of the program handles.
+
     usual_wakeup = signal.set_wakeup_fd(writing)
     # A shell ignores SIGINT for what runs in the background of a script, so that Ctrl-C
     # ends only the foreground. The broker keeps to that.
     usual = {
-        number: signal.signal(number, stop.handle)
+        number: signal.signal(number, handle)
         for number in _SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield stop
+        yield wait
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

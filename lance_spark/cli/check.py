@@ -134,9 +134,14 @@ def command(
         print(json.dumps(asdict(finding)) if as_json else finding)
     damage = sum(f.severity is Severity.DAMAGE for f in findings)
     if not quiet:
-        summary = _summarise(data_dir, verified, len(findings) - damage, damage)
+        summary = (
+            f"{format_bytes(verified)} verified",
+            count(_count_topics(data_dir), "topic"),
+            count(len(findings) - damage, "note"),
+            f"damage in {count(damage, 'place')}" if damage else "no damage",
+        )
         # Standard output is the findings' where a program reads it.
-        print(summary, file=sys.stderr if as_json else sys.stdout)
+        print(", ".join(summary), file=sys.stderr if as_json else sys.stdout)
     return FAILED if damage else 0
 
 
@@ -157,28 +162,17 @@ def _repair(data_dir: Path, answers: Answers, *, yes: bool) -> int:
         for step in steps:
             mark = "will repair" if step.run else "needs you"
             print(f"{mark}: {step.file}: {step.text}")
-        ready = [step for step in steps if step.run is not None]
+        ready = [(step.file, step.run) for step in steps if step.run is not None]
         if ready and not (yes or click.confirm("Repair this?", default=False)):
             print("nothing was changed")
             return FAILED
-        for step in ready:
-            assert step.run is not None
-            step.run()
-            print(f"repaired: {step.file}")
-    if len(ready) < len(steps):
-        print(f"not repaired: {count(len(steps) - len(ready), 'file')}, see above")
-    return FAILED if len(ready) < len(steps) else 0
-
-
-def _summarise(path: Path, verified: int, notes: int, damage: int) -> str:
-    return ", ".join(
-        (
-            f"{format_bytes(verified)} verified",
-            count(_count_topics(path), "topic"),
-            count(notes, "note"),
-            f"damage in {count(damage, 'place')}" if damage else "no damage",
-        )
-    )
+        for file, repair in ready:
+            repair()
+            print(f"repaired: {file}")
+    left = len(steps) - len(ready)
+    if left:
+        print(f"not repaired: {count(left, 'file')}, see above")
+    return FAILED if left else 0
 
 
 def _count_topics(path: Path) -> int:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -280,19 +280,17 @@ class _Handler(logging.Handler):
     """Writes to what standard error is at that time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
+        # A standard error that is closed is no reason to fail.
+        with suppress(OSError, ValueError):
             print(self.format(record), file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            return  # Nobody is there to be told, which is no reason to fail.
 
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
         text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
+        if record.exc_info and (error := record.exc_info[1]) is not None:
             # A traceback is for those who ask for it.
-            error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}"
         return f"lance-spark: {level}: {' '.join(text.split())}"
 
