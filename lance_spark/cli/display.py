@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
@@ -114,57 +114,78 @@ def _decode_text(head: bytes, *, whole: bool) -> str | None:
 _SPACES = dict.fromkeys(map(ord, "\t\n\r"))
 
 
-def print_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-) -> None:
-    """Print rows in aligned columns.
+# A cell of a table; None is a number or text that is not known.
+Cell = str | int | None
+Row = Mapping[str, Cell]
+UNKNOWN = "-"
+
+
+class ByteCount(int):
+    """A size that a table shows in the unit that suits it."""
+
+    def __str__(self) -> str:
+        return format_bytes(int(self))
+
+
+def show_cell(cell: Cell) -> str:
+    """Write what may not be known."""
+    return UNKNOWN if cell is None else str(cell)
+
+
+def print_table(rows: Iterable[Row]) -> None:
+    """Print rows in aligned columns, numbers on the right.
 
     Args:
-        titles: what is above the columns.
-        rows: an error that comes out of it passes after the rows before it are printed.
-        right: titles of the columns that are aligned on the right.
+        rows: cells by their titles, which are the same in each row. An error that comes
+            out of it passes after the rows before it are printed.
     """
-    write = _draw_rows if sys.stdout.isatty() else _write_rows
-    signs = [">" if title in right else "<" for title in titles]
-    widths = [0] * len(titles)
-    waiting = [titles]
+    widths: list[int] = []
+    waiting: list[Row] = []
     try:
         for row in rows:
             waiting.append(row)
             if len(waiting) >= _ALIGNED_ROWS:
-                write(waiting, signs, widths)
+                _print_rows(waiting, widths)
                 waiting = []
     finally:
-        write(waiting, signs, widths)
+        if waiting:
+            _print_rows(waiting, widths)
 
 
-def _write_rows(
-    rows: Sequence[Sequence[str]], signs: Sequence[str], widths: list[int]
-) -> None:
-    for row in rows:
-        widths[:] = map(max, widths, map(len, row))
-    for row in rows:
-        # The last column is not padded: nothing stands behind it.
-        cells = zip(row[:-1], signs, widths, strict=False)
-        padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
-        print("  ".join([*padded, row[-1]]).rstrip())
+def _print_rows(rows: Sequence[Row], widths: list[int]) -> None:
+    """Print a piece of a table: the first one, if there are no widths yet."""
+    columns = ([row[title] for row in rows] for title in rows[0])
+    is_right = [any(isinstance(cell, int) for cell in cells) for cells in columns]
+    lines = [[show_cell(cell) for cell in row.values()] for row in rows]
+    if not widths:
+        lines.insert(0, list(rows[0]))
+    if sys.stdout.isatty():
+        _draw_lines(lines, is_right, has_titles=not widths)
+    found = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    widths[:] = map(max, widths or found, found)
+    if not sys.stdout.isatty():
+        signs = [">" if right else "<" for right in is_right]
+        for line in lines:
+            # The last column is not padded: nothing stands behind it.
+            cells = zip(line[:-1], signs, widths, strict=False)
+            padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
+            print("  ".join([*padded, line[-1]]).rstrip())
 
 
-def _draw_rows(
-    rows: Sequence[Sequence[str]], signs: Sequence[str], widths: list[int]
+def _draw_lines(
+    lines: Sequence[Sequence[str]], is_right: Sequence[bool], *, has_titles: bool
 ) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for sign in signs:
+    for right in is_right:
         # A cell that does not fit goes on below: nothing is left out.
-        table.add_column(justify="right" if sign == ">" else "left", overflow="fold")
-    for row in rows:
-        # Only the titles have no widths before them. Text has no markup.
-        table.add_row(*map(Text, row), style="" if any(widths) else "bold")
-        widths[:] = map(max, widths, map(len, row))
+        table.add_column(justify="right" if right else "left", overflow="fold")
+    for number, line in enumerate(lines):
+        style = "bold" if has_titles and number == 0 else ""
+        table.add_row(*map(Text, line), style=style)  # Text has no markup.
     Console().print(table)
 
 

@@ -7,25 +7,17 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from lance_spark.cli.display import format_json, print_table, show_name
+from lance_spark.cli.display import Row, format_json, print_table, show_name
 from lance_spark.cli.options import connected, option, server_options
 from lance_spark.cli.summary import (
-    UNKNOWN,
     Document,
     find_lag,
     read_groups,
-    show,
     summarise,
 )
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.wire.lwp import Capability
-
-_TITLES = (
-    *("group", "generation", "strategy", "member"),
-    *("committed", "lag", "topic"),
-)
-_RIGHT = ("generation", "committed", "lag")
 
 
 @click.command("groups")
@@ -52,7 +44,7 @@ def command(config: ClientConfig, as_json: bool) -> None:
         for group in groups:
             print(format_json(group))
     elif groups:
-        print_table(_TITLES, _rows(groups), right=_RIGHT)
+        print_table(_rows(groups))
     else:
         print("no groups", file=sys.stderr)
 
@@ -65,16 +57,17 @@ def _find(client: LanceClient, topic: str) -> Document:
         return {"bytes": None, "consumers": None}
 
 
-def _rows(groups: Iterable[Document]) -> Iterator[tuple[str, ...]]:
+def _rows(groups: Iterable[Document]) -> Iterator[Row]:
     for group in groups:
-        head = (show_name(group["group"]), show(group["generation"]), group["strategy"])
         for member in group["members"]:
             # A member without topics waits for them, or there are too few.
             for topic in member["topics"] or [{}]:
-                yield (
-                    *head,
-                    show_name(member["member"]),
-                    show(topic.get("committed_offset")),
-                    show(topic.get("lag_bytes")),
-                    show_name(topic["topic"]) if topic else UNKNOWN,
-                )
+                yield {
+                    "group": show_name(group["group"]),
+                    "generation": group["generation"],
+                    "strategy": group["strategy"],
+                    "member": show_name(member["member"]),
+                    "committed": topic.get("committed_offset"),
+                    "lag": topic.get("lag_bytes"),
+                    "topic": show_name(topic["topic"]) if topic else None,
+                }

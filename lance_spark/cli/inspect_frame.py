@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from lance_spark.cli.display import Preview, count, format_time
+from lance_spark.cli.display import Preview, Row, count, format_time
 from lance_spark.cli.inspect_store import InspectedFile, Selection, print_items
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire.lwp import (
@@ -26,12 +26,6 @@ from lance_spark.wire.lwp import (
     decode_fetch_response,
     decode_header,
 )
-
-_TITLES = (
-    *("byte", "type", "flags", "batch", "topic"),
-    *("records", "payload", "crc", "time", "content"),
-)
-_RIGHT = ("byte", "batch", "topic", "records", "payload")
 
 # A payload is at most so long, except in a capture of nonsense.
 _PIECE_BYTES = PAYLOAD_BYTES_MAX
@@ -50,27 +44,26 @@ def show_frames(file: InspectedFile, selection: Selection) -> None:
     print(f"LWP frames, {count(file.size, 'byte')}")
     damaged: list[int] = []
 
-    def show(frame: FoundFrame) -> tuple[str, ...]:
+    def show(frame: FoundFrame) -> Row:
         position, header, checksum = frame
         payload, sound = _read_payload(file, frame)
         if not sound:
             damaged.append(position)
         is_control = header.type is FrameType.CONTROL
-        return (
-            f"{position}",
-            header.type.value,
-            _name_flags(header.flags),
-            "-" if is_control else f"{header.batch_id}",
-            f"{header.topic_id}",
-            f"{header.record_count}",
-            f"{header.payload_length}",
-            f"{checksum.value} {'ok' if sound else 'WRONG'}",
-            format_time(header.timestamp_ns) if header.timestamp_ns else "-",
-            _describe(header, payload, selection.preview),
-        )
+        return {
+            "byte": position,
+            "type": header.type.value,
+            "flags": _name_flags(header.flags),
+            "batch": None if is_control else header.batch_id,
+            "topic": header.topic_id,
+            "records": header.record_count,
+            "payload": header.payload_length,
+            "crc": f"{checksum.value} {'ok' if sound else 'WRONG'}",
+            "time": format_time(header.timestamp_ns) if header.timestamp_ns else None,
+            "content": _describe(header, payload, selection.preview),
+        }
 
-    frames = _find_frames(file)
-    print_items(frames, "frames", selection, _TITLES, show, right=_RIGHT)
+    print_items(_find_frames(file), "frames", selection, show)
     if damaged:
         found = count(len(damaged), "frame")
         raise file.error(

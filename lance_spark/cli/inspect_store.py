@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from lance_spark.cli.display import (
     Preview,
+    Row,
     count,
     format_json,
     format_time,
@@ -128,10 +129,7 @@ def print_items(
     items: Iterator[_Item],
     noun: str,
     selection: Selection,
-    titles: Sequence[str],
-    show: Callable[[_Item], Sequence[str]],
-    *,
-    right: Sequence[str] = (),
+    show: Callable[[_Item], Row],
 ) -> None:
     """Print a table of the selected items, and how to see those behind them.
 
@@ -140,12 +138,9 @@ def print_items(
             before it are printed, unless none behind them was asked for.
         noun: what they are.
         selection: which of them are shown.
-        titles: what is above the columns.
         show: writes the row of an item.
-        right: titles of the columns that are aligned on the right.
     """
-    shown = islice(items, selection.skip, selection.end)
-    print_table(titles, map(show, shown), right=right)
+    print_table(map(show, islice(items, selection.skip, selection.end)))
     try:
         more = next(items, None) is not None
     except LanceError:
@@ -166,15 +161,13 @@ def show_journal(file: InspectedFile, selection: Selection) -> None:
     entries = count(len(parsed.entries), "entry")
     print(f"journal of {count(file.size, 'byte')}, {entries}")
 
-    def show(item: tuple[int, dict[str, Any]]) -> tuple[str, ...]:
+    def show(item: tuple[int, dict[str, Any]]) -> Row:
         number, entry = item
         rest = {k: v for k, v in entry.items() if k != "kind"}
         text = selection.preview.show_text(format_json(rest))
-        return f"{number}", str(entry.get("kind")), text
+        return {"entry": number, "kind": str(entry.get("kind")), "content": text}
 
-    titles, right = ("entry", "kind", "content"), ("entry",)
-    items = enumerate(parsed.entries)
-    print_items(items, "entries", selection, titles, show, right=right)
+    print_items(enumerate(parsed.entries), "entries", selection, show)
     for fault in parsed.faults:
         raise file.error(f"{fault} (byte 0)")
     for start, end in parsed.damaged:
@@ -194,9 +187,11 @@ def show_consumers(file: InspectedFile, selection: Selection) -> None:
         raise file.error(f"{parsed.lost} (byte 0)")
     offsets = count(len(parsed.offsets), "offset")
     print(f"consumer offsets: {offsets} in {parsed.entries} entries")
-    rows = ((k.consumer, k.topic, v) for k, v in sorted(parsed.offsets.items()))
-    titles = ("consumer", "topic", "offset")
-    print_items(rows, "offsets", selection, titles, lambda row: [*map(str, row)])
+    rows: Iterator[Row] = (
+        {"consumer": key.consumer, "topic": key.topic, "offset": offset}
+        for key, offset in sorted(parsed.offsets.items())
+    )
+    print_items(rows, "offsets", selection, lambda row: row)
     for fault in parsed.faults:
         raise file.error(f"{fault} (byte 0)")
     if parsed.damaged:
@@ -247,9 +242,6 @@ def show_document(file: InspectedFile, selection: Selection) -> None:
 _WINDOW_BYTES = 1024 * 1024
 _RECORD_BYTES_MAX = RECORD_HEADER_BYTES + RECORD_VALUE_BYTES_MAX
 
-_TITLES = ("record", "offset", "type", "length", "key", "timestamp", "value")
-_RIGHT = ("record", "offset", "length")
-
 _NAMES = {int(member): member.name for member in RecordType}
 
 
@@ -278,25 +270,24 @@ def show_segment(file: InspectedFile, selection: Selection) -> None:
     base_offset, base_record, text = _find_base(file)
     print(f"segment of {count(file.size, 'byte')}, {text}")
 
-    def show(found: FoundRecord) -> tuple[str, ...]:
+    def show(found: FoundRecord) -> Row:
         try:
             record, end = decode_record(found.data, found.start)
         except RecordError as error:
             raise _record_error(file, base_offset, found.position, error) from None
         key, stamp, preview = record.key, record.timestamp_ns, selection.preview
         is_null = record.type == RecordType.NULL
-        return (
-            f"{base_record + found.number}",
-            f"{base_offset + found.position + found.start}",
-            name_type(record.type),
-            f"{end - found.start - RECORD_HEADER_BYTES}",
-            "-" if key is None else preview.show_bytes(key),
-            "-" if stamp is None else format_time(stamp),
-            "-" if is_null else preview.show_bytes(record.value),
-        )
+        return {
+            "record": base_record + found.number,
+            "offset": base_offset + found.position + found.start,
+            "type": name_type(record.type),
+            "length": end - found.start - RECORD_HEADER_BYTES,
+            "key": None if key is None else preview.show_bytes(key),
+            "timestamp": None if stamp is None else format_time(stamp),
+            "value": None if is_null else preview.show_bytes(record.value),
+        }
 
-    records = _find_records(file, base_offset)
-    print_items(records, "records", selection, _TITLES, show, right=_RIGHT)
+    print_items(_find_records(file, base_offset), "records", selection, show)
 
 
 def name_type(record_type: int) -> str:
@@ -363,9 +354,6 @@ def is_record(head: Buffer) -> bool:
 _WINDOW_ROWS = 4096
 _MARK_BYTES = HEADER_BYTES - mark_position(1)
 
-_ROW_HEAD = ("row", "kind", "offset", "record", "length", "records", "crc", "appended")
-_ROW_RIGHT = ("row", "offset", "record", "length", "records")
-
 _KINDS = {int(kind): kind.name for kind in Kind}
 
 
@@ -383,24 +371,23 @@ def show_index(file: InspectedFile, selection: Selection) -> None:
     _show_header(header, head, rows)
     damaged: list[int] = []
 
-    def show(item: tuple[int, Any, bool]) -> tuple[str, ...]:
+    def show(item: tuple[int, Any, bool]) -> Row:
         number, row, sound = item
         if not sound:
             damaged.append(number)
         kind = _KINDS.get(int(row["kind"]), f"kind {row['kind']}")
-        return (
-            f"{number}",
-            kind if sound else f"{kind} DAMAGED",
-            f"{header.base_offset + int(row['position'])}",
-            f"{header.base_record + int(row['record'])}",
-            f"{row['length']}",
-            f"{row['records']}",
-            f"{row['data_crc']:08x}" if row["kind"] == Kind.BATCH else "-",
-            format_time(int(row["append_ns"])),
-        )
+        return {
+            "row": number,
+            "kind": kind if sound else f"{kind} DAMAGED",
+            "offset": header.base_offset + int(row["position"]),
+            "record": header.base_record + int(row["record"]),
+            "length": int(row["length"]),
+            "records": int(row["records"]),
+            "crc": f"{row['data_crc']:08x}" if row["kind"] == Kind.BATCH else None,
+            "appended": format_time(int(row["append_ns"])),
+        }
 
-    items = _read_rows(file)
-    print_items(items, "rows", selection, _ROW_HEAD, show, right=_ROW_RIGHT)
+    print_items(_read_rows(file), "rows", selection, show)
     if damaged:
         at = HEADER_BYTES + damaged[0] * ROW_BYTES
         found = count(len(damaged), "damaged row")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import click
 
 from lance_spark.cli.checkpoint import Checkpoint, PlannedBatch, SourceOffset
 from lance_spark.cli.display import (
+    UNKNOWN,
+    Cell,
+    Row,
     count,
     format_json,
     format_time,
@@ -24,17 +27,13 @@ from lance_spark.cli.options import (
     option,
     server_options,
 )
-from lance_spark.cli.summary import UNKNOWN, Document, show, summarise
+from lance_spark.cli.summary import Document, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
-from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
+from lance_spark.offset import TopicPlace
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
-
-_TITLES = ("topic", "id", "offset", "created", "mark")
-_SERVER_TITLES = ("log start", "log end", "behind", "state")
-_RIGHT = ("id", "offset", "log start", "log end", "behind")
 
 # A letter alone before the colon is a drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -151,12 +150,12 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
     }
     if topics is None:
         return document
-    topic = topics.get(name)
-    state, _, lag = _judge(place, topic)
+    state, _, lag = _judge(place, topics.get(name))
+    topic = topics.get(name) or {}
     return {
         **document,
-        "log_start": topic and topic["log_start"],
-        "log_end": topic and topic["log_end"],
+        "log_start": topic.get("log_start"),
+        "log_end": topic.get("log_end"),
         "lag_bytes": lag,
         "state": state,
     }
@@ -178,7 +177,9 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
         if source.offset is not None:
             topics_in = count(len(source.offset.topics), "topic")
             print(f"source {number}: lance, {topics_in}")
-            _print_topics(source.offset, topics)
+            places = source.offset.topics
+            has_marks = any(place.marks for _, place in places)
+            print_table(_show_topic(*at, topics, has_marks=has_marks) for at in places)
         elif source.document is None:
             print(f"source {number}: no offset yet")
         else:
@@ -187,47 +188,27 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
             print(f"source {number}: not lance, skipped: {text}")
 
 
-def _print_topics(offset: StreamOffset, topics: Topics | None) -> None:
-    if not offset.topics:
-        return
-    has_marks = any(place.marks for _, place in offset.topics)
-    titles = _TITLES if has_marks else _TITLES[:-1]
+def _show_topic(
+    name: str, place: TopicPlace, topics: Topics | None, *, has_marks: bool
+) -> Row:
+    mark = place.mark
+    at = [f"{partition}: {position}" for partition, position in place.positions]
+    row: dict[str, Cell] = {
+        "topic": show_name(name),
+        "id": place.topic_id,
+        "offset": place.offset if len(at) == 1 else ", ".join(at),
+        "created": _show_time(place.created_s, _NS_PER_S) if place.created_s else None,
+    }
+    if has_marks:
+        row["mark"] = None
+        if mark is not None:
+            row["mark"] = f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
     if topics is not None:
-        titles = (*titles, *_SERVER_TITLES)
-    rows = _rows(offset, topics, has_marks=has_marks)
-    print_table(titles, rows, right=_RIGHT)
-
-
-def _rows(
-    offset: StreamOffset, topics: Topics | None, *, has_marks: bool
-) -> Iterator[tuple[str, ...]]:
-    for name, place in offset.topics:
-        row = [
-            show_name(name),
-            str(place.topic_id),
-            _show_offset(place),
-            _show_time(place.created_s, _NS_PER_S) if place.created_s else UNKNOWN,
-        ]
-        if has_marks:
-            row.append(_show_mark(place.mark))
-        if topics is not None:
-            topic = topics.get(name)
-            _, text, lag = _judge(place, topic)
-            ends = (topic["log_start"], topic["log_end"]) if topic else (None, None)
-            row += [*map(show, ends), show(lag), text]
-        yield tuple(row)
-
-
-def _show_offset(place: TopicPlace) -> str:
-    if len(place.positions) == 1:
-        return str(place.offset)
-    return ", ".join(f"{partition}: {at}" for partition, at in place.positions)
-
-
-def _show_mark(mark: OffsetMark | None) -> str:
-    if mark is None:
-        return UNKNOWN
-    return f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
+        _, text, lag = _judge(place, topics.get(name))
+        topic = topics.get(name) or {}
+        row["log start"], row["log end"] = topic.get("log_start"), topic.get("log_end")
+        row |= {"behind": lag, "state": text}
+    return row
 
 
 def _show_time(number: int, unit_ns: int) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lance_spark.cli.display import format_time, show_name
+from lance_spark.cli.display import UNKNOWN, ByteCount, Cell, format_time, show_name
 from lance_spark.client import LanceClient, consumer_id
 from lance_spark.model import Retention
-from lance_spark.quantity import format_bytes, format_limits
+from lance_spark.quantity import format_limits
 from lance_spark.wire.lwp import TopicInfo
-
-UNKNOWN = "-"
 
 Document = dict[str, Any]
 
@@ -109,34 +107,23 @@ def _take_objects(details: Mapping[str, Any], name: str) -> list[Document] | Non
     return [value for value in values if isinstance(value, dict)]
 
 
-def show_topic(topic: Document) -> dict[str, str]:
+def show_topic(topic: Document) -> dict[str, Cell]:
     """Give what tables print of a topic, by title."""
     created_ns = topic["created_at"] * 1_000_000_000
-    age_s, size, consumers = (
-        topic[name] for name in ("max_age_secs", "max_bytes", "consumers")
-    )
+    age_s, limit = topic["max_age_secs"], topic["max_bytes"]
+    size, consumers = topic["bytes"], topic["consumers"]
     return {
         "name": show_name(topic["name"]),
-        "id": str(topic["id"]),
-        "created": format_time(created_ns) if created_ns else UNKNOWN,
-        "records": show(topic["records"]),
-        "bytes": show_bytes(topic["bytes"]),
-        "log start": show(topic["log_start"]),
-        "log end": show(topic["log_end"]),
-        "retention": show_retention(None if size is None else Retention(age_s, size)),
-        "stages": show(topic["stages"]),
-        "consumers": show(None if consumers is None else len(consumers)),
+        "id": topic["id"],
+        "created": format_time(created_ns) if created_ns else None,
+        "records": topic["records"],
+        "bytes": None if size is None else ByteCount(size),
+        "log start": topic["log_start"],
+        "log end": topic["log_end"],
+        "retention": show_retention(None if limit is None else Retention(age_s, limit)),
+        "stages": topic["stages"],
+        "consumers": None if consumers is None else len(consumers),
     }
-
-
-def show(value: int | None) -> str:
-    """Write a number that may not be known."""
-    return UNKNOWN if value is None else str(value)
-
-
-def show_bytes(size: int | None) -> str:
-    """Write a size that may not be known."""
-    return UNKNOWN if size is None else format_bytes(size)
 
 
 def show_retention(retention: Retention | None) -> str:

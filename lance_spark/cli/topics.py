@@ -16,9 +16,12 @@ import click
 
 from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
 from lance_spark.cli.display import (
+    UNKNOWN,
+    ByteCount,
     count,
     format_json,
     print_table,
+    show_cell,
     show_name,
 )
 from lance_spark.cli.main import FAILED
@@ -35,11 +38,8 @@ from lance_spark.cli.options import (
     server_options,
 )
 from lance_spark.cli.summary import (
-    UNKNOWN,
     Document,
     read_groups,
-    show,
-    show_bytes,
     show_retention,
     show_topic,
     summarise,
@@ -52,9 +52,8 @@ from lance_spark.store import Store
 from lance_spark.store.topic import Topic
 from lance_spark.wire.lwp import scan
 
-_TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
+_LISTED = ("id", "name", "records", "bytes", "log start", "log end", "retention")
 _DESCRIBED_ONLY = ("stages", "consumers")
-_RIGHT = ("id", "records", "bytes", "log start", "log end")
 
 
 @click.group("topics")
@@ -88,8 +87,7 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
             print(format_json(listed))
     elif topics:
         shown = map(show_topic, topics)
-        rows = ([fields[title] for title in _TITLES] for fields in shown)
-        print_table(_TITLES, rows, right=_RIGHT)
+        print_table({title: cells[title] for title in _LISTED} for cells in shown)
     else:
         print("no topics", file=sys.stderr)
 
@@ -132,7 +130,7 @@ def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
 def _confirm(topic: Document) -> bool:
     content = "its records"
     if topic["records"] is not None:
-        content = f"{count(topic['records'], 'record')} ({show_bytes(topic['bytes'])})"
+        content = f"{count(topic['records'], 'record')} ({ByteCount(topic['bytes'])})"
     question = f"Delete topic {show_name(topic['name'])} with {content}?"
     return click.confirm(question, err=True)
 
@@ -160,10 +158,6 @@ def retention(
     print(show_retention(limits))
 
 
-_CONSUMER_TITLES = ("consumer", "committed", "lag", "group")
-_CONSUMER_RIGHT = ("consumer", "committed", "lag")
-
-
 @command.command("describe")
 @click.argument("topic", type=TOPIC)
 @option("--json as_json", bool, "One JSON object.")
@@ -181,19 +175,18 @@ def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
         print(format_json(found))
         return
     for name, value in show_topic(found).items():
-        print(f"{name:10} {value}".rstrip())
+        print(f"{name:10} {show_cell(value)}".rstrip())
     if found["consumers"]:
         print()
-        rows = (
-            (
-                str(consumer["consumer_id"]),
-                show(consumer["committed_offset"]),
-                show(consumer["lag_bytes"]),
-                show_name(consumer["group"] or UNKNOWN),
-            )
+        print_table(
+            {
+                "consumer": consumer["consumer_id"],
+                "committed": consumer["committed_offset"],
+                "lag": consumer["lag_bytes"],
+                "group": show_name(consumer["group"] or UNKNOWN),
+            }
             for consumer in found["consumers"]
         )
-        print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
 
 
 @command.command("auth")

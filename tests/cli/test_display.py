@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from lance_spark.cli.display import (
+    ByteCount,
     Preview,
     count,
     format_json,
@@ -86,27 +87,32 @@ def test_show_bytes_cuts_inside_a_character() -> None:
 
 
 def test_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("1", "a", "x"), ("1000", "bb", "y" * 50)]
-    print_table(("n", "name", "rest"), rows, right=("n",))
-    assert capsys.readouterr().out.splitlines() == [
-        "   n  name  rest",
-        "   1  a     x",
-        "1000  bb    " + "y" * 50,
+    rows = [
+        {"n": 1, "name": "a", "size": ByteCount(5), "rest": "x"},
+        {"n": 1000, "name": "bb", "size": None, "rest": "y" * 50},
     ]
+    print_table(rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "   n  name     size  rest",
+        "   1  a     5 bytes  x",
+        "1000  bb          -  " + "y" * 50,
+    ]
+    print_table([])
+    assert capsys.readouterr().out == ""
 
 
 def test_table_shows_what_came_before_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rows() -> Iterator[tuple[str]]:
+    def rows() -> Iterator[dict[str, int]]:
         for number in range(450):
-            yield (str(number),)
+            yield {"number": number}
         raise ValueError
 
     with pytest.raises(ValueError):
-        print_table(("n",), rows())
+        print_table(rows())
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["n", *map(str, range(450))]
+    assert lines == ["number", *map(str, range(450))]
 
 
 def _strip(text: str) -> str:
@@ -115,8 +121,11 @@ def _strip(text: str) -> str:
 
 @pytest.mark.usefixtures("terminal")
 def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("1", "[b]a", "x"), ("1000", "日本", "y" * 80)]
-    print_table(("n", "name", "rest"), rows, right=("n",))
+    rows = [
+        {"n": 1, "name": "[b]a", "rest": "x"},
+        {"n": 1000, "name": "日本", "rest": "y" * 80},
+    ]
+    print_table(rows)
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     lines = [line.rstrip() for line in _strip(out).splitlines()]
@@ -131,16 +140,16 @@ def test_table_on_a_terminal_comes_in_pieces(
 ) -> None:
     printed: list[str] = []
 
-    def rows() -> Iterator[tuple[str]]:
+    def rows() -> Iterator[dict[str, str]]:
         for number in range(450):
-            yield (str(number),)
+            yield {"n": str(number)}
             printed.append(capsys.readouterr().out)
         raise ValueError
 
     with pytest.raises(ValueError):
-        print_table(("n",), rows())
+        print_table(rows())
     pieces = [*filter(None, printed), capsys.readouterr().out]
-    assert len(pieces) == 3
+    assert len(pieces) == 3 and pieces[0].count("\x1b[1m") == 1
     lines = [line.rstrip() for line in _strip("".join(pieces)).splitlines()]
     assert lines == ["n", *map(str, range(450))]
 

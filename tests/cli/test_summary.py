@@ -10,8 +10,6 @@ from lance_spark.cli.summary import (
     Document,
     find_lag,
     read_groups,
-    show,
-    show_bytes,
     show_retention,
     summarise,
 )
@@ -116,8 +114,3 @@ def test_groups() -> None:
 )
 def test_show_retention(retention: Retention | None, text: str) -> None:
     assert show_retention(retention) == text
-
-
-def test_show() -> None:
-    assert (show(None), show(0), show(12345)) == ("-", "0", "12345")
-    assert (show_bytes(None), show_bytes(1500)) == ("-", "1.5 kB")
