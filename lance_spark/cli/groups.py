@@ -9,12 +9,7 @@ import click
 
 from lance_spark.cli.display import Row, format_json, print_table, show_name
 from lance_spark.cli.options import connected, option, server_options
-from lance_spark.cli.summary import (
-    Document,
-    find_lag,
-    read_groups,
-    summarise,
-)
+from lance_spark.cli.summary import Document, find_lag, read_groups, summarise
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.wire.lwp import Capability
