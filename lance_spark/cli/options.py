@@ -54,7 +54,7 @@ def parse_age(text: str) -> int:
     """
     seconds = parse_duration(text)
     if seconds != int(seconds):
-        raise OptionError(f"{text!r} must be whole seconds")
+        raise OptionError(f"{text!r} is not a whole number of seconds")
     return int(seconds)
 
 
