@@ -21,10 +21,10 @@ from lance_spark.cli.options import (
     CHECKSUMS,
     PATH,
     SIZE,
-    check_can_be_store,
     option,
     shown_log,
 )
+from lance_spark.errors import StoreError
 from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
@@ -86,8 +86,9 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     where clients can connect; warnings are on standard error.
     """
     config = make_config(config_file, flags)
-    if config.data_dir is not None:
-        check_can_be_store(Path(config.data_dir))
+    path = None if config.data_dir is None else Path(config.data_dir)
+    if path is not None and path.exists() and not path.is_dir():
+        raise StoreError(f"{path}: not a directory: a broker keeps its data in one")
     _prepare_process()
     with shown_log(verbose=verbose), _stop_signals() as wait:
         with EmbeddedBroker(config) as broker:

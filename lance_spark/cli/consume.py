@@ -6,7 +6,7 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -95,24 +95,21 @@ def find_start(
     Raises:
         Unsupported: a time, and the server can't find it.
     """
-    if position.kind is SeekKind.BEGINNING:
-        return client.bounds(topic).start or 0, None
-    if position.kind is SeekKind.END:
-        return client.bounds(topic).end, None
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset, None
-    asked = position.value
-    if not client.supports(Capability.LOCATE):
-        return asked, None
-    found = client.locate_offset(topic, asked).offset
+    bounds = client.bounds(topic)
+    start, asked = bounds.start or 0, position.value
+    if position.kind is not SeekKind.OFFSET:
+        return (start if position.kind is SeekKind.BEGINNING else bounds.end), None
+    found = asked
+    if client.supports(Capability.LOCATE):
+        found = client.locate_offset(topic, asked).offset
     if found == asked:
         return found, None
-    bounds = client.bounds(topic)
-    if bounds.start is not None and asked < bounds.start:
-        return found, f"offset {asked} is not there any more, starting at {found}"
-    if asked > bounds.end:
-        return found, f"offset {asked} is not there yet, starting at {found}"
-    return found, f"offset {asked} is inside a record, starting at {found}"
+    where = "inside a record"
+    if not start <= asked <= bounds.end:
+        where = f"not there {'any more' if asked < start else 'yet'}"
+    return found, f"offset {asked} is {where}, starting at {found}"
 
 
 def find_end(client: LanceClient, topic: int | str, position: SeekPosition) -> int:
@@ -174,18 +171,14 @@ def _to_field(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-class RecordFormat(NamedTuple):
-    """A way to print records: the columns that it needs, and what writes them."""
+Encode = Callable[[pa.RecordBatch, str, bytes | None], Buffer]
 
-    columns: Sequence[str]
-    encode: Callable[[pa.RecordBatch, str, bytes | None], Buffer]
-
-
+# How records can be printed: the columns that it needs, and what writes them.
 _PAIR = ("key", "value")
-FORMATS = {
-    "raw": RecordFormat(_PAIR, encode_raw),
-    "json": RecordFormat(("offset", "type", *_PAIR, "timestamp_ns"), encode_json),
-    "hex": RecordFormat(_PAIR, encode_hex),
+FORMATS: dict[str, tuple[Sequence[str], Encode]] = {
+    "raw": (_PAIR, encode_raw),
+    "json": (("offset", "type", *_PAIR, "timestamp_ns"), encode_json),
+    "hex": (_PAIR, encode_hex),
 }
 
 
@@ -249,7 +242,8 @@ def _print(
     reader: RecordReader, topic: str, how: dict[str, Any], commits: _Commits
 ) -> None:
     records = size = 0
-    format, most, follow = FORMATS[how["output"]], how["most"], how["follow"]
+    most, follow = how["most"], how["follow"]
+    columns, encode = FORMATS[how["output"]]
     # On a terminal the records themselves show how far it is.
     with show_progress("consuming", hidden=sys.stdout.isatty()) as update:
         while most is None or records < most:
@@ -264,10 +258,10 @@ def _print(
             rows = decode(
                 chunk.data,
                 base_offset=chunk.start,
-                columns=format.columns,
+                columns=columns,
                 stamp_type=pa.uint64(),
             ).batch
-            sys.stdout.buffer.write(format.encode(rows, topic, how["separator"]))
+            sys.stdout.buffer.write(encode(rows, topic, how["separator"]))
             # What is committed must have been seen.
             sys.stdout.buffer.flush()
             records, size = records + chunk.records, size + len(chunk.data)

@@ -152,6 +152,26 @@ def print_table(rows: Iterable[Row]) -> None:
             _print_rows(waiting, widths)
 
 
+def print_list(
+    noun: str, documents: Sequence[Any], rows: Iterable[Row], *, as_json: bool
+) -> None:
+    """Print things, an object of JSON or a row of a table for each.
+
+    Args:
+        noun: what they are.
+        documents: the objects.
+        rows: the rows.
+        as_json: print the objects.
+    """
+    if as_json:
+        for document in documents:
+            print(format_json(document))
+    elif documents:
+        print_table(rows)
+    else:
+        print(f"no {noun}", file=sys.stderr)
+
+
 def _print_rows(rows: Sequence[Row], widths: list[int]) -> None:
     """Print a piece of a table: the first one, if there are no widths yet."""
     columns = ([row[title] for row in rows] for title in rows[0])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 import click
 
-from lance_spark.cli.display import Row, format_json, print_table, show_name
+from lance_spark.cli.display import Row, print_list, show_name
 from lance_spark.cli.options import connected, option, server_options
-from lance_spark.cli.summary import Document, find_lag, read_groups, summarise
-from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
+from lance_spark.cli.summary import Document, find_lag, read_groups, summarise_named
+from lance_spark.client import ClientConfig
 from lance_spark.wire.lwp import Capability
 
 
@@ -27,29 +25,15 @@ def command(config: ClientConfig, as_json: bool) -> None:
         client.require(Capability.GROUPS, "consumer groups")
         groups = read_groups(client)
         members = [member for group in groups for member in group["members"]]
-        names = sorted({name for member in members for name in member["topics"]})
-        topics = {name: _find(client, name) for name in names}
+        names = {name for member in members for name in member["topics"]}
+        topics = summarise_named(client, names)
     for group in groups:
         for member in group["members"]:
             member["topics"] = [
-                {"topic": name, **find_lag(topics[name], group["group"])}
+                {"topic": name, **find_lag(topics.get(name), group["group"])}
                 for name in member["topics"]
             ]
-    if as_json:
-        for group in groups:
-            print(format_json(group))
-    elif groups:
-        print_table(_rows(groups))
-    else:
-        print("no groups", file=sys.stderr)
-
-
-def _find(client: LanceClient, topic: str) -> Document:
-    """Ask for a topic that may be gone again, or that this client may not see."""
-    try:
-        return summarise(client, client.topic(topic))
-    except (TopicNotFound, TopicDeleted, AccessDenied):
-        return {"bytes": None, "consumers": None}
+    print_list("groups", groups, _rows(groups), as_json=as_json)
 
 
 def _rows(groups: Iterable[Document]) -> Iterator[Row]:

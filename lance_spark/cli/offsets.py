@@ -27,9 +27,8 @@ from lance_spark.cli.options import (
     option,
     server_options,
 )
-from lance_spark.cli.summary import Document, summarise
-from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
+from lance_spark.cli.summary import Document, summarise_named
+from lance_spark.client import ClientConfig
 from lance_spark.offset import TopicPlace
 
 _NS_PER_S = 1_000_000_000
@@ -73,7 +72,7 @@ def command(
     if is_server_given():
         names = {n for s in found.sources if s.offset for n, _ in s.offset.topics}
         with connected(config) as client:
-            topics = _ask(client, names)
+            topics = summarise_named(client, names)
     if as_json:
         print(format_json(_to_document(query_id, found, topics)))
     else:
@@ -81,18 +80,6 @@ def command(
 
 
 Topics = Mapping[str, Document]
-
-
-def _ask(client: LanceClient, names: set[str]) -> Topics:
-    """Ask for topics; leave out those that are gone or that the client may not see."""
-    found = {}
-    for info in client.topics():
-        if info.name in names:
-            try:
-                found[info.name] = summarise(client, info)
-            except (TopicNotFound, TopicDeleted, AccessDenied):
-                continue
-    return found
 
 
 def _judge(place: TopicPlace, topic: Document | None) -> tuple[str, str, int | None]:

@@ -301,16 +301,6 @@ class _OneLine(logging.Formatter):
 _TRACES = ("store.json", "journal.log", "segments")
 
 
-def check_can_be_store(path: Path) -> None:
-    """Refuse a path where something else is than a directory.
-
-    Raises:
-        StoreError: with the reason.
-    """
-    if path.exists() and not path.is_dir():
-        raise StoreError(f"{path}: not a directory: a broker keeps its data in one")
-
-
 def check_is_store(path: Path) -> None:
     """Refuse a path where no store is, without making one there.
 

@@ -5,11 +5,13 @@ A plain server tells less: what it does not say is None here, and `-` in a table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lance_spark.cli.display import UNKNOWN, ByteCount, Cell, format_time, show_name
 from lance_spark.client import LanceClient, consumer_id
+from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.model import Retention
 from lance_spark.quantity import format_limits
 from lance_spark.wire.lwp import TopicInfo
@@ -65,12 +67,22 @@ def _describe_consumer(
     }
 
 
-def find_lag(topic: Document, group: str) -> Document:
+def summarise_named(client: LanceClient, names: Iterable[str]) -> dict[str, Document]:
+    """Ask for topics; leave out those that are gone or that the client may not see."""
+    found = {}
+    for name in sorted(names):
+        with suppress(TopicNotFound, TopicDeleted, AccessDenied):
+            found[name] = summarise(client, client.topic(name))
+    return found
+
+
+def find_lag(topic: Document | None, group: str) -> Document:
     """Tell how far a group has come in a topic, also one that committed nothing."""
-    for consumer in topic["consumers"] or ():
+    found = {"committed_offset": None, "lag_bytes": topic and topic["bytes"]}
+    for consumer in (topic and topic["consumers"]) or ():
         if consumer["consumer_id"] == consumer_id(group):
-            return {k: consumer[k] for k in ("committed_offset", "lag_bytes")}
-    return {"committed_offset": None, "lag_bytes": topic["bytes"]}
+            return {key: consumer[key] for key in found}
+    return found
 
 
 def read_groups(client: LanceClient) -> list[Document]:

@@ -7,7 +7,7 @@ so they are changed in its data directory, while it is not running.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_ru
 from lance_spark.cli.display import (
     UNKNOWN,
     ByteCount,
+    Row,
     count,
     format_json,
+    print_list,
     print_table,
     show_cell,
     show_name,
@@ -52,7 +54,7 @@ from lance_spark.store import Store
 from lance_spark.store.topic import Topic
 from lance_spark.wire.lwp import scan
 
-_LISTED = ("id", "name", "records", "bytes", "log start", "log end", "retention")
+_TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
 _DESCRIBED_ONLY = ("stages", "consumers")
 
 
@@ -81,15 +83,12 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
     """
     with connected(config) as client:
         topics = [summarise(client, info) for info in client.topics()]
-    if as_json:
-        for topic in topics:
-            listed = {k: v for k, v in topic.items() if k not in _DESCRIBED_ONLY}
-            print(format_json(listed))
-    elif topics:
-        shown = map(show_topic, topics)
-        print_table({title: cells[title] for title in _LISTED} for cells in shown)
-    else:
-        print("no topics", file=sys.stderr)
+    shown = map(show_topic, topics)
+    rows: Iterator[Row] = (
+        {title: cells[title] for title in _TITLES} for cells in shown
+    )
+    listed = [{k: v for k, v in t.items() if k not in _DESCRIBED_ONLY} for t in topics]
+    print_list("topics", listed, rows, as_json=as_json)
 
 
 @command.command("create")

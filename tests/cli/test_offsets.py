@@ -299,7 +299,7 @@ def test_retention_that_was_first(
     def drop(client: LanceClient, info: TopicInfo) -> Document:
         return {**summarise(client, info), "log_start": 10}
 
-    monkeypatch.setattr("lance_spark.cli.offsets.summarise", drop)
+    monkeypatch.setattr("lance_spark.cli.summary.summarise", drop)
     start = TopicPlace.at(place.topic_id, place.created_s, 0)
     found = ask_state(ask, path, topic, start)
     assert (found["state"], found["lag_bytes"]) == ("dropped", 10)
@@ -327,7 +327,7 @@ def test_topic_that_goes_meanwhile(
     def vanish(*_: object) -> None:
         raise TopicNotFound("gone")
 
-    monkeypatch.setattr("lance_spark.cli.offsets.summarise", vanish)
+    monkeypatch.setattr("lance_spark.cli.summary.summarise", vanish)
     assert ask_state(ask, path, topic, place)["state"] == "gone"
 
 
