@@ -13,25 +13,13 @@ from typing import Any, NamedTuple
 from lance_spark.cli.display import Preview, Row, count, format_time
 from lance_spark.cli.inspect_store import InspectedFile, Selection, print_items
 from lance_spark.errors import RemoteProtocolError
-from lance_spark.wire.lwp import (
-    HEADER_BYTES,
-    PAYLOAD_BYTES_MAX,
-    REQUESTS,
-    RESPONSES,
-    Checksum,
-    Command,
-    FrameFlags,
-    FrameType,
-    Header,
-    decode_fetch_response,
-    decode_header,
-)
+from lance_spark.wire import lwp
 
 # A payload is at most so long, except in a capture of nonsense.
-_PIECE_BYTES = PAYLOAD_BYTES_MAX
+_PIECE_BYTES = lwp.PAYLOAD_BYTES_MAX
 
-_COMMANDS = {int(command): command.name for command in Command}
-_MESSAGES = {**REQUESTS, **RESPONSES}
+_COMMANDS = {int(command): command.name for command in lwp.Command}
+_MESSAGES = {**lwp.REQUESTS, **lwp.RESPONSES}
 
 
 def show_frames(file: InspectedFile, selection: Selection) -> None:
@@ -49,7 +37,7 @@ def show_frames(file: InspectedFile, selection: Selection) -> None:
         payload, sound = _read_payload(file, frame)
         if not sound:
             damaged.append(position)
-        is_control = header.type is FrameType.CONTROL
+        is_control = header.type is lwp.FrameType.CONTROL
         return {
             "byte": position,
             "type": header.type.value,
@@ -75,34 +63,34 @@ class FoundFrame(NamedTuple):
     """A frame of a capture, of which only the header was read."""
 
     position: int
-    header: Header
-    checksum: Checksum
+    header: lwp.Header
+    checksum: lwp.Checksum
 
 
 def _find_frames(file: InspectedFile) -> Iterator[FoundFrame]:
     """Go from header to header."""
     position = 0
-    while head := file.read(position, HEADER_BYTES):
+    while head := file.read(position, lwp.HEADER_BYTES):
         no_frame = f"no frame at byte {position}"
-        if len(head) < HEADER_BYTES:
-            there = f"{len(head)} of {HEADER_BYTES} bytes are there"
+        if len(head) < lwp.HEADER_BYTES:
+            there = f"{len(head)} of {lwp.HEADER_BYTES} bytes are there"
             raise file.error(f"{no_frame}: the header is cut off, {there}")
         try:
             # Each for itself: in a capture of both directions they may differ.
-            header, checksum = decode_header(head, None)
+            header, checksum = lwp.decode_header(head, None)
         except RemoteProtocolError as error:
             raise file.error(f"{no_frame}: {error.reason}") from error
-        left = file.size - position - HEADER_BYTES
+        left = file.size - position - lwp.HEADER_BYTES
         if header.payload_length > left:
             there = f"{left} of {header.payload_length} bytes are there"
             raise file.error(f"{no_frame}: the payload is cut off, {there}")
         yield FoundFrame(position, header, checksum)
-        position += HEADER_BYTES + header.payload_length
+        position += lwp.HEADER_BYTES + header.payload_length
 
 
 def _read_payload(file: InspectedFile, frame: FoundFrame) -> tuple[bytes, bool]:
     """Read a payload, and whether it is sound; no more is kept than LWP allows."""
-    at = frame.position + HEADER_BYTES
+    at = frame.position + lwp.HEADER_BYTES
     end = at + frame.header.payload_length
     payload, crc = b"", 0
     while at < end and (data := file.read(at, min(end - at, _PIECE_BYTES))):
@@ -111,24 +99,26 @@ def _read_payload(file: InspectedFile, frame: FoundFrame) -> tuple[bytes, bool]:
     return payload, crc == frame.header.payload_crc
 
 
-def _name_flags(flags: FrameFlags) -> str:
-    return "+".join(f.name.lower() for f in FrameFlags if f & flags and f.name) or "-"
+def _name_flags(flags: lwp.FrameFlags) -> str:
+    return (
+        "+".join(f.name.lower() for f in lwp.FrameFlags if f & flags and f.name) or "-"
+    )
 
 
-def _describe(header: Header, payload: bytes, preview: Preview) -> str:
+def _describe(header: lwp.Header, payload: bytes, preview: Preview) -> str:
     """Say what is in a frame: the command and its fields, or the first bytes."""
-    if header.type is not FrameType.CONTROL:
+    if header.type is not lwp.FrameType.CONTROL:
         return preview.show_bytes(payload) if payload else ""
     command = header.batch_id
     name = _COMMANDS.get(command)
     if name is None:
         return f"unknown command 0x{command:02X} {preview.show_bytes(payload)}"
     name = f"0x{command:02X} {name}"
-    if command == Command.AUTHENTICATE:
+    if command == lwp.Command.AUTHENTICATE:
         return name  # All of its payload is a secret.
     try:
-        if command == Command.FETCH_RESPONSE:
-            return f"{name} {_list_fields(decode_fetch_response(payload), preview)}"
+        if command == lwp.Command.FETCH_RESPONSE:
+            return f"{name} {_list_fields(lwp.decode_fetch_response(payload), preview)}"
         message = _MESSAGES[command].decode_payload(payload)
     except RemoteProtocolError as error:
         return f"{name} malformed: {error}"

@@ -27,8 +27,7 @@ from lance_spark.cli.display import (
 )
 from lance_spark.errors import LanceError, RecordError, StoreError
 from lance_spark.model import Buffer
-from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.document import decode_document
+from lance_spark.store import consumers, document, journal, stage, topic
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -42,16 +41,7 @@ from lance_spark.store.format import (
     parse_segment_name,
     valid_rows,
 )
-from lance_spark.store.journal import parse_journal
-from lance_spark.store.stage import decode_stage
-from lance_spark.store.topic import decode_topic
-from lance_spark.wire.lwp import (
-    RECORD_HEADER_BYTES,
-    RECORD_VALUE_BYTES_MAX,
-    RecordType,
-    decode_record,
-    scan,
-)
+from lance_spark.wire import lwp
 
 # Files that are read as a whole, such as the journal, are a few MiB long. Anything
 # much larger is something else.
@@ -155,7 +145,7 @@ def show_journal(file: InspectedFile, selection: Selection) -> None:
     Raises:
         LanceError: where something is no entry.
     """
-    parsed = parse_journal(file.read_whole())
+    parsed = journal.parse_journal(file.read_whole())
     if parsed.lost is not None:
         raise file.error(f"{parsed.lost} (byte 0)")
     entries = count(len(parsed.entries), "entry")
@@ -182,7 +172,7 @@ def show_consumers(file: InspectedFile, selection: Selection) -> None:
     Raises:
         LanceError: where an entry is damaged or cut off.
     """
-    parsed = parse_consumers(file.read_whole())
+    parsed = consumers.parse_consumers(file.read_whole())
     if parsed.lost is not None:
         raise file.error(f"{parsed.lost} (byte 0)")
     offsets = count(len(parsed.offsets), "offset")
@@ -203,9 +193,9 @@ def show_consumers(file: InspectedFile, selection: Selection) -> None:
 
 # The JSON files of a store by a key that only they have: what they are, their decoder.
 _DOCUMENTS: dict[str, tuple[str, Callable[[bytes], Any] | None]] = {
-    "log_start": ("metadata of a topic", decode_topic),
-    "opened_ns": ("metadata of a stage", decode_stage),
-    "next_topic": ("identity of a store", decode_document),
+    "log_start": ("metadata of a topic", topic.decode_topic),
+    "opened_ns": ("metadata of a stage", stage.decode_stage),
+    "next_topic": ("identity of a store", document.decode_document),
 }
 
 
@@ -218,17 +208,17 @@ def show_document(file: InspectedFile, selection: Selection) -> None:
     data = file.read_whole()
     try:
         text = data.decode()
-        document = json.loads(text)
+        content = json.loads(text)
     except UnicodeDecodeError as error:
         raise file.error(f"not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
         position = len(text[: error.pos].encode())
         raise file.error(f"not JSON at byte {position}: {error.msg}") from error
-    keys = document if isinstance(document, dict) else {}
+    keys = content if isinstance(content, dict) else {}
     known = [entry for key, entry in _DOCUMENTS.items() if key in keys]
     name, decode = known[0] if known else ("JSON", None)
     print(f"{name}, {count(len(data), 'byte')}")
-    lines = json.dumps(document, indent=2).splitlines()
+    lines = json.dumps(content, indent=2).splitlines()
     print("\n".join(lines[selection.skip : selection.end]))
     if len(lines) > selection.end:
         print(f"… more lines follow: --skip {selection.end}")
@@ -240,9 +230,9 @@ def show_document(file: InspectedFile, selection: Selection) -> None:
 
 
 _WINDOW_BYTES = 1024 * 1024
-_RECORD_BYTES_MAX = RECORD_HEADER_BYTES + RECORD_VALUE_BYTES_MAX
+_RECORD_BYTES_MAX = lwp.RECORD_HEADER_BYTES + lwp.RECORD_VALUE_BYTES_MAX
 
-_NAMES = {int(member): member.name for member in RecordType}
+_NAMES = {int(member): member.name for member in lwp.RecordType}
 
 
 class FoundRecord(NamedTuple):
@@ -272,16 +262,16 @@ def show_segment(file: InspectedFile, selection: Selection) -> None:
 
     def show(found: FoundRecord) -> Row:
         try:
-            record, end = decode_record(found.data, found.start)
+            record, end = lwp.decode_record(found.data, found.start)
         except RecordError as error:
             raise _record_error(file, base_offset, found.position, error) from None
         key, stamp, preview = record.key, record.timestamp_ns, selection.preview
-        is_null = record.type == RecordType.NULL
+        is_null = record.type == lwp.RecordType.NULL
         return {
             "record": base_record + found.number,
             "offset": base_offset + found.position + found.start,
             "type": name_type(record.type),
-            "length": end - found.start - RECORD_HEADER_BYTES,
+            "length": end - found.start - lwp.RECORD_HEADER_BYTES,
             "key": None if key is None else preview.show_bytes(key),
             "timestamp": None if stamp is None else format_time(stamp),
             "value": None if is_null else preview.show_bytes(record.value),
@@ -302,7 +292,7 @@ def _find_records(file: InspectedFile, base_offset: int) -> Iterator[FoundRecord
     position = number = 0
     size = _WINDOW_BYTES
     while data := file.read(position, size):
-        found = scan(data)
+        found = lwp.scan(data)
         fault = found.fault
         if fault is not None and fault.truncated and len(data) == size:
             fault = None  # The file goes on behind the window.
@@ -347,7 +337,7 @@ def _find_base(file: InspectedFile) -> tuple[int, int, str]:
 
 def is_record(head: Buffer) -> bool:
     """Tell whether bytes can be the start of a segment."""
-    found = scan(head)
+    found = lwp.scan(head)
     return len(found.starts) > 0 or (found.fault is not None and found.fault.truncated)
 
 
@@ -394,10 +384,9 @@ def show_index(file: InspectedFile, selection: Selection) -> None:
         raise file.error(f"{found}, the first is row {damaged[0]} at byte {at}")
     rest = (file.size - HEADER_BYTES) % ROW_BYTES
     if rest and rows < selection.end:
-        text = (
-            f"the last row is cut off, {rest} of {count(ROW_BYTES, 'byte')} are there"
-        )
-        raise file.error(f"{text}, at byte {file.size - rest}")
+        there = f"{rest} of {count(ROW_BYTES, 'byte')} are there"
+        at = file.size - rest
+        raise file.error(f"the last row is cut off, {there}, at byte {at}")
 
 
 def _show_header(header: IndexHeader, head: bytes, rows: int) -> None:
