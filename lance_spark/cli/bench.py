@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -56,19 +55,10 @@ def command(config: ClientConfig, **how: Any) -> None:
         client = stack.enter_context(connected(config))
         records = count(how["records"], "record")
         print(f"{records} of {format_bytes(how['size'])}, {kind}", flush=True)
-        with _topic(client) as topic:
-            _produce(client, topic, how)
-            _consume(client, topic, how["records"])
-
-
-@contextmanager
-def _topic(client: LanceClient) -> Iterator[str]:
-    name = f"lance-bench-{os.urandom(4).hex()}"
-    client.create_topic(name)
-    try:
-        yield name
-    finally:
-        client.delete_topic(name)
+        topic = client.create_topic(f"lance-bench-{os.urandom(4).hex()}").name
+        stack.callback(client.delete_topic, topic)
+        _produce(client, topic, how)
+        _consume(client, topic, how["records"])
 
 
 def make_rows(rows: int, size: int) -> pa.RecordBatch:

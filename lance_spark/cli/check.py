@@ -14,10 +14,10 @@ import click
 from lance_spark.broker.access import encode_rule, parse_rule
 from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.options import PATH, OptionType, check_is_store, option
+from lance_spark.cli.options import PATH, OptionType, check_is_store, option, parse_age
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
-from lance_spark.quantity import format_bytes, parse_duration, parse_size
+from lance_spark.quantity import format_bytes, parse_size
 from lance_spark.store import (
     DEFAULT_TOPIC,
     FIRST_STAGE_ID,
@@ -41,8 +41,7 @@ def _parse_retention(text: str) -> Retention:
     age, comma, size = text.partition(",")
     if not comma:
         raise OptionError(f"{text!r} is neither none nor AGE,SIZE as in 168h,10g")
-    age_s = 0 if age == "0" else int(parse_duration(age))
-    return Retention(age_s, 0 if size == "0" else parse_size(size))
+    return Retention(parse_age(age), parse_size(size))
 
 
 def _parse_rule(text: str) -> dict[str, Any] | None:

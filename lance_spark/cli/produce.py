@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,15 +79,12 @@ def command(
     print(_tell(producer), file=sys.stderr)
 
 
-@contextmanager
-def _open(file: Path | None) -> Iterator[BinaryIO]:
-    if file is None or str(file) == "-":
-        if sys.stdin is None:
-            raise LanceError("standard input is closed: give a FILE to send")
-        yield sys.stdin.buffer
-        return
-    with file.open("rb") as stream:
-        yield stream
+def _open(file: Path | None) -> AbstractContextManager[BinaryIO]:
+    if file is not None and str(file) != "-":
+        return file.open("rb")
+    if sys.stdin is None:
+        raise LanceError("standard input is closed: give a FILE to send")
+    return nullcontext(sys.stdin.buffer)
 
 
 def _read(
