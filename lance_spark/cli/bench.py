@@ -33,8 +33,8 @@ _WRITE_BYTES = 4 * 1024 * 1024
 
 
 @click.command("bench")
-@option("--records", click.IntRange(min=1), "How many records.", default=1_000_000)
-@option("--size", SIZE, "Bytes of each.", default="100")
+@option("--records=1000000", click.IntRange(min=1), "How many records.")
+@option("--size=100", SIZE, "Bytes of each.")
 @batch_option
 @compression_option
 @server_options

@@ -195,7 +195,7 @@ FORMATS: dict[str, tuple[Sequence[str], Encode]] = {
 @option("--to end", END, "end, or an offset.  [default: end]")
 @option("--max most", NUMBER, "Stop after this many records.")
 @option("--follow -f", bool, "Wait for more at the end.")
-@option("--output -o", list(FORMATS), "How to print a record.", default="raw")
+@option("--output=raw -o", list(FORMATS), "How to print a record.")
 @option(
     *("--key-separator separator", SEPARATOR),
     r"Print the key and this before the value; \t is a tab.",

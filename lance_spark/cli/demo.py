@@ -16,13 +16,10 @@ from lance_spark.errors import LanceError
 
 
 @click.command("demo")
-@option(
-    "--records", click.IntRange(min=100), "How many records to send.", default=1_000_000
-)
+@option("--records=1000000", click.IntRange(min=100), "How many records to send.")
 @option("--dir directory", PATH, "Keep the data here; must not exist or be empty.")
 @option(
-    "--spark/--no-spark with_spark",
-    bool,
+    *("--spark/--no-spark with_spark", bool),
     "Read and write with Spark too.  [default: if it is installed]",
     default=None,
 )

@@ -52,11 +52,8 @@ _HEAD_BYTES = 4096
 
 @click.command("inspect")
 @click.argument("file", type=PATH)
-@option(
-    *("--limit", NUMBER, "How many records, rows, entries or frames to show."),
-    default=50,
-)
-@option("--skip", NUMBER, "How many to pass over first.", default=0)
+@option("--limit=50", NUMBER, "How many records, rows, entries or frames to show.")
+@option("--skip=0", NUMBER, "How many to pass over first.")
 @option("--full", bool, "Show whole keys and values.")
 @option("--hex as_hex", bool, "Show keys and values as hex.")
 def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None:

@@ -143,7 +143,8 @@ def option(
     """Make an option: a row in the table above its command.
 
     Args:
-        names: its flags, and the name of the argument where no flag says it.
+        names: its flags, the first one with its default, as in `--limit=50 -l`; and the
+            name of the argument where no flag says it.
         kind: the type of its values, or a list of them; `bool` has no value.
         text: its help.
         more: what else `click.option` takes.
@@ -152,15 +153,17 @@ def option(
         more["is_flag"] = True
     else:
         more["type"] = click.Choice(kind) if isinstance(kind, list) else kind
-    return click.option(*names.split(), help=text, **more)
+    first, *others = names.split()
+    flag, is_default, default = first.partition("=")
+    if is_default:
+        more["default"] = default
+    return click.option(flag, *others, help=text, **more)
 
 
-batch_option = option("--batch-bytes", BATCH_SIZE, "Size of a batch.", default="1m")
+batch_option = option("--batch-bytes=1m", BATCH_SIZE, "Size of a batch.")
 compression_option = option(
-    "--compression",
-    ["none", "lz4"],
+    *("--compression=none", ["none", "lz4"]),
     "Compression of batches on the wire; not for plain servers.",
-    default="none",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
@@ -168,16 +171,11 @@ _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _DEFAULTS = ClientConfig()
 _SERVER_OPTIONS = (
     option(
-        *("--servers -s", ADDRESSES, "Addresses, tried in order."),
-        default=_DEFAULTS.servers,
+        f"--servers={_DEFAULTS.servers} -s", ADDRESSES, "Addresses, tried in order."
     ),
     option(
-        *(
-            "--checksum",
-            CHECKSUMS,
-            "Checksum of frames; other LANCE servers use crc32.",
-        ),
-        default=_DEFAULTS.checksum,
+        *(f"--checksum={_DEFAULTS.checksum}", CHECKSUMS),
+        "Checksum of frames; other LANCE servers use crc32.",
     ),
     option("--tls", bool, "Encrypt; implied by the other --tls options."),
     option("--tls-ca", FILE, "PEM file of the CA that signs the server."),
@@ -185,17 +183,14 @@ _SERVER_OPTIONS = (
     option("--tls-key", FILE, "PEM file with its key."),
     option("--tls-server-name", NAME, "Name in the certificate, if not the host."),
     option(
-        "--token auth_token",
-        str,
+        *("--token auth_token", str),
         "Token of this client; safer in the environment, where it is not listed.",
         envvar="LANCE_TOKEN",
         show_envvar=True,
     ),
     option(
-        "--timeout timeout_s",
-        _TIMEOUT,
+        *("--timeout=30s timeout_s", _TIMEOUT),
         "How long to wait for a server that does not answer.",
-        default="30s",
     ),
 )
 _NAMES = ("servers", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
