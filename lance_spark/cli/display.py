@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from lance_spark.model import Buffer
 from lance_spark.quantity import format_bytes
 
 _NS_PER_S = 1_000_000_000
@@ -61,57 +60,6 @@ def show_name(name: str) -> str:
     if not name:
         return "(default)"  # Topic 0 has no name.
     return name if name.isprintable() else ascii(name)
-
-
-class Preview:
-    """Writes values, cut to a length that fits a line.
-
-    Args:
-        full: write all of a value.
-        as_hex: write all bytes as hexadecimal digits, text too.
-    """
-
-    # About what is left of a line of 120 characters beside the other columns.
-    CHARACTERS = 48
-
-    def __init__(self, *, full: bool = False, as_hex: bool = False) -> None:
-        self._full = full
-        self._as_hex = as_hex
-
-    def show_bytes(self, value: Buffer) -> str:
-        """Write bytes: as quoted text if they are text, else as hexadecimal digits."""
-        view = memoryview(value).cast("B")
-        # No character of UTF-8 is longer than four bytes.
-        head = bytes(view if self._full else view[: 4 * self.CHARACTERS])
-        whole = len(head) == len(view)
-        text = None if self._as_hex else _decode_text(head, whole=whole)
-        return self._cut(head.hex() if text is None else repr(text), whole=whole)
-
-    def show_text(self, text: str) -> str:
-        """Write text as it is."""
-        return self._cut(text, whole=True)
-
-    def _cut(self, text: str, *, whole: bool) -> str:
-        if whole and (self._full or len(text) <= self.CHARACTERS):
-            return text
-        return text[: self.CHARACTERS - 1] + "…"
-
-
-def _decode_text(head: bytes, *, whole: bool) -> str | None:
-    """Decode the head of a value; None if it is no text.
-
-    Where the value goes on, the head may end inside a character.
-    """
-    for missing in range(1 if whole else 4):
-        try:
-            text = head[: len(head) - missing].decode()
-        except UnicodeDecodeError:
-            continue
-        return text if text.translate(_SPACES).isprintable() else None
-    return None
-
-
-_SPACES = dict.fromkeys(map(ord, "\t\n\r"))
 
 
 # A cell of a table; None is a number or text that is not known.

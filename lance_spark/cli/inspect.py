@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from lance_spark.cli.display import Preview
 from lance_spark.cli.inspect_frame import show_frames
 from lance_spark.cli.inspect_store import (
     InspectedFile,
@@ -63,7 +62,7 @@ def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None
     A file is recognised by its content, then by its name. What is damaged or cut off
     is shown as far as it can be read; the exit code is 1 then.
     """
-    selection = Selection(skip, limit, Preview(full=full, as_hex=as_hex))
+    selection = Selection(skip, limit, full, as_hex)
     with open_file(file) as opened:
         recognise(opened)(opened, selection)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from lance_spark.cli.display import Preview, Row, count, format_time
+from lance_spark.cli.display import Row, count, format_time
 from lance_spark.cli.inspect_store import InspectedFile, Selection, print_items
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire import lwp
@@ -48,7 +48,7 @@ def show_frames(file: InspectedFile, selection: Selection) -> None:
             "payload": header.payload_length,
             "crc": f"{checksum.value} {'ok' if sound else 'WRONG'}",
             "time": format_time(header.timestamp_ns) if header.timestamp_ns else None,
-            "content": _describe(header, payload, selection.preview),
+            "content": _describe(header, payload, selection),
         }
 
     print_items(_find_frames(file), "frames", selection, show)
@@ -105,34 +105,36 @@ def _name_flags(flags: lwp.FrameFlags) -> str:
     )
 
 
-def _describe(header: lwp.Header, payload: bytes, preview: Preview) -> str:
+def _describe(header: lwp.Header, payload: bytes, selection: Selection) -> str:
     """Say what is in a frame: the command and its fields, or the first bytes."""
     if header.type is not lwp.FrameType.CONTROL:
-        return preview.show_bytes(payload) if payload else ""
+        return selection.show_bytes(payload) if payload else ""
     command = header.batch_id
     name = _COMMANDS.get(command)
     if name is None:
-        return f"unknown command 0x{command:02X} {preview.show_bytes(payload)}"
+        return f"unknown command 0x{command:02X} {selection.show_bytes(payload)}"
     name = f"0x{command:02X} {name}"
     if command == lwp.Command.AUTHENTICATE:
         return name  # All of its payload is a secret.
     try:
         if command == lwp.Command.FETCH_RESPONSE:
-            return f"{name} {_list_fields(lwp.decode_fetch_response(payload), preview)}"
+            return (
+                f"{name} {_list_fields(lwp.decode_fetch_response(payload), selection)}"
+            )
         message = _MESSAGES[command].decode_payload(payload)
     except RemoteProtocolError as error:
         return f"{name} malformed: {error}"
-    return f"{name} {_list_fields(message, preview)}".rstrip()
+    return f"{name} {_list_fields(message, selection)}".rstrip()
 
 
-def _list_fields(message: Any, preview: Preview) -> str:
+def _list_fields(message: Any, selection: Selection) -> str:
     """Write the fields of a message, data only by its size."""
     if not is_dataclass(message):
-        return preview.show_text(repr(message))
+        return selection.show_text(repr(message))
     parts = []
     for field in fields(message):
         value = getattr(message, field.name)
         is_data = isinstance(value, (bytes, bytearray, memoryview))
         text = count(len(value), "byte") if is_data else repr(value)
         parts.append(f"{field.name}={text}")
-    return preview.show_text(" ".join(parts))
+    return selection.show_text(" ".join(parts))

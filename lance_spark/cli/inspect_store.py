@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from lance_spark.cli.display import (
-    Preview,
     Row,
     count,
     format_json,
@@ -46,6 +45,8 @@ from lance_spark.wire import lwp
 # Files that are read as a whole, such as the journal, are a few MiB long. Anything
 # much larger is something else.
 WHOLE_BYTES_MAX = 256 * 1024 * 1024
+# About what is left of a line of 120 characters beside the other columns.
+SHOWN_CHARACTERS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,51 @@ class Selection:
     Args:
         skip: how many are passed over first.
         limit: how many are shown then.
-        preview: writes the values.
+        full: show all of a value, and not only what fits a line.
+        as_hex: show all bytes as hexadecimal digits, text too.
     """
 
-    skip: int
-    limit: int
-    preview: Preview
+    skip: int = 0
+    limit: int = 50
+    full: bool = False
+    as_hex: bool = False
 
     @property
     def end(self) -> int:
         """Number of the first item that is not shown any more."""
         return self.skip + self.limit
+
+    def show_bytes(self, value: Buffer) -> str:
+        """Write bytes: as quoted text if they are text, else as hexadecimal digits."""
+        view = memoryview(value).cast("B")
+        # No character of UTF-8 is longer than four bytes.
+        head = bytes(view if self.full else view[: 4 * SHOWN_CHARACTERS])
+        whole = len(head) == len(view)
+        text = None if self.as_hex else _decode_text(head, whole=whole)
+        return self.show_text(head.hex() if text is None else repr(text), whole=whole)
+
+    def show_text(self, text: str, *, whole: bool = True) -> str:
+        """Write text as it is; more of it follows if it is not the whole."""
+        if whole and (self.full or len(text) <= SHOWN_CHARACTERS):
+            return text
+        return text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _decode_text(head: bytes, *, whole: bool) -> str | None:
+    """Decode the head of a value; None if it is no text.
+
+    Where the value goes on, the head may end inside a character.
+    """
+    for missing in range(1 if whole else 4):
+        try:
+            text = head[: len(head) - missing].decode()
+        except UnicodeDecodeError:
+            continue
+        return text if text.translate(_SPACES).isprintable() else None
+    return None
+
+
+_SPACES = dict.fromkeys(map(ord, "\t\n\r"))
 
 
 class InspectedFile:
@@ -154,7 +189,7 @@ def show_journal(file: InspectedFile, selection: Selection) -> None:
     def show(item: tuple[int, dict[str, Any]]) -> Row:
         number, entry = item
         rest = {k: v for k, v in entry.items() if k != "kind"}
-        text = selection.preview.show_text(format_json(rest))
+        text = selection.show_text(format_json(rest))
         return {"entry": number, "kind": str(entry.get("kind")), "content": text}
 
     print_items(enumerate(parsed.entries), "entries", selection, show)
@@ -265,16 +300,16 @@ def show_segment(file: InspectedFile, selection: Selection) -> None:
             record, end = lwp.decode_record(found.data, found.start)
         except RecordError as error:
             raise _record_error(file, base_offset, found.position, error) from None
-        key, stamp, preview = record.key, record.timestamp_ns, selection.preview
+        key, stamp = record.key, record.timestamp_ns
         is_null = record.type == lwp.RecordType.NULL
         return {
             "record": base_record + found.number,
             "offset": base_offset + found.position + found.start,
             "type": name_type(record.type),
             "length": end - found.start - lwp.RECORD_HEADER_BYTES,
-            "key": None if key is None else preview.show_bytes(key),
+            "key": None if key is None else selection.show_bytes(key),
             "timestamp": None if stamp is None else format_time(stamp),
-            "value": None if is_null else preview.show_bytes(record.value),
+            "value": None if is_null else selection.show_bytes(record.value),
         }
 
     print_items(_find_records(file, base_offset), "records", selection, show)

@@ -9,7 +9,6 @@ import pytest
 
 from lance_spark.cli.display import (
     ByteCount,
-    Preview,
     count,
     format_json,
     format_rate,
@@ -48,42 +47,6 @@ def test_format_time() -> None:
 def test_format_json_disarms_controls() -> None:
     assert format_json({"a": "é"}) == '{"a": "é"}'
     assert format_json({"a": "\u202ex"}) == '{"a": "\\u202ex"}'
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (b"", "''"),
-        (b"text", "'text'"),
-        (b'{"a": 1}', "'{\"a\": 1}'"),
-        ("né\n\t".encode(), "'né\\n\\t'"),
-        (b"\x00\x01", "0001"),
-        (b"\x1b[2J", "1b5b324a"),
-        ("\u202e".encode(), "e280ae"),
-        # The value ends inside a character: that is no text.
-        ("né".encode()[:-1], "6ec3"),
-        (memoryview(b"view"), "'view'"),
-    ],
-)
-def test_show_bytes(value: bytes, text: str) -> None:
-    assert Preview().show_bytes(value) == text
-    assert Preview(full=True).show_bytes(value) == text
-
-
-def test_show_bytes_cuts() -> None:
-    limit = Preview.CHARACTERS
-    exact = b"x" * (limit - 2)
-    assert Preview().show_bytes(exact) == f"'{exact.decode()}'"
-    assert Preview().show_bytes(exact + b"x") == "'" + "x" * (limit - 2) + "…"
-    assert Preview().show_bytes(b"\x00" * 10**6) == "0" * (limit - 1) + "…"
-    assert Preview(full=True).show_bytes(b"x" * 500) == f"'{'x' * 500}'"
-    assert Preview(as_hex=True).show_bytes(b"text") == "74657874"
-
-
-def test_show_bytes_cuts_inside_a_character() -> None:
-    # The head that is looked at ends in the middle of the last character.
-    value = b"x" + "é".encode() * 1000
-    assert Preview().show_bytes(value) == "'x" + "é" * (Preview.CHARACTERS - 3) + "…"
 
 
 def test_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
