@@ -34,6 +34,7 @@ from lance_spark.client import (
     StageWriter,
 )
 from lance_spark.errors import LanceError
+from lance_spark.quantity import format_rate
 from lance_spark.store import check_store
 from lance_spark.testing import BrokerProcess
 from lance_spark.wire.lwp import validate
@@ -67,16 +68,12 @@ def tell(step: str, text: str) -> None:
     print(f"  {step:8} {text}", flush=True)
 
 
-def rate(size: int, records: int, began_s: float) -> str:
+def took(records: int, size: int, began_s: float) -> str:
     """Write how long something took and how much that is per second."""
-    seconds = time.perf_counter() - began_s
-    return (
-        f"{seconds:.2f} s: {records / seconds:,.0f} records/s, "
-        f"{size / seconds / 1e6:,.0f} MB/s"
-    )
+    return format_rate(records, size, time.perf_counter() - began_s)
 
 
-# Records: a function of their numbers, so that everybody can check them.
+# Records: a function of their numbers, so that every reader can check them.
 
 
 def make_records(numbers: Numbers) -> pa.RecordBatch:
@@ -161,8 +158,8 @@ def crash_broker(broker: BrokerProcess, records: int) -> None:
         _commit_twice(client, stages)
         began_s = time.perf_counter()
         numbers = read_numbers(client, TOPIC)
-        took = rate(client.bounds(TOPIC).end, len(numbers), began_s)
-        tell("read", f"{len(numbers):,} records as Arrow, each compared, {took}")
+        pace = took(len(numbers), client.bounds(TOPIC).end, began_s)
+        tell("read", f"{len(numbers):,} records as Arrow, each compared, {pace}")
     if len(numbers) != followed:
         raise LanceError(f"{len(numbers)} records are there, {followed} were followed")
     doubled = compare(numbers, records, acknowledged=acknowledged)
@@ -205,7 +202,7 @@ def _produce(
             producer.write(make(start))
         producer.flush()
         done, size = producer.acked_records, producer.acked_bytes
-        tell("produce", f"{done:,} records acknowledged, {rate(size, done, began_s)}")
+        tell("produce", f"{done:,} records acknowledged, {took(done, size, began_s)}")
         stages = _stage(client)
         # Made before, so that they are sent faster than they can be acknowledged.
         for rows in [make(start) for start in starts[half : half + 10]]:
@@ -217,7 +214,7 @@ def _produce(
             producer.write(make(start))
         producer.flush()
         rest, size = records - acknowledged, producer.acked_bytes - size
-        tell("produce", f"the other {rest:,} records, {rate(size, rest, began_s)}")
+        tell("produce", f"the other {rest:,} records, {took(rest, size, began_s)}")
         again = producer.retried_batches
         tell("", f"the producer came back by itself and sent {again} batches again")
     return stages, acknowledged
@@ -298,8 +295,8 @@ def run_batches(spark: SparkSession, servers: str) -> None:
         by_task = read(TOPIC).groupBy(F.spark_partition_id()).count().collect()
         records, seconds = sum(row[1] for row in by_task), time.perf_counter() - began_s
         rows = f"{records:,} records of {TOPIC!r} in {len(by_task)} tasks"
-        took = f"{number} {seconds:.1f} s, {records / seconds:,.0f} records/s"
-        tell("read", f"{rows}, {took}")
+        pace = f"{number} {seconds:.1f} s, {records / seconds:,.0f} records/s"
+        tell("read", f"{rows}, {pace}")
     users = (
         read(TOPIC)
         .where("key is not null")

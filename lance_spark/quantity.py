@@ -80,6 +80,13 @@ def format_bytes(size: int) -> str:
     return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
 
 
+def format_rate(records: int, size: int, seconds: float) -> str:
+    """Write how long something took and how much that is per second, for people."""
+    seconds = max(seconds, 1e-9)
+    pace = f"{records / seconds:,.0f} records/s, {size / seconds / 1e6:,.0f} MB/s"
+    return f"{seconds:.2f} s: {pace}"
+
+
 def parse_duration(text: str, *, needs_unit: bool = False) -> float:
     """Read seconds: `500ms`, `30s`, `5m`, `2h`, `7d`; a bare number is in seconds.
 

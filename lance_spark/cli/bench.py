@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.cli.display import count, format_rate, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
     SIZE,
     batch_option,
@@ -25,7 +25,7 @@ from lance_spark.cli.options import (
 )
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
-from lance_spark.quantity import format_bytes
+from lance_spark.quantity import format_bytes, format_rate
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 # About so much is written at once, and shown in the progress.

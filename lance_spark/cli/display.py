@@ -33,15 +33,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
-def format_rate(records: int, size: int, seconds: float) -> str:
-    """Write how long something took and how much that is per second."""
-    seconds = max(seconds, 1e-9)
-    return (
-        f"{seconds:.2f} s: {records / seconds:,.0f} records/s, "
-        f"{size / seconds / 1e6:,.0f} MB/s"
-    )
-
-
 def format_time(ns: int) -> str:
     """Write nanoseconds since 1970 as a time in UTC, to the last digit."""
     seconds, rest = divmod(ns, _NS_PER_S)

@@ -17,7 +17,6 @@ import click
 from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
 from lance_spark.cli.display import (
     UNKNOWN,
-    ByteCount,
     Row,
     count,
     format_json,
@@ -129,7 +128,8 @@ def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
 def _confirm(topic: Document) -> bool:
     content = "its records"
     if topic["records"] is not None:
-        content = f"{count(topic['records'], 'record')} ({ByteCount(topic['bytes'])})"
+        size = show_cell(show_topic(topic)["bytes"])
+        content = f"{count(topic['records'], 'record')} ({size})"
     question = f"Delete topic {show_name(topic['name'])} with {content}?"
     return click.confirm(question, err=True)
 

@@ -11,7 +11,6 @@ from lance_spark.cli.display import (
     ByteCount,
     count,
     format_json,
-    format_rate,
     format_time,
     print_table,
     show_name,
@@ -24,11 +23,6 @@ def test_count() -> None:
     assert count(0, "topic") == "0 topics"
     assert count(12345, "entry") == "12,345 entries"
     assert count(2, "batch") == "2 batches"
-
-
-def test_format_rate() -> None:
-    assert format_rate(3000, 4_000_000, 2.0) == "2.00 s: 1,500 records/s, 2 MB/s"
-    assert format_rate(0, 0, 0.0).startswith("0.00 s: 0 records/s")
 
 
 def test_show_name() -> None:
