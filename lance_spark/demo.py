@@ -13,10 +13,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -29,14 +27,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lance_spark.client import (
+    Consumer,
     LanceClient,
     Producer,
-    RecordReader,
     StageContent,
     StageWriter,
 )
-from lance_spark.columnar.decode import decode
-from lance_spark.errors import LanceError, TopicNotFound
+from lance_spark.errors import LanceError
+from lance_spark.quantity import format_rate
 from lance_spark.store import check_store
 from lance_spark.testing import BrokerProcess
 from lance_spark.wire.lwp import validate
@@ -54,9 +52,11 @@ _STAGED_RECORDS = 1000
 _BATCH_RECORDS = 10_000
 _COLUMNS = ("key", "value", "timestamp_ns")
 _DIGITS = 12
-_STREAM_RECORDS = 160_000
+_STREAM_RECORDS, _FIRST_RECORDS = 160_000, 1000
 _HEADS = ("produced", "written", "records/s", "lag", "batch")
 _STREAM_RECORDS_PER_S = 20_000
+# How often a line says how far the streaming query is.
+_LOOK_S = 1.5
 # The streaming query is crashed when it has written so much of all records.
 _CRASH_AT = 0.4
 # A busy machine takes a while to start processes.
@@ -68,16 +68,12 @@ def tell(step: str, text: str) -> None:
     print(f"  {step:8} {text}", flush=True)
 
 
-def rate(size: int, records: int, began_s: float) -> str:
+def took(records: int, size: int, began_s: float) -> str:
     """Write how long something took and how much that is per second."""
-    seconds = time.perf_counter() - began_s
-    return (
-        f"{seconds:.2f} s: {records / seconds:,.0f} records/s, "
-        f"{size / seconds / 1e6:,.0f} MB/s"
-    )
+    return format_rate(records, size, time.perf_counter() - began_s)
 
 
-# Records: a function of their numbers, so that everybody can check them.
+# Records: a function of their numbers, so that every reader can check them.
 
 
 def make_records(numbers: Numbers) -> pa.RecordBatch:
@@ -105,14 +101,15 @@ def read_numbers(client: LanceClient, topic: str) -> Numbers:
     Raises:
         LanceError: a record is not what was written.
     """
-    reader, found = RecordReader(client, topic, 0), [np.zeros(0, np.int64)]
-    while (chunk := reader.next_chunk()) is not None:
-        rows = decode(chunk.data, columns=_COLUMNS).batch
-        heads = pc.binary_slice(rows.column("value"), 0, _DIGITS).cast(pa.string())
-        numbers = heads.cast(pa.int64()).to_numpy()
-        if not rows.equals(make_records(numbers)):
-            raise LanceError(f"a record in {chunk.start} to {chunk.end} was changed")
-        found.append(numbers)
+    found = [np.zeros(0, np.int64)]
+    with Consumer(client, topic) as consumer:
+        for rows in consumer.batches(_COLUMNS):
+            heads = pc.binary_slice(rows.column("value"), 0, _DIGITS).cast(pa.string())
+            numbers = heads.cast(pa.int64()).to_numpy()
+            if not rows.equals(make_records(numbers)):
+                between = f"{numbers[0]} to {numbers[-1]}"
+                raise LanceError(f"one of the records {between} was changed")
+            found.append(numbers)
     return np.concatenate(found)
 
 
@@ -149,10 +146,9 @@ def crash_broker(broker: BrokerProcess, records: int) -> None:
         # A broker that is just being started again is soon there.
         LanceClient(broker.address, backoff_max_s=0.2) as client,
         ThreadPoolExecutor(1) as pool,
-        client.dedicated() as other,
     ):
         client.create_topic(TOPIC)
-        follower = pool.submit(_follow, other, is_sent)
+        follower = pool.submit(_follow, client, is_sent)
         try:
             stages, acknowledged = _produce(broker, client, records)
         finally:
@@ -162,8 +158,8 @@ def crash_broker(broker: BrokerProcess, records: int) -> None:
         _commit_twice(client, stages)
         began_s = time.perf_counter()
         numbers = read_numbers(client, TOPIC)
-        took = rate(client.bounds(TOPIC).end, len(numbers), began_s)
-        tell("read", f"{len(numbers):,} records as Arrow, each compared, {took}")
+        pace = took(len(numbers), client.bounds(TOPIC).end, began_s)
+        tell("read", f"{len(numbers):,} records as Arrow, each compared, {pace}")
     if len(numbers) != followed:
         raise LanceError(f"{len(numbers)} records are there, {followed} were followed")
     doubled = compare(numbers, records, acknowledged=acknowledged)
@@ -174,15 +170,15 @@ def crash_broker(broker: BrokerProcess, records: int) -> None:
 
 def _follow(client: LanceClient, is_sent: threading.Event) -> int:
     """Read a topic as it grows, through the crash of its server; count the records."""
-    reader, records = RecordReader(client, TOPIC, 0), 0
-    while True:
-        # Asked before the fetch, which then has all that was sent.
-        is_last = is_sent.is_set()
-        chunk = reader.next_chunk(0.0 if is_last else 0.1)
-        if chunk is not None:
-            records += chunk.records
-        elif is_last:
-            return records
+    records = 0
+    with Consumer(client, TOPIC) as consumer:
+        while True:
+            # Asked before the fetch, which then has all that was sent.
+            is_last = is_sent.is_set()
+            found = consumer.poll_blocking(0.0 if is_last else 0.1)
+            records += len(found)
+            if is_last and found.is_empty:
+                return records
 
 
 def _produce(
@@ -206,7 +202,7 @@ def _produce(
             producer.write(make(start))
         producer.flush()
         done, size = producer.acked_records, producer.acked_bytes
-        tell("produce", f"{done:,} records acknowledged, {rate(size, done, began_s)}")
+        tell("produce", f"{done:,} records acknowledged, {took(done, size, began_s)}")
         stages = _stage(client)
         # Made before, so that they are sent faster than they can be acknowledged.
         for rows in [make(start) for start in starts[half : half + 10]]:
@@ -218,7 +214,7 @@ def _produce(
             producer.write(make(start))
         producer.flush()
         rest, size = records - acknowledged, producer.acked_bytes - size
-        tell("produce", f"the other {rest:,} records, {rate(size, rest, began_s)}")
+        tell("produce", f"the other {rest:,} records, {took(rest, size, began_s)}")
         again = producer.retried_batches
         tell("", f"the producer came back by itself and sent {again} batches again")
     return stages, acknowledged
@@ -271,14 +267,14 @@ def start_spark(directory: Path) -> Iterator[SparkSession]:
     began_s = time.perf_counter()
     with ExitStack() as stack:
         # The JVM keeps the standard error that it is started with.
-        usual, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
+        usual = os.dup(2)
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         try:
             spark = stack.enter_context(run_session(directory / "spark"))
         finally:
             os.dup2(usual, 2)
             os.close(usual)
-            os.close(nowhere)
         seconds = time.perf_counter() - began_s
         cores = "two cores of this machine"
         tell("spark", f"{spark.version}, {cores}, up in {seconds:.0f} s")
@@ -298,10 +294,9 @@ def run_batches(spark: SparkSession, servers: str) -> None:
         began_s = time.perf_counter()
         by_task = read(TOPIC).groupBy(F.spark_partition_id()).count().collect()
         records, seconds = sum(row[1] for row in by_task), time.perf_counter() - began_s
-        took = f"{number} {seconds:.1f} s, {records / seconds:,.0f} records/s"
-        tell(
-            "read", f"{records:,} records of {TOPIC!r} in {len(by_task)} tasks, {took}"
-        )
+        rows = f"{records:,} records of {TOPIC!r} in {len(by_task)} tasks"
+        pace = f"{number} {seconds:.1f} s, {records / seconds:,.0f} records/s"
+        tell("read", f"{rows}, {pace}")
     users = (
         read(TOPIC)
         .where("key is not null")
@@ -325,78 +320,62 @@ def run_batches(spark: SparkSession, servers: str) -> None:
 
 
 class Feed:
-    """Produces numbers in a thread: a thousand, and after `go` at a steady pace."""
+    """Produces numbers whenever it is asked: a few, and after `start` those then due.
 
-    def __init__(self, client: LanceClient, records: int) -> None:
-        self.produced = 0
+    Args:
+        producer: takes them.
+        records: how many there are.
+    """
+
+    def __init__(self, producer: Producer, records: int) -> None:
         self.records = records
-        self.go = threading.Event()
-        self._is_over = threading.Event()
-        self._client = client
-        self._pool = ThreadPoolExecutor(1)
-        self.work = self._pool.submit(self._run)
+        self.produced = 0
+        self._producer = producer
+        self._began_s: float | None = None
 
-    def __enter__(self) -> Feed:
-        return self
+    def start(self) -> None:
+        """Go on at a steady pace."""
+        self._began_s = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.go.set()
-        self._pool.shutdown()
-
-    def _run(self) -> None:
-        step, due_s = 1000, 0.0
-        with Producer(self._client, SOURCE, create_topic=True) as producer:
-            for start in range(0, self.records, step):
-                numbers = range(start, min(start + step, self.records))
-                keys = [b"user %d" % (number % 200) for number in numbers]
-                values = [b"%d" % number for number in numbers]
-                producer.write(pa.table({"key": keys, "value": values}))
-                producer.flush()
-                self.produced = numbers.stop
-                if not start:
-                    self.go.wait(_DEADLINE_S)
-                    due_s = time.monotonic()
-                due_s += step / _STREAM_RECORDS_PER_S
-                if self._is_over.wait(max(0.0, due_s - time.monotonic())):
-                    return
+    def produce(self) -> None:
+        """Send what is due."""
+        seconds = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        due = _FIRST_RECORDS + int(seconds * _STREAM_RECORDS_PER_S)
+        numbers = range(self.produced, min(due, self.records))
+        if numbers:
+            keys = [b"user %d" % (number % 200) for number in numbers]
+            values = [b"%d" % number for number in numbers]
+            self._producer.write(pa.table({"key": keys, "value": values}))
+            self._producer.flush()
+            self.produced = numbers.stop
 
 
 def follow(
     client: LanceClient, feed: Feed, query: StreamingQuery, *, until: int
 ) -> None:
-    """Print how far a query is until the target has so many records.
-
-    A terminal has one line that changes, anything else a line now and then.
+    """Print how far a query is now and then, until the target has so many records.
 
     Raises:
         LanceError: that takes too long.
         StreamingQueryException: the query fails.
     """
     tell("live", "".join(f"{head:>12}" for head in _HEADS))
-    began_s, printed_s = time.monotonic(), 0.0
-    looks = deque([(began_s, count(client, TARGET))])
+    began_s = printed_s = time.monotonic()
+    before = client.locate_end(TARGET).record
     while True:
-        now_s, written = time.monotonic(), count(client, TARGET)
-        looks.append((now_s, written))
-        while now_s - looks[0][0] > 2.0:
-            looks.popleft()
-        speed = (written - looks[0][1]) / max(now_s - looks[0][0], 0.1)
+        feed.produce()
+        now_s, written = time.monotonic(), client.locate_end(TARGET).record
         behind, batch = read_progress(query)
         # Spark tells of a batch a moment after it was written.
         is_done = written >= until and not (until == feed.records and behind)
-        lag = "-" if behind is None else f"{behind / 1000:,.1f} kB"
-        cells = (f"{feed.produced:,}", f"{written:,}", f"{speed:,.0f}", lag, batch)
-        line = "".join(f"{cell:>12}" for cell in cells)
-        if sys.stdout.isatty():
-            print(f"\r{'':11}{line}", end="\n" if is_done else "", flush=True)
-        elif is_done or now_s - printed_s > 1.5:
-            printed_s = now_s
-            tell("", line)
+        if is_done or now_s - printed_s > _LOOK_S:
+            speed = (written - before) / max(now_s - printed_s, 0.1)
+            lag = "-" if behind is None else f"{behind / 1000:,.1f} kB"
+            cells = (f"{feed.produced:,}", f"{written:,}", f"{speed:,.0f}", lag, batch)
+            tell("", "".join(f"{cell:>12}" for cell in cells))
+            printed_s, before = now_s, written
         if is_done:
             return
-        if feed.work.done():
-            feed.work.result()  # Raises what the thread has failed with.
         if not query.isActive:
             query.awaitTermination()  # Raises what the query has failed with.
         if now_s - began_s > _DEADLINE_S:
@@ -415,14 +394,6 @@ def read_progress(query: StreamingQuery) -> tuple[int | None, str]:
     return behind, str(progress["batchId"])
 
 
-def count(client: LanceClient, topic: str) -> int:
-    """Count the records of a topic that may not be there yet."""
-    try:
-        return client.locate_end(topic).record
-    except TopicNotFound:
-        return 0
-
-
 def run_stream(
     spark: SparkSession, servers: str, directory: Path, records: int = _STREAM_RECORDS
 ) -> None:
@@ -438,14 +409,18 @@ def run_stream(
         query = query.options(servers=servers, topic=TARGET)
         return query.option("checkpointLocation", str(checkpoint)).start()
 
-    with LanceClient(servers) as client, Feed(client, records) as feed:
+    with (
+        LanceClient(servers) as client,
+        Producer(client, SOURCE, create_topic=True) as producer,
+    ):
         pace = f"{records:,} records at {_STREAM_RECORDS_PER_S:,} a second"
         tell("stream", f"{SOURCE!r} -> Spark -> {TARGET!r}, {pace}")
-        client.ensure_topic(SOURCE)  # The query wants it to be there.
-        query = start()
+        for topic in (SOURCE, TARGET):
+            client.ensure_topic(topic)  # Both are asked before they are written to.
+        feed, query = Feed(producer, records), start()
         # The first records start Spark's Python processes, which takes seconds.
         follow(client, feed, query, until=1)
-        feed.go.set()
+        feed.start()
         follow(client, feed, query, until=int(records * _CRASH_AT))
         batch = forget_last_batch(query, checkpoint)
         lost = f"what Spark knows of batch {batch} is lost"
@@ -474,10 +449,9 @@ def check_squares(client: LanceClient, records: int) -> int:
     Raises:
         LanceError: one is missing, doubled, changed or out of order.
     """
-    reader, values = RecordReader(client, TARGET, 0), []
-    while (chunk := reader.next_chunk()) is not None:
-        rows = decode(chunk.data, columns=("value",)).batch
-        values += rows.column("value").to_pylist()
+    with Consumer(client, TARGET) as consumer:
+        batches = list(consumer.batches(("value",)))
+    values = [value for rows in batches for value in rows["value"].to_pylist()]
     found = np.array(b" ".join(values).split(), np.int64).reshape(-1, 2)
     compare(found[:, 0], records, acknowledged=records)
     if (found[:, 0] ** 2 != found[:, 1]).any():

@@ -42,6 +42,7 @@ call may succeed later although nothing is changed. `struct.error`, `OSError` an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +51,10 @@ class LanceError(Exception):
     """Root of everything this library raises on purpose."""
 
     retriable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        # Of classes with fields: the arguments of the constructor, for pickle.
+        self.args = tuple(vars(self).values())
 
 
 class ProtocolError(LanceError):
@@ -60,6 +65,7 @@ class LocalProtocolError(ProtocolError):
     """A message that can't be put on the wire; nothing was sent."""
 
 
+@dataclass(eq=False, repr=False)
 class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that do not follow the protocol.
 
@@ -68,10 +74,8 @@ class RemoteProtocolError(ProtocolError):
         position: byte position in the stream or payload, where one is known.
     """
 
-    def __init__(self, reason: str, position: int | None = None) -> None:
-        super().__init__(reason, position)
-        self.reason = reason
-        self.position = position
+    reason: str
+    position: int | None = None
 
     def __str__(self) -> str:
         where = "" if self.position is None else f" at byte {self.position}"
@@ -96,6 +100,7 @@ class PayloadOverLimit(RemoteProtocolError):
         self.args = (what, size, limit)
 
 
+@dataclass(eq=False, repr=False)
 class RecordError(LanceError):
     """A malformed record inside a buffer of records.
 
@@ -105,30 +110,19 @@ class RecordError(LanceError):
         truncated: the buffer ends inside the record, so that more bytes may mend it.
     """
 
-    def __init__(self, reason: str, position: int, *, truncated: bool = False) -> None:
-        super().__init__(reason, position)
-        self.reason = reason
-        self.position = position
-        self.truncated = truncated
+    reason: str
+    position: int
+    truncated: bool = False
 
     def __str__(self) -> str:
         return f"malformed record at byte {self.position}: {self.reason}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.reason, self.position, self.truncated)
-        return _rebuild_record_error, (type(self), *fields)
-
-
-def _rebuild_record_error(
-    kind: type[RecordError], reason: str, position: int, truncated: bool
-) -> RecordError:
-    return kind(reason, position, truncated=truncated)
 
 
 class RecordTooLarge(RecordError):
     """A record that is larger than its protocol allows."""
 
 
+@dataclass(eq=False, repr=False)
 class RowError(LanceError):
     """A row that can't be written as a record.
 
@@ -137,10 +131,8 @@ class RowError(LanceError):
         row: index of the row in the columns that were given.
     """
 
-    def __init__(self, reason: str, row: int) -> None:
-        super().__init__(reason, row)
-        self.reason = reason
-        self.row = row
+    reason: str
+    row: int
 
     def __str__(self) -> str:
         return f"row {self.row}: {self.reason}"
@@ -164,6 +156,7 @@ class Timeout(LanceError):
     retriable = True
 
 
+@dataclass(eq=False, repr=False)
 class Unsupported(LanceError):
     """The server can't do what was asked.
 
@@ -174,11 +167,9 @@ class Unsupported(LanceError):
         server: its address.
     """
 
-    def __init__(self, what: str, capability: str | None, server: str) -> None:
-        super().__init__(what, capability, server)
-        self.what = what
-        self.capability = capability
-        self.server = server
+    what: str
+    capability: str | None
+    server: str
 
     def __str__(self) -> str:
         missing = "of any kind" if self.capability is None else repr(self.capability)
@@ -188,6 +179,7 @@ class Unsupported(LanceError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class DataLoss(LanceError):
     """Records that were asked for are not in the log any more.
 
@@ -199,20 +191,11 @@ class DataLoss(LanceError):
         reason: how it was noticed.
     """
 
-    def __init__(
-        self,
-        topic: int | str,
-        asked: int,
-        log_start: int | None,
-        log_end: int | None,
-        reason: str,
-    ) -> None:
-        super().__init__(topic, asked, log_start, log_end, reason)
-        self.topic = topic
-        self.asked = asked
-        self.log_start = log_start
-        self.log_end = log_end
-        self.reason = reason
+    topic: int | str
+    asked: int
+    log_start: int | None
+    log_end: int | None
+    reason: str
 
     @property
     def missing_bytes(self) -> int | None:
@@ -236,6 +219,7 @@ class OffsetsShifted(DataLoss):
     """
 
 
+@dataclass(eq=False, repr=False)
 class SplitError(LanceError):
     """A range was cut inside a record, because a value looks like records.
 
@@ -245,11 +229,9 @@ class SplitError(LanceError):
         position: where a record really starts.
     """
 
-    def __init__(self, topic: str, boundary: int, position: int) -> None:
-        super().__init__(topic, boundary, position)
-        self.topic = topic
-        self.boundary = boundary
-        self.position = position
+    topic: str
+    boundary: int
+    position: int
 
     def __str__(self) -> str:
         return (
@@ -261,6 +243,7 @@ class SplitError(LanceError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointError(LanceError):
     """A checkpoint of Spark holds something that can't be used.
 
@@ -270,16 +253,15 @@ class CheckpointError(LanceError):
         remedy: what to do.
     """
 
-    def __init__(self, where: str, reason: str, remedy: str) -> None:
-        super().__init__(where, reason, remedy)
-        self.where = where
-        self.reason = reason
-        self.remedy = remedy
+    where: str
+    reason: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}; {self.remedy}"
 
 
+@dataclass(eq=False, repr=False)
 class Undelivered(LanceError):
     """A producer was given records that no server has acknowledged.
 
@@ -291,20 +273,11 @@ class Undelivered(LanceError):
         cause: what kept them from being acknowledged, if it is known.
     """
 
-    def __init__(
-        self,
-        topic: int | str,
-        batches: tuple[int, ...],
-        records: int,
-        size: int,
-        cause: Exception | None = None,
-    ) -> None:
-        super().__init__(topic, batches, records, size, cause)
-        self.topic = topic
-        self.batches = batches
-        self.records = records
-        self.size = size
-        self.cause = cause
+    topic: int | str
+    batches: tuple[int, ...]
+    records: int
+    size: int
+    cause: Exception | None = None
 
     def __str__(self) -> str:
         ids = ", ".join(map(str, self.batches[:5]))
@@ -516,6 +489,7 @@ class StoreReadOnly(StoreError):
     """An earlier failure left writing unsafe; reading goes on."""
 
 
+@dataclass(eq=False, repr=False)
 class CommitUnknown(StoreReadOnly):
     """A commit was begun, and the store finishes or undoes it when it is next opened.
 
@@ -525,11 +499,9 @@ class CommitUnknown(StoreReadOnly):
         reason: what has failed.
     """
 
-    def __init__(self, writer: str, sequence: int, reason: str) -> None:
-        super().__init__(writer, sequence, reason)
-        self.writer = writer
-        self.sequence = sequence
-        self.reason = reason
+    writer: str
+    sequence: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -543,6 +515,7 @@ class StoreWriteFailed(StoreError):
     """A write failed and was taken back: nothing of it is stored."""
 
 
+@dataclass(eq=False, repr=False)
 class Corrupt(StoreError):
     """Damaged bytes in a topic.
 
@@ -553,17 +526,16 @@ class Corrupt(StoreError):
         reason: how the damage was noticed.
     """
 
-    def __init__(self, where: str, start: int, end: int, reason: str) -> None:
-        super().__init__(where, start, end, reason)
-        self.where = where
-        self.start = start
-        self.end = end
-        self.reason = reason
+    where: str
+    start: int
+    end: int
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.where}: damaged bytes [{self.start}, {self.end}): {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class DamagedFile(StoreError):
     """A small file of the store is damaged; the store closes what it describes.
 
@@ -574,14 +546,10 @@ class DamagedFile(StoreError):
         effect: what can't be done because of it.
     """
 
-    def __init__(
-        self, root: Path, file: str, reason: str, effect: str | None = None
-    ) -> None:
-        super().__init__(root, file, reason, effect)
-        self.root = root
-        self.file = file
-        self.reason = reason
-        self.effect = effect
+    root: Path
+    file: str
+    reason: str
+    effect: str | None = None
 
     def __str__(self) -> str:
         effect = "" if self.effect is None else f"{self.effect}: "
@@ -591,6 +559,7 @@ class DamagedFile(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OutOfRange(StoreError):
     """An offset outside the log.
 
@@ -600,16 +569,15 @@ class OutOfRange(StoreError):
         end: where the log ends.
     """
 
-    def __init__(self, offset: int, start: int, end: int) -> None:
-        super().__init__(offset, start, end)
-        self.offset = offset
-        self.start = start
-        self.end = end
+    offset: int
+    start: int
+    end: int
 
     def __str__(self) -> str:
         return f"offset {self.offset} is outside the log [{self.start}, {self.end})"
 
 
+@dataclass(eq=False, repr=False)
 class UnknownTopic(StoreError):
     """No topic has that id or name.
 
@@ -618,10 +586,8 @@ class UnknownTopic(StoreError):
         deleted: it did exist once.
     """
 
-    def __init__(self, topic: int | str, deleted: bool = False) -> None:
-        super().__init__(topic, deleted)
-        self.topic = topic
-        self.deleted = deleted
+    topic: int | str
+    deleted: bool = False
 
     def __str__(self) -> str:
         return f"topic {self.topic!r} {'was deleted' if self.deleted else 'not found'}"
@@ -647,6 +613,7 @@ class PartitionedTopic(UnknownTopic):
         )
 
 
+@dataclass(eq=False, repr=False)
 class AppendConflict(StoreError):
     """The next record does not have the number that the append expects.
 
@@ -658,11 +625,9 @@ class AppendConflict(StoreError):
         next_offset: the offset that it gets.
     """
 
-    def __init__(self, expected: int, next_record: int, next_offset: int) -> None:
-        super().__init__(expected, next_record, next_offset)
-        self.expected = expected
-        self.next_record = next_record
-        self.next_offset = next_offset
+    expected: int
+    next_record: int
+    next_offset: int
 
     def __str__(self) -> str:
         return (

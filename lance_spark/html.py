@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from lance_spark.model import Retention
-from lance_spark.quantity import format_duration, format_size
+from lance_spark.quantity import format_bytes, format_limits
 
 # What a cell may be; None is a number that is not known.
 Cell = str | int | float | None
@@ -71,13 +71,8 @@ def show_cell(cell: Cell) -> str:
 
 
 def show_bytes(size: int | None) -> str:
-    """Write a size in the decimal unit that suits it."""
-    if size is None:
-        return UNKNOWN
-    if size < 1000:
-        return "1 byte" if size == 1 else f"{size} bytes"
-    exponent = min((len(str(size)) - 1) // 3, 4)
-    return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
+    """Write a size that may not be known."""
+    return UNKNOWN if size is None else format_bytes(size)
 
 
 def show_span(start: object, end: object) -> str:
@@ -92,11 +87,7 @@ def show_span(start: object, end: object) -> str:
 
 def show_retention(retention: Retention | None) -> str:
     """Write what a topic may drop: `7d, 1g`, or that it keeps everything."""
-    if retention is None:
-        return UNKNOWN
-    age = format_duration(retention.max_age_s) if retention.max_age_s else ""
-    size = format_size(retention.max_bytes) if retention.max_bytes else ""
-    return ", ".join(filter(None, (age, size))) or "all is kept"
+    return UNKNOWN if retention is None else format_limits(retention) or "all is kept"
 
 
 def show_bars(values: Sequence[float]) -> str:

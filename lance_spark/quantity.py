@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import NoReturn, TypeVar
 
 from lance_spark.errors import OptionError
+from lance_spark.model import Retention
 
 _Value = TypeVar("_Value", int, float)
 
@@ -71,6 +72,21 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def format_bytes(size: int) -> str:
+    """Write a size in the decimal unit that suits it, for people."""
+    if size < 1000:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    exponent = min((len(str(size)) - 1) // 3, 4)
+    return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
+
+
+def format_rate(records: int, size: int, seconds: float) -> str:
+    """Write how long something took and how much that is per second, for people."""
+    seconds = max(seconds, 1e-9)
+    pace = f"{records / seconds:,.0f} records/s, {size / seconds / 1e6:,.0f} MB/s"
+    return f"{seconds:.2f} s: {pace}"
+
+
 def parse_duration(text: str, *, needs_unit: bool = False) -> float:
     """Read seconds: `500ms`, `30s`, `5m`, `2h`, `7d`; a bare number is in seconds.
 
@@ -101,6 +117,13 @@ def format_duration(seconds: int) -> str:
         if seconds and seconds % (_DURATION_UNITS[unit] // 1000) == 0:
             return f"{seconds // (_DURATION_UNITS[unit] // 1000)}{unit}"
     return f"{seconds}s"
+
+
+def format_limits(retention: Retention) -> str:
+    """Write what a topic may drop so that it can be typed again; nothing if nothing."""
+    age = format_duration(retention.max_age_s) if retention.max_age_s else ""
+    size = format_size(retention.max_bytes) if retention.max_bytes else ""
+    return ", ".join(filter(None, (age, size)))
 
 
 def parse_time(text: str) -> int:

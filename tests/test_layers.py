@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
     "cli": {*_BASE, "quantity", "offset", "client", "broker", "demo", "__init__"},
     # A program like those of users, which the command line starts.
-    "demo": {*_VALUES, "wire", "client", "columnar", "store", "spark", "testing"},
+    "demo": {*_VALUES, "quantity", "wire", "client", "store", "spark", "testing"},
     # Sees both sides, as tests do; only the demo sees it.
     "testing": {*_BASE, "quantity", "client", "broker", "spark"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.

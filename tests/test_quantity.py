@@ -13,6 +13,7 @@ from lance_spark.quantity import (
     check_choice,
     check_number,
     format_duration,
+    format_rate,
     format_size,
     parse_duration,
     parse_record_type,
@@ -189,3 +190,8 @@ def test_settings_that_are_words() -> None:
 def test_names_are_those_of_the_protocol() -> None:
     plain = [kind for kind in RecordType if kind < RecordType.KEY_VALUE]
     assert list(RECORD_TYPES.values()) == plain
+
+
+def test_format_rate() -> None:
+    assert format_rate(3000, 4_000_000, 2.0) == "2.00 s: 1,500 records/s, 2 MB/s"
+    assert format_rate(0, 0, 0.0).startswith("0.00 s: 0 records/s")

@@ -18,7 +18,6 @@ from lance_spark.broker.access import Principal
 from lance_spark.broker.service import Service
 from lance_spark.errors import (
     OffsetOutOfRange,
-    PayloadTooLarge,
     StorageError,
     UnknownTopic,
 )
@@ -148,21 +147,10 @@ class Exchange:
         """Give the number of the first record that can be read, and of the next."""
         return self.service.view(client, log).records
 
-    def measure(self, records: Records) -> int:
-        """Say how many bytes records take at most when they are stored.
-
-        Raises:
-            PayloadTooLarge: that is more than one batch may have.
-        """
-        keys, values = records.keys.lengths.sum(), records.values.lengths.sum()
-        size = int(keys + values) + _HEAD_BYTES_MAX * len(records)
-        most = self.service.store.config.batch_bytes_max
-        if size > most:
-            raise PayloadTooLarge(
-                f"the records take {size} bytes when they are stored, and {most} may "
-                "be written at once: send fewer at a time"
-            )
-        return size
+    def stored_bytes_max(self, records: Records) -> int:
+        """Tell how many bytes records take at most once they are stored."""
+        parts = int(records.values.lengths.sum()) + int(records.keys.lengths.sum())
+        return parts + len(records) * _HEAD_BYTES_MAX
 
     def store(
         self,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +13,19 @@ import numpy as np
 import pyarrow as pa
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.cli.display import count, format_bytes, format_rate, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
     SIZE,
     batch_option,
     compression_option,
     connected,
+    is_server_given,
+    option,
     server_options,
 )
 from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
 from lance_spark.errors import LanceError
+from lance_spark.quantity import format_bytes, format_rate
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 # About so much is written at once, and shown in the progress.
@@ -31,18 +33,12 @@ _WRITE_BYTES = 4 * 1024 * 1024
 
 
 @click.command("bench")
-@click.option(
-    "--records",
-    type=click.IntRange(min=1),
-    default=1_000_000,
-    help="How many records.",
-)
-@click.option("--size", type=SIZE, default="100", help="Bytes of each.")
+@option("--records=1000000", click.IntRange(min=1), "How many records.")
+@option("--size=100", SIZE, "Bytes of each.")
 @batch_option
 @compression_option
 @server_options
-@click.pass_context
-def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None:
+def command(config: ClientConfig, **how: Any) -> None:
     """Send records to a server, read them back, and print both rates.
 
     Without --servers a broker is started inside this process, with its data in a
@@ -50,34 +46,19 @@ def command(context: click.Context, /, config: ClientConfig, **how: Any) -> None
     """
     if how["size"] > RECORD_VALUE_BYTES_MAX:
         raise click.UsageError(f"--size: a record has {RECORD_VALUE_BYTES_MAX} at most")
-    source = context.get_parameter_source("servers")
-    embedded = source is click.core.ParameterSource.DEFAULT
-    with _server(config, embedded=embedded) as server, connected(server) as client:
-        kind = "a broker in this process" if embedded else config.servers
+    with ExitStack() as stack:
+        kind = config.servers
+        if not is_server_given():
+            kind = "a broker in this process"
+            broker = stack.enter_context(EmbeddedBroker())
+            config = replace(config, servers=broker.address)
+        client = stack.enter_context(connected(config))
         records = count(how["records"], "record")
         print(f"{records} of {format_bytes(how['size'])}, {kind}", flush=True)
-        with _topic(client) as topic:
-            _produce(client, topic, how)
-            _consume(client, topic, how["records"])
-
-
-@contextmanager
-def _server(config: ClientConfig, *, embedded: bool) -> Iterator[ClientConfig]:
-    if not embedded:
-        yield config
-        return
-    with EmbeddedBroker() as broker:
-        yield replace(config, servers=broker.address)
-
-
-@contextmanager
-def _topic(client: LanceClient) -> Iterator[str]:
-    name = f"lance-bench-{os.urandom(4).hex()}"
-    client.create_topic(name)
-    try:
-        yield name
-    finally:
-        client.delete_topic(name)
+        topic = client.create_topic(f"lance-bench-{os.urandom(4).hex()}").name
+        stack.callback(client.delete_topic, topic)
+        _produce(client, topic, how)
+        _consume(client, topic, how["records"])
 
 
 def make_rows(rows: int, size: int) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -16,7 +16,15 @@ import click
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.config import DEFAULT_PORT, read_settings
-from lance_spark.cli.options import ADDRESS, SIZE, check_can_be_store, shown_log
+from lance_spark.cli.options import (
+    ADDRESS,
+    CHECKSUMS,
+    PATH,
+    SIZE,
+    option,
+    shown_log,
+)
+from lance_spark.errors import StoreError
 from lance_spark.wire.lwp import PAYLOAD_BYTES_FIRST
 
 # What holds where neither a flag nor the file says something else; all other defaults
@@ -39,48 +47,39 @@ _M_MMAP_THRESHOLD = -3
 
 
 @click.command("broker")
-@click.option(
-    "--listen",
-    type=ADDRESS,
-    help=f"Where to listen; port 0 takes a free one.  [default: {DEFAULTS['listen']}]",
+@option(
+    *("--listen", ADDRESS),
+    f"Where to listen; port 0 takes a free one.  [default: {DEFAULTS['listen']}]",
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(),
-    help=f"Where the data is; made if missing.  [default: ./{DEFAULTS['data_dir']}]",
+@option(
+    *("--data-dir", str),
+    f"Where the data is; made if missing.  [default: ./{DEFAULTS['data_dir']}]",
+    metavar="PATH",
 )
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="A TOML file with any setting; flags win over it.",
+@option(
+    "--config config_file", PATH, "A TOML file with any setting; flags win over it."
 )
-@click.option(
-    "--checksum",
-    type=click.Choice(["crc32c", "crc32", "auto"]),
-    help="Checksum of frames; auto follows each client.  "
+@option(
+    *("--checksum", CHECKSUMS),
+    "Checksum of frames; auto follows each client.  "
     "[default: crc32c, or crc32 if plain]",
 )
-@click.option(
-    "--fsync",
-    type=click.Choice(["none", "batch", "always"]),
-    help="What an acknowledgement waits for.  [default: batch]",
+@option(
+    *("--fsync", ["none", "batch", "always"]),
+    "What an acknowledgement waits for.  [default: batch]",
 )
-@click.option("--segment-bytes", type=SIZE, help="Size of a segment.  [default: 64m]")
-@click.option(
-    "--dialect",
-    type=click.Choice(["lwp", "plain"]),
-    help="plain: as the LANCE server in the field behaves.  [default: lwp]",
+@option("--segment-bytes", SIZE, "Size of a segment.  [default: 64m]")
+@option(
+    *("--dialect", ["lwp", "plain"]),
+    "plain: as the LANCE server in the field behaves.  [default: lwp]",
 )
-@click.option("--metrics", type=ADDRESS, help="Serve Prometheus metrics there.")
-@click.option("--ui", type=ADDRESS, help="Serve the web console there.")
-@click.option(
-    "--ui-admin",
-    is_flag=True,
+@option("--metrics", ADDRESS, "Serve Prometheus metrics there.")
+@option("--ui", ADDRESS, "Serve the web console there.")
+@option(
+    *("--ui-admin", bool, "Let the console change things, not only show them."),
     default=None,
-    help="Let the console change things, not only show them.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Log to stderr what happens.")
+@option("--verbose -v", bool, "Log to stderr what happens.")
 def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which stop it cleanly.
 
@@ -88,21 +87,19 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
     where clients can connect; warnings are on standard error.
     """
     config = make_config(config_file, flags)
-    if config.data_dir is not None:
-        check_can_be_store(Path(config.data_dir))
+    path = None if config.data_dir is None else Path(config.data_dir)
+    if path is not None and path.exists() and not path.is_dir():
+        raise StoreError(f"{path}: not a directory: a broker keeps its data in one")
     _prepare_process()
-    with shown_log(verbose=verbose), _stop_signals() as stop:
-        broker = EmbeddedBroker(config).start()
-        try:
+    with shown_log(verbose=verbose), _stop_signals() as wait:
+        with EmbeddedBroker(config) as broker:
             where = f"{broker.address}, data in {config.data_dir}"
             print(f"lance-spark broker listening on {where}", flush=True)
             if broker.metrics_address is not None:
                 print(f"metrics on http://{broker.metrics_address}/metrics", flush=True)
             if broker.ui_url is not None:
                 print(f"console on {broker.ui_url}", flush=True)
-            stop.wait()
-        finally:
-            broker.stop()
+            wait()
         print("stopped", flush=True)
 
 
@@ -130,43 +127,39 @@ def make_config(config_file: Path | None, flags: dict[str, Any]) -> BrokerConfig
     return BrokerConfig(**{**DEFAULTS, **read, **given})
 
 
-class _Stop:
-    """Waits for the first signal; the second one ends the process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._signals = 0
-
-    def wait(self) -> None:
-        """Wait until a signal has come, which may have been before."""
-        while os.read(self._descriptor, 1)[0] not in _SIGNALS:
-            pass  # A signal that another part of the program handles.
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal."""
-        self._signals += 1
-        if self._signals > 1:
-            os._exit(128 + number)
-
-
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Turn signals into something that can be waited for."""
+def _stop_signals() -> Iterator[Callable[[], None]]:
+    """Turn signals into something that can be waited for.
+
+    Yields:
+        A function that waits for the first signal, which may have come before. The
+        second one ends the process.
+    """
     # Python writes each signal to this pipe, whichever thread it hits. A handler that
     # sets an event could hang: it may run while the main thread holds the event's lock.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    stop = _Stop(reading)
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(128 + number)
+
+    def wait() -> None:
+        while os.read(reading, 1)[0] not in _SIGNALS:
+            pass  # A signal that another part of the program handles.
+
     usual_wakeup = signal.set_wakeup_fd(writing)
     # A shell ignores SIGINT for what runs in the background of a script, so that Ctrl-C
     # ends only the foreground. The broker keeps to that.
     usual = {
-        number: signal.signal(number, stop.handle)
+        number: signal.signal(number, handle)
         for number in _SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield stop
+        yield wait
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

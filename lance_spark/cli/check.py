@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from lance_spark.broker.access import encode_rule, parse_rule
-from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.main import FAILED
-from lance_spark.cli.options import OptionType, check_is_store
+from lance_spark.cli.options import PATH, OptionType, check_is_store, option, parse_age
 from lance_spark.errors import OptionError
 from lance_spark.model import Retention
-from lance_spark.quantity import parse_duration, parse_size
+from lance_spark.quantity import format_bytes, parse_size
 from lance_spark.store import (
     DEFAULT_TOPIC,
     FIRST_STAGE_ID,
@@ -41,8 +41,7 @@ def _parse_retention(text: str) -> Retention:
     age, comma, size = text.partition(",")
     if not comma:
         raise OptionError(f"{text!r} is neither none nor AGE,SIZE as in 168h,10g")
-    age_s = 0 if age == "0" else int(parse_duration(age))
-    return Retention(age_s, 0 if size == "0" else parse_size(size))
+    return Retention(parse_age(age), parse_size(size))
 
 
 def _parse_rule(text: str) -> dict[str, Any] | None:
@@ -59,7 +58,7 @@ def _parse_rule(text: str) -> dict[str, Any] | None:
 
 
 def _answer(
-    option: str, name: str, metavar: str, parse: Callable[[str], Any], text: str
+    flag: str, name: str, metavar: str, parse: Callable[[str], Any], text: str
 ) -> Callable[[Any], Any]:
     """Make an option that says something of a topic by its id, and can be repeated."""
 
@@ -70,52 +69,37 @@ def _answer(
         return int(topic), parse(value)
 
     kind = OptionType(metavar, split)
-    return click.option(
-        option, name, multiple=True, type=kind, metavar=metavar, help=text
-    )
+    return option(f"{flag} {name}", kind, text, multiple=True, metavar=metavar)
 
 
 @click.command("check")
-@click.argument("data_dir", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per finding.")
-@click.option("--quiet", "-q", is_flag=True, help="Findings only: no summary.")
-@click.option(
-    "--repair", is_flag=True, help="Mend damaged store.json, metadata and journal."
-)
+@click.argument("data_dir", type=PATH)
+@option("--json as_json", bool, "One JSON object per finding.")
+@option("--quiet -q", bool, "Findings only: no summary.")
+@option("--repair", bool, "Mend damaged store.json, metadata and journal.")
 @_answer("--name", "names", "ID=NAME", str, "The topic's name.")
 @_answer(
-    "--retention",
-    "retentions",
-    "ID=none|AGE,SIZE",
-    _parse_retention,
+    *("--retention", "retentions", "ID=none|AGE,SIZE", _parse_retention),
     "What may be dropped from the topic; 0 is no limit.",
 )
 @_answer(
     "--auth", "rules", "ID=none|JSON", _parse_rule, "The topic's access rule (LWP 7.2)."
 )
 @_answer(
-    "--created",
-    "created",
-    "ID=SECONDS",
-    _parse_number,
+    *("--created", "created", "ID=SECONDS", _parse_number),
     "When the topic was created, by which queries know it.",
 )
 @_answer(
-    "--partitions",
-    "partitions",
-    "ID=N",
-    _parse_number,
+    *("--partitions", "partitions", "ID=N", _parse_number),
     "How many partitions the topic has that the log belongs to.",
 )
-@click.option(
-    "--drop-stage",
-    "dropped",
+@option(
+    *("--drop-stage dropped", click.IntRange(min=FIRST_STAGE_ID)),
+    "Remove a stage whose job no file tells.",
     multiple=True,
-    type=click.IntRange(min=FIRST_STAGE_ID),
     metavar="ID",
-    help="Remove a stage whose job no file tells.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Repair without asking.")
+@option("--yes -y", bool, "Repair without asking.")
 def command(
     data_dir: Path, as_json: bool, quiet: bool, repair: bool, yes: bool, **said: Any
 ) -> int:
@@ -149,9 +133,14 @@ def command(
         print(json.dumps(asdict(finding)) if as_json else finding)
     damage = sum(f.severity is Severity.DAMAGE for f in findings)
     if not quiet:
-        summary = _summarise(data_dir, verified, len(findings) - damage, damage)
+        summary = (
+            f"{format_bytes(verified)} verified",
+            count(_count_topics(data_dir), "topic"),
+            count(len(findings) - damage, "note"),
+            f"damage in {count(damage, 'place')}" if damage else "no damage",
+        )
         # Standard output is the findings' where a program reads it.
-        print(summary, file=sys.stderr if as_json else sys.stdout)
+        print(", ".join(summary), file=sys.stderr if as_json else sys.stdout)
     return FAILED if damage else 0
 
 
@@ -172,28 +161,17 @@ def _repair(data_dir: Path, answers: Answers, *, yes: bool) -> int:
         for step in steps:
             mark = "will repair" if step.run else "needs you"
             print(f"{mark}: {step.file}: {step.text}")
-        ready = [step for step in steps if step.run is not None]
+        ready = [(step.file, step.run) for step in steps if step.run is not None]
         if ready and not (yes or click.confirm("Repair this?", default=False)):
             print("nothing was changed")
             return FAILED
-        for step in ready:
-            assert step.run is not None
-            step.run()
-            print(f"repaired: {step.file}")
-    if len(ready) < len(steps):
-        print(f"not repaired: {count(len(steps) - len(ready), 'file')}, see above")
-    return FAILED if len(ready) < len(steps) else 0
-
-
-def _summarise(path: Path, verified: int, notes: int, damage: int) -> str:
-    return ", ".join(
-        (
-            f"{format_bytes(verified)} verified",
-            count(_count_topics(path), "topic"),
-            count(notes, "note"),
-            f"damage in {count(damage, 'place')}" if damage else "no damage",
-        )
-    )
+        for file, repair in ready:
+            repair()
+            print(f"repaired: {file}")
+    left = len(steps) - len(ready)
+    if left:
+        print(f"not repaired: {count(left, 'file')}, see above")
+    return FAILED if left else 0
 
 
 def _count_topics(path: Path) -> int:

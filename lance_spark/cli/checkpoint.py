@@ -92,7 +92,7 @@ class Checkpoint:
         document = _parse(_read(file), file, "it")
         query_id = document.get("id") if isinstance(document, dict) else None
         if not isinstance(query_id, str):
-            raise CheckpointError(str(file), "there is no id of a query in it", _OLDER)
+            raise _error(file, "there is no id of a query in it")
         return query_id
 
     def read_batch(self, number: int | None = None) -> PlannedBatch:
@@ -104,16 +104,13 @@ class Checkpoint:
         if number is None:
             number = self.batches[-1]
         if number not in self.batches:
-            raise CheckpointError(
-                str(self.path),
-                f"batch {number} is not in it",
-                f"it has {self.batches[0]} to {self.batches[-1]}",
-            )
+            there = f"it has {self.batches[0]} to {self.batches[-1]}"
+            raise _error(self.path, f"batch {number} is not in it", there)
         file = self.path / "offsets" / str(number)
         lines = _check_version(_read(file), file)
         about = _parse(lines[0], file, "line 2")
         if not isinstance(about, dict):
-            raise CheckpointError(str(file), "line 2 is no JSON object", _OLDER)
+            raise _error(file, "line 2 is no JSON object")
         commit = self.path / "commits" / str(number)
         with _reading(commit):
             is_committed = commit.exists()
@@ -132,41 +129,39 @@ def _list_batches(path: Path) -> list[int]:
     offsets = path / "offsets"
     with _reading(path):
         if not path.exists():
-            raise CheckpointError(str(path), "no such directory", _ELSEWHERE)
+            raise _error(path, "no such directory", _ELSEWHERE)
         if not path.is_dir():
-            raise CheckpointError(str(path), "not a directory", _ELSEWHERE)
-        is_checkpoint = offsets.is_dir() or (path / "metadata").is_file()
-        if not is_checkpoint:
+            raise _error(path, "not a directory", _ELSEWHERE)
+        if not offsets.is_dir() and not (path / "metadata").is_file():
             reason = "there is no checkpoint here (no offsets, no metadata)"
-            raise CheckpointError(str(path), reason, _ELSEWHERE)
+            raise _error(path, reason, _ELSEWHERE)
         names = [file.name for file in offsets.iterdir()] if offsets.is_dir() else []
     batches = sorted(int(name) for name in names if _BATCH.fullmatch(name))
     if not batches:
         reason = "the checkpoint is empty: the query has not planned a batch yet"
-        raise CheckpointError(str(path), reason, "look again when it has")
+        raise _error(path, reason, "look again when it has")
     return batches
 
 
 def _check_version(text: str, file: Path) -> list[str]:
     """Return the lines behind the first, which has the version."""
     if not text:
-        raise CheckpointError(str(file), "the file is empty", _OLDER)
+        raise _error(file, "the file is empty")
     # Not `splitlines`: JSON may hold other characters that end a line for Python.
     version, *lines = text.removesuffix("\n").split("\n")
     version = version.strip()
     if re.fullmatch(r"v[0-9]{1,9}", version) and version != _VERSION:
         # Spark 4.3 can write v2 itself, if that setting asks for it.
-        raise CheckpointError(
-            str(file),
+        raise _error(
+            file,
             f"the file is {version}, and this release reads {_VERSION}: a newer Spark "
             "wrote it, or one with spark.sql.streaming.offsetLog.formatVersion",
             "upgrade lance_spark",
         )
     if version != _VERSION:
-        reason = f"no offsets of Spark: the first line is not {_VERSION}"
-        raise CheckpointError(str(file), reason, _OLDER)
+        raise _error(file, f"no offsets of Spark: the first line is not {_VERSION}")
     if len(lines) < 2:
-        raise CheckpointError(str(file), "cut off: there is no source in it", _OLDER)
+        raise _error(file, "cut off: there is no source in it")
     return lines
 
 
@@ -189,24 +184,21 @@ def _parse(text: str, file: Path, what: str) -> Any:
         return json.loads(text)
     # A ValueError is also what a number of thousands of digits gives.
     except (ValueError, RecursionError) as error:
-        reason = f"{what} can't be read as JSON ({error})"
-        raise CheckpointError(str(file), reason, _OLDER) from None
+        raise _error(file, f"{what} can't be read as JSON ({error})") from None
 
 
 def _read(file: Path) -> str:
     with _reading(file):
         if not file.is_file():
-            raise CheckpointError(str(file), "not a file", _OLDER)
+            raise _error(file, "not a file")
         with file.open("rb") as opened:
             data = opened.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        reason = f"over {FILE_BYTES_MAX} bytes, which no such file has"
-        raise CheckpointError(str(file), reason, _OLDER)
+        raise _error(file, f"over {FILE_BYTES_MAX} bytes, which no such file has")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        reason = f"byte {error.start} is not UTF-8"
-        raise CheckpointError(str(file), reason, _OLDER) from None
+        raise _error(file, f"byte {error.start} is not UTF-8") from None
 
 
 @contextmanager
@@ -215,4 +207,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CheckpointError(str(path), reason, "check that it can be read") from error
+        raise _error(path, reason, "check that it can be read") from error
+
+
+def _error(path: Path, reason: str, remedy: str = _OLDER) -> CheckpointError:
+    return CheckpointError(str(path), reason, remedy)

@@ -6,8 +6,7 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -16,14 +15,16 @@ import pyarrow.compute as pc
 
 from lance_spark.cli.display import format_json, show_progress
 from lance_spark.cli.options import (
+    NAME,
+    NUMBER,
     SEPARATOR,
     TOPIC,
     OptionType,
     connected,
+    option,
     server_options,
 )
 from lance_spark.client import (
-    Chunk,
     ClientConfig,
     LanceClient,
     RecordReader,
@@ -54,10 +55,8 @@ def parse_start(text: str) -> SeekPosition:
     """
     if text == "beginning":
         return SeekPosition.BEGINNING
-    if text == "end":
-        return SeekPosition.END
-    if text.isascii() and text.isdecimal():
-        return SeekPosition.offset(int(text))
+    if text == "end" or _is_offset(text):
+        return parse_end(text)
     try:
         return SeekPosition.time_ns(parse_time(text))
     except OptionError as error:
@@ -72,9 +71,13 @@ def parse_end(text: str) -> SeekPosition:
     """
     if text == "end":
         return SeekPosition.END
-    if text.isascii() and text.isdecimal():
+    if _is_offset(text):
         return SeekPosition.offset(int(text))
     raise OptionError(f"{text!r} is no end: give end, or an offset")
+
+
+def _is_offset(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 START = OptionType("place", parse_start)
@@ -92,24 +95,21 @@ def find_start(
     Raises:
         Unsupported: a time, and the server can't find it.
     """
-    if position.kind is SeekKind.BEGINNING:
-        return client.bounds(topic).start or 0, None
-    if position.kind is SeekKind.END:
-        return client.bounds(topic).end, None
     if position.kind is SeekKind.TIME:
         return client.locate_time(topic, position.value).offset, None
-    asked = position.value
-    if not client.supports(Capability.LOCATE):
-        return asked, None
-    found = client.locate_offset(topic, asked).offset
+    bounds = client.bounds(topic)
+    start, asked = bounds.start or 0, position.value
+    if position.kind is not SeekKind.OFFSET:
+        return (start if position.kind is SeekKind.BEGINNING else bounds.end), None
+    found = asked
+    if client.supports(Capability.LOCATE):
+        found = client.locate_offset(topic, asked).offset
     if found == asked:
         return found, None
-    bounds = client.bounds(topic)
-    if bounds.start is not None and asked < bounds.start:
-        return found, f"offset {asked} is not there any more, starting at {found}"
-    if asked > bounds.end:
-        return found, f"offset {asked} is not there yet, starting at {found}"
-    return found, f"offset {asked} is inside a record, starting at {found}"
+    where = "inside a record"
+    if not start <= asked <= bounds.end:
+        where = f"not there {'any more' if asked < start else 'yet'}"
+    return found, f"offset {asked} is {where}, starting at {found}"
 
 
 def find_end(client: LanceClient, topic: int | str, position: SeekPosition) -> int:
@@ -137,13 +137,13 @@ def encode_raw(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buf
 
 def encode_hex(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
     """Write values as hexadecimal digits."""
-    lines = []
-    for key, value in zip(*(rows.column(n).to_pylist() for n in _PAIR), strict=True):
-        line = (value or b"").hex().encode() + b"\n"
-        if separator is not None:
-            line = (key or b"").hex().encode() + separator + line
-        lines.append(line)
-    return b"".join(lines)
+    digits = {}
+    for name in _PAIR:
+        values = rows.column(name).to_pylist()
+        digits[name] = pa.array(
+            [(v or b"").hex().encode() for v in values], pa.binary()
+        )
+    return encode_raw(pa.record_batch(digits), topic, separator)
 
 
 def encode_json(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
@@ -171,18 +171,14 @@ def _to_field(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-class RecordFormat(NamedTuple):
-    """A way to print records: the columns that it needs, and what writes them."""
+Encode = Callable[[pa.RecordBatch, str, bytes | None], Buffer]
 
-    columns: Sequence[str]
-    encode: Callable[[pa.RecordBatch, str, bytes | None], Buffer]
-
-
+# How records can be printed: the columns that it needs, and what writes them.
 _PAIR = ("key", "value")
-FORMATS = {
-    "raw": RecordFormat(_PAIR, encode_raw),
-    "json": RecordFormat(("offset", "type", *_PAIR, "timestamp_ns"), encode_json),
-    "hex": RecordFormat(_PAIR, encode_hex),
+FORMATS: dict[str, tuple[Sequence[str], Encode]] = {
+    "raw": (_PAIR, encode_raw),
+    "json": (("offset", "type", *_PAIR, "timestamp_ns"), encode_json),
+    "hex": (_PAIR, encode_hex),
 }
 
 
@@ -191,37 +187,22 @@ FORMATS = {
 
 @click.command("consume")
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--from",
-    "start",
-    type=START,
-    help="beginning, end, an offset, or when it was appended: 2024-05-01T12:00:00Z. "
+@option(
+    *("--from start", START),
+    "beginning, end, an offset, or when it was appended: 2024-05-01T12:00:00Z. "
     "[default: where the group is, else beginning]",
 )
-@click.option("--to", "end", type=END, help="end, or an offset.  [default: end]")
-@click.option(
-    "--max", "most", type=click.IntRange(min=0), help="Stop after this many records."
+@option("--to end", END, "end, or an offset.  [default: end]")
+@option("--max most", NUMBER, "Stop after this many records.")
+@option("--follow -f", bool, "Wait for more at the end.")
+@option("--output=raw -o", list(FORMATS), "How to print a record.")
+@option(
+    *("--key-separator separator", SEPARATOR),
+    r"Print the key and this before the value; \t is a tab.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Choice(list(FORMATS)),
-    default="raw",
-    help="How to print a record.",
-)
-@click.option(
-    "--key-separator",
-    "separator",
-    type=SEPARATOR,
-    help=r"Print the key and this before the value; \t is a tab.",
-)
-@click.option(
-    "--group",
-    "--consumer",
-    "consumer",
-    metavar="NAME",
-    help="Commit on the server what was printed, and go on there next time.",
+@option(
+    *("--group --consumer consumer", NAME),
+    "Commit on the server what was printed, and go on there next time.",
 )
 @server_options
 def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
@@ -234,78 +215,35 @@ def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
         raise click.UsageError("--follow goes beyond --to end: leave one of them out")
     if how["separator"] is not None and how["output"] == "json":
         raise click.UsageError("--key-separator is for raw and hex; json has the key")
-    with connected(config) as client, ExitStack() as stack:
-        commits = None
-        if how["consumer"] is not None:
-            # On a connection of its own: a fetch that waits would hold it up.
-            own = stack.enter_context(client.dedicated())
-            commits = _Commits(own, topic, how["consumer"])
-        _consume(client, topic, how, commits)
-
-
-def _consume(
-    client: LanceClient, topic: int | str, how: dict[str, Any], commits: _Commits | None
-) -> None:
-    name = topic if isinstance(topic, str) else client.topic(topic).name
-    format = FORMATS[how["output"]]
-
-    def print_chunk(chunk: Chunk) -> None:
-        decoded = decode(
-            chunk.data,
-            base_offset=chunk.start,
-            columns=format.columns,
-            stamp_type=pa.uint64(),
-        )
-        lines = format.encode(decoded.batch, name, how["separator"])
-        sys.stdout.buffer.write(lines)
-        # What is committed must have been seen.
-        sys.stdout.buffer.flush()
-
-    start = _choose_start(client, topic, how["start"], commits)
-    end = None
-    if how["end"] is not None or not how["follow"]:
-        end = find_end(client, topic, how["end"] or SeekPosition.END)
-    reader = RecordReader(client, topic, start, end=end)
-    try:
-        _print(reader, print_chunk, how["most"], commits, follow=how["follow"])
-    except (KeyboardInterrupt, BrokenPipeError):
-        # What was printed before counts. After trouble with the server a commit would
-        # only meet the same.
-        if commits is not None:
+    # Commits have a connection of their own: a fetch that waits would hold them up.
+    with connected(config) as client, client.dedicated() as other:
+        commits = _Commits(other, topic, how["consumer"])
+        start, note = find_start(client, topic, how["start"] or commits.load())
+        if note is not None:
+            print(f"lance-spark: {note}", file=sys.stderr)
+        end = None
+        if how["end"] is not None or not how["follow"]:
+            end = find_end(client, topic, how["end"] or SeekPosition.END)
+        name = topic if isinstance(topic, str) else client.topic(topic).name
+        reader = RecordReader(client, topic, start, end=end)
+        try:
+            _print(reader, name, how, commits)
+        except (KeyboardInterrupt, BrokenPipeError):
+            # What was printed before counts. After trouble with the server a commit
+            # would only meet the same.
             commits.finish()
-        raise
-    finally:
-        reader.close()
-    if commits is not None:
+            raise
+        finally:
+            reader.close()
         commits.finish()
 
 
-def _choose_start(
-    client: LanceClient,
-    topic: int | str,
-    given: SeekPosition | None,
-    commits: _Commits | None,
-) -> int:
-    position = given or SeekPosition.BEGINNING
-    if given is None and commits is not None:
-        committed = commits.load()
-        if committed is not None:
-            position = SeekPosition.offset(committed)
-    start, note = find_start(client, topic, position)
-    if note is not None:
-        print(f"lance-spark: {note}", file=sys.stderr)
-    return start
-
-
 def _print(
-    reader: RecordReader,
-    print_chunk: Callable[[Chunk], None],
-    most: int | None,
-    commits: _Commits | None,
-    *,
-    follow: bool,
+    reader: RecordReader, topic: str, how: dict[str, Any], commits: _Commits
 ) -> None:
     records = size = 0
+    most, follow = how["most"], how["follow"]
+    columns, encode = FORMATS[how["output"]]
     # On a terminal the records themselves show how far it is.
     with show_progress("consuming", hidden=sys.stdout.isatty()) as update:
         while most is None or records < most:
@@ -313,42 +251,51 @@ def _print(
             if chunk is None:
                 if not follow or reader.is_finished:
                     return
-                if commits is not None:
-                    commits.finish_if_due()
+                commits.finish_if_due()
                 continue
             if most is not None:
                 chunk, _ = chunk.split(most - records)
-            print_chunk(chunk)
+            rows = decode(
+                chunk.data,
+                base_offset=chunk.start,
+                columns=columns,
+                stamp_type=pa.uint64(),
+            ).batch
+            sys.stdout.buffer.write(encode(rows, topic, how["separator"]))
+            # What is committed must have been seen.
+            sys.stdout.buffer.flush()
             records, size = records + chunk.records, size + len(chunk.data)
             update(records, size, None)
-            if commits is not None:
-                commits.note(chunk.end)
+            commits.position = chunk.end
+            commits.finish_if_due()
 
 
 class _Commits:
-    """Tells the server how far we are, now and then and at the end.
+    """Tells the server how far a consumer is, now and then and at the end.
 
     Args:
         client: has a connection of its own.
         topic: name or id.
-        consumer: the name.
+        consumer: the name; without one nothing is committed.
     """
 
-    def __init__(self, client: LanceClient, topic: int | str, consumer: str) -> None:
+    def __init__(
+        self, client: LanceClient, topic: int | str, consumer: str | None
+    ) -> None:
         self._client = client
         self._topic = topic
-        self._consumer_id = consumer_id(consumer)
-        self._position: int | None = None
+        self._consumer_id = None if consumer is None else consumer_id(consumer)
         self._due_s = time.monotonic() + _COMMIT_S
+        # What was printed and is not committed.
+        self.position: int | None = None
 
-    def load(self) -> int | None:
-        """Ask how far the consumer has come."""
-        return self._client.committed_offset(self._topic, self._consumer_id)
-
-    def note(self, position: int) -> None:
-        """Take note of what was printed, and commit it if it is time."""
-        self._position = position
-        self.finish_if_due()
+    def load(self) -> SeekPosition:
+        """Ask how far the consumer has come; a new one begins at the beginning."""
+        if self._consumer_id is not None:
+            committed = self._client.committed_offset(self._topic, self._consumer_id)
+            if committed is not None:
+                return SeekPosition.offset(committed)
+        return SeekPosition.BEGINNING
 
     def finish_if_due(self) -> None:
         """Commit if the last time was long ago."""
@@ -357,8 +304,7 @@ class _Commits:
 
     def finish(self) -> None:
         """Commit what was printed and is not committed."""
-        if self._position is None:
-            return
-        position, self._position = self._position, None
-        self._client.commit_offset(self._topic, self._consumer_id, position)
-        self._due_s = time.monotonic() + _COMMIT_S
+        position, self.position = self.position, None
+        if position is not None and self._consumer_id is not None:
+            self._client.commit_offset(self._topic, self._consumer_id, position)
+            self._due_s = time.monotonic() + _COMMIT_S

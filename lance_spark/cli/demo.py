@@ -11,27 +11,17 @@ from types import FrameType
 
 import click
 
+from lance_spark.cli.options import PATH, option
 from lance_spark.errors import LanceError
 
 
 @click.command("demo")
-@click.option(
-    "--records",
-    type=click.IntRange(min=100),
-    default=1_000_000,
-    help="How many records to send.",
-)
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Keep the data here; must not exist or be empty.",
-)
-@click.option(
-    "--spark/--no-spark",
-    "with_spark",
+@option("--records=1000000", click.IntRange(min=100), "How many records to send.")
+@option("--dir directory", PATH, "Keep the data here; must not exist or be empty.")
+@option(
+    *("--spark/--no-spark with_spark", bool),
+    "Read and write with Spark too.  [default: if it is installed]",
     default=None,
-    help="Read and write with Spark too.  [default: if it is installed]",
 )
 def command(records: int, directory: Path | None, with_spark: bool | None) -> None:
     """Kill a broker under load, start it again, and show that nothing is lost."""

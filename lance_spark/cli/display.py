@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from lance_spark.model import Buffer
+from lance_spark.quantity import format_bytes
 
 _NS_PER_S = 1_000_000_000
 
-# Plain rows are held back until so many are there, which then share their widths. A
-# table of any length takes no more memory than that.
+# Rows are held back until so many are there, which then share their widths. A table of
+# any length takes no more memory than that.
 _ALIGNED_ROWS = 200
 
 
@@ -31,23 +31,6 @@ def count(number: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
-
-
-def format_bytes(size: int) -> str:
-    """Write a size in the decimal unit that suits it."""
-    if size < 1000:
-        return count(size, "byte")
-    exponent = min((len(str(size)) - 1) // 3, 4)
-    return f"{size / 1000**exponent:.1f} {' kMGT'[exponent]}B"
-
-
-def format_rate(records: int, size: int, seconds: float) -> str:
-    """Write how long something took and how much that is per second."""
-    seconds = max(seconds, 1e-9)
-    return (
-        f"{seconds:.2f} s: {records / seconds:,.0f} records/s, "
-        f"{size / seconds / 1e6:,.0f} MB/s"
-    )
 
 
 def format_time(ns: int) -> str:
@@ -70,117 +53,99 @@ def show_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-class Preview:
-    """Writes values, cut to a length that fits a line.
+# A cell of a table; None is a number or text that is not known.
+Cell = str | int | None
+Row = Mapping[str, Cell]
+UNKNOWN = "-"
+
+
+class ByteCount(int):
+    """A size that a table shows in the unit that suits it."""
+
+    def __str__(self) -> str:
+        return format_bytes(int(self))
+
+
+def show_cell(cell: Cell) -> str:
+    """Write what may not be known."""
+    return UNKNOWN if cell is None else str(cell)
+
+
+def print_table(rows: Iterable[Row]) -> None:
+    """Print rows in aligned columns, numbers on the right.
 
     Args:
-        full: write all of a value.
-        as_hex: write all bytes as hexadecimal digits, text too.
+        rows: cells by their titles, which are the same in each row. An error that comes
+            out of it passes after the rows before it are printed.
     """
-
-    # About what is left of a line of 120 characters beside the other columns.
-    CHARACTERS = 48
-
-    def __init__(self, *, full: bool = False, as_hex: bool = False) -> None:
-        self._full = full
-        self._as_hex = as_hex
-
-    def show_bytes(self, value: Buffer) -> str:
-        """Write bytes: as quoted text if they are text, else as hexadecimal digits."""
-        view = memoryview(value).cast("B")
-        # No character of UTF-8 is longer than four bytes.
-        head = bytes(view if self._full else view[: 4 * self.CHARACTERS])
-        whole = len(head) == len(view)
-        text = None if self._as_hex else _decode_text(head, whole=whole)
-        return self._cut(head.hex() if text is None else repr(text), whole=whole)
-
-    def show_text(self, text: str) -> str:
-        """Write text as it is."""
-        return self._cut(text, whole=True)
-
-    def _cut(self, text: str, *, whole: bool) -> str:
-        if whole and (self._full or len(text) <= self.CHARACTERS):
-            return text
-        return text[: self.CHARACTERS - 1] + "…"
-
-
-def _decode_text(head: bytes, *, whole: bool) -> str | None:
-    """Decode the head of a value; None if it is no text.
-
-    Where the value goes on, the head may end inside a character.
-    """
-    for missing in range(1 if whole else 4):
-        try:
-            text = head[: len(head) - missing].decode()
-        except UnicodeDecodeError:
-            continue
-        return text if text.translate(_SPACES).isprintable() else None
-    return None
-
-
-_SPACES = dict.fromkeys(map(ord, "\t\n\r"))
-
-
-def print_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-) -> None:
-    """Print rows in aligned columns.
-
-    Args:
-        titles: what is above the columns.
-        rows: an error that comes out of it passes after the rows before it are printed.
-        right: titles of the columns that are aligned on the right.
-    """
-    if sys.stdout.isatty():
-        _draw_table(titles, rows, right)
-        return
-    # The last column is not padded: nothing stands behind it.
-    signs = [">" if title in right else "<" for title in titles[:-1]]
-    widths = [0] * len(signs)
-    waiting: list[Sequence[str]] = [titles]
-
-    def flush() -> None:
-        for row in waiting:
-            pairs = zip(widths, row, strict=False)
-            widths[:] = [max(width, len(cell)) for width, cell in pairs]
-        for row in waiting:
-            cells = zip(row, signs, widths, strict=False)
-            padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
-            print("  ".join([*padded, row[-1]]).rstrip())
-        waiting.clear()
-
+    widths: list[int] = []
+    waiting: list[Row] = []
     try:
         for row in rows:
             waiting.append(row)
             if len(waiting) >= _ALIGNED_ROWS:
-                flush()
+                _print_rows(waiting, widths)
+                waiting = []
     finally:
-        flush()
+        if waiting:
+            _print_rows(waiting, widths)
 
 
-def _draw_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str]
+def print_list(
+    noun: str, documents: Sequence[Any], rows: Iterable[Row], *, as_json: bool
+) -> None:
+    """Print things, an object of JSON or a row of a table for each.
+
+    Args:
+        noun: what they are.
+        documents: the objects.
+        rows: the rows.
+        as_json: print the objects.
+    """
+    if as_json:
+        for document in documents:
+            print(format_json(document))
+    elif documents:
+        print_table(rows)
+    else:
+        print(f"no {noun}", file=sys.stderr)
+
+
+def _print_rows(rows: Sequence[Row], widths: list[int]) -> None:
+    """Print a piece of a table: the first one, if there are no widths yet."""
+    columns = ([row[title] for row in rows] for title in rows[0])
+    is_right = [any(isinstance(cell, int) for cell in cells) for cells in columns]
+    lines = [[show_cell(cell) for cell in row.values()] for row in rows]
+    if not widths:
+        lines.insert(0, list(rows[0]))
+    if sys.stdout.isatty():
+        _draw_lines(lines, is_right, has_titles=not widths)
+    found = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    widths[:] = map(max, widths or found, found)
+    if not sys.stdout.isatty():
+        signs = [">" if right else "<" for right in is_right]
+        for line in lines:
+            # The last column is not padded: nothing stands behind it.
+            cells = zip(line[:-1], signs, widths, strict=False)
+            padded = [f"{cell:{sign}{width}}" for cell, sign, width in cells]
+            print("  ".join([*padded, line[-1]]).rstrip())
+
+
+def _draw_lines(
+    lines: Sequence[Sequence[str]], is_right: Sequence[bool], *, has_titles: bool
 ) -> None:
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
-    # A cell that does not fit goes on below: nothing is left out.
-    table = Table(
-        *(
-            Column(name, justify="right" if name in right else "left", overflow="fold")
-            for name in titles
-        ),
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-    )
-    try:
-        for row in rows:
-            table.add_row(*map(Text, row))  # Text has no markup.
-    finally:
-        Console().print(table)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for right in is_right:
+        # A cell that does not fit goes on below: nothing is left out.
+        table.add_column(justify="right" if right else "left", overflow="fold")
+    for number, line in enumerate(lines):
+        style = "bold" if has_titles and number == 0 else ""
+        table.add_row(*map(Text, line), style=style)  # Text has no markup.
+    Console().print(table)
 
 
 Update = Callable[[int, int, float | None], None]

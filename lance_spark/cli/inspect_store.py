@@ -6,26 +6,27 @@ where it can't go on. None reads a large file as a whole.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from lance_spark.cli.display import (
-    Preview,
+    Row,
     count,
     format_json,
     format_time,
     print_table,
 )
 from lance_spark.errors import LanceError, RecordError, StoreError
-from lance_spark.model import Buffer, Scan
-from lance_spark.store.consumers import parse_consumers
-from lance_spark.store.document import decode_document
+from lance_spark.model import Buffer
+from lance_spark.store import consumers, document, journal, stage, topic
 from lance_spark.store.format import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -39,20 +40,13 @@ from lance_spark.store.format import (
     parse_segment_name,
     valid_rows,
 )
-from lance_spark.store.journal import parse_journal
-from lance_spark.store.stage import decode_stage
-from lance_spark.store.topic import decode_topic
-from lance_spark.wire.lwp import (
-    RECORD_HEADER_BYTES,
-    RECORD_VALUE_BYTES_MAX,
-    RecordType,
-    decode_record,
-    scan,
-)
+from lance_spark.wire import lwp
 
 # Files that are read as a whole, such as the journal, are a few MiB long. Anything
 # much larger is something else.
 WHOLE_BYTES_MAX = 256 * 1024 * 1024
+# About what is left of a line of 120 characters beside the other columns.
+SHOWN_CHARACTERS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +56,65 @@ class Selection:
     Args:
         skip: how many are passed over first.
         limit: how many are shown then.
-        preview: writes the values.
+        full: show all of a value, and not only what fits a line.
+        as_hex: show all bytes as hexadecimal digits, text too.
     """
 
-    skip: int
-    limit: int
-    preview: Preview
+    skip: int = 0
+    limit: int = 50
+    full: bool = False
+    as_hex: bool = False
 
     @property
     def end(self) -> int:
         """Number of the first item that is not shown any more."""
         return self.skip + self.limit
 
+    def show_bytes(self, value: Buffer) -> str:
+        """Write bytes: as quoted text if they are text, else as hexadecimal digits."""
+        view = memoryview(value).cast("B")
+        # No character of UTF-8 is longer than four bytes.
+        head = bytes(view if self.full else view[: 4 * SHOWN_CHARACTERS])
+        whole = len(head) == len(view)
+        text = None if self.as_hex else _decode_text(head, whole=whole)
+        return self.show_text(head.hex() if text is None else repr(text), whole=whole)
+
+    def show_text(self, text: str, *, whole: bool = True) -> str:
+        """Write text as it is; more of it follows if it is not the whole."""
+        if whole and (self.full or len(text) <= SHOWN_CHARACTERS):
+            return text
+        return text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _decode_text(head: bytes, *, whole: bool) -> str | None:
+    """Decode the head of a value; None if it is no text.
+
+    Where the value goes on, the head may end inside a character.
+    """
+    for missing in range(1 if whole else 4):
+        try:
+            text = head[: len(head) - missing].decode()
+        except UnicodeDecodeError:
+            continue
+        return text if text.translate(_SPACES).isprintable() else None
+    return None
+
+
+_SPACES = dict.fromkeys(map(ord, "\t\n\r"))
+
 
 class InspectedFile:
     """An open file of which parts can be read; made by `open_file`."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, opened: BinaryIO) -> None:
         self.path = path
-        self._descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
+        self._opened = opened
+        self.size = os.fstat(opened.fileno()).st_size
 
     def read(self, position: int, length: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
-        parts = []
-        while length and (data := os.pread(self._descriptor, length, position)):
-            parts.append(data)
-            position, length = position + len(data), length - len(data)
-        return b"".join(parts)
+        self._opened.seek(position)
+        return self._opened.read(length)
 
     def read_whole(self) -> bytes:
         """Read the file, which must be a small one."""
@@ -110,22 +135,41 @@ def open_file(path: Path) -> Iterator[InspectedFile]:
         LanceError: it can't be opened or read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise LanceError(f"{path}: {error.strerror}") from error
-    try:
-        mode = os.fstat(descriptor).st_mode
+        mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise LanceError(f"{path}: a directory; `lance-spark check` reads stores")
         if not stat.S_ISREG(mode):
             raise LanceError(f"{path}: not a regular file")
-        yield InspectedFile(path, descriptor)
-    finally:
-        os.close(descriptor)
+        opened = path.open("rb")
+    except OSError as error:
+        raise LanceError(f"{path}: {error.strerror}") from error
+    with opened:
+        yield InspectedFile(path, opened)
 
 
-def print_rest(selection: Selection, noun: str, *, more: bool) -> None:
-    """Tell how to see what was not shown, if anything was not."""
+_Item = TypeVar("_Item")
+
+
+def print_items(
+    items: Iterator[_Item],
+    noun: str,
+    selection: Selection,
+    show: Callable[[_Item], Row],
+) -> None:
+    """Print a table of the selected items, and how to see those behind them.
+
+    Args:
+        items: all items of a file. An error that comes out of it passes after the items
+            before it are printed, unless none behind them was asked for.
+        noun: what they are.
+        selection: which of them are shown.
+        show: writes the row of an item.
+    """
+    print_table(map(show, islice(items, selection.skip, selection.end)))
+    try:
+        more = next(items, None) is not None
+    except LanceError:
+        more = True
     if more:
         print(f"… more {noun} follow: --skip {selection.end}")
 
@@ -136,21 +180,19 @@ def show_journal(file: InspectedFile, selection: Selection) -> None:
     Raises:
         LanceError: where something is no entry.
     """
-    parsed = parse_journal(file.read_whole())
+    parsed = journal.parse_journal(file.read_whole())
     if parsed.lost is not None:
         raise file.error(f"{parsed.lost} (byte 0)")
-    entries = parsed.entries
-    print(f"journal of {count(file.size, 'byte')}, {count(len(entries), 'entry')}")
+    entries = count(len(parsed.entries), "entry")
+    print(f"journal of {count(file.size, 'byte')}, {entries}")
 
-    def rows() -> Iterator[tuple[str, ...]]:
-        shown = entries[selection.skip : selection.end]
-        for number, entry in enumerate(shown, selection.skip):
-            rest = {k: v for k, v in entry.items() if k != "kind"}
-            text = selection.preview.show_text(format_json(rest))
-            yield f"{number}", str(entry.get("kind")), text
+    def show(item: tuple[int, dict[str, Any]]) -> Row:
+        number, entry = item
+        rest = {k: v for k, v in entry.items() if k != "kind"}
+        text = selection.show_text(format_json(rest))
+        return {"entry": number, "kind": str(entry.get("kind")), "content": text}
 
-    print_table(("entry", "kind", "content"), rows(), right=("entry",))
-    print_rest(selection, "entries", more=len(entries) > selection.end)
+    print_items(enumerate(parsed.entries), "entries", selection, show)
     for fault in parsed.faults:
         raise file.error(f"{fault} (byte 0)")
     for start, end in parsed.damaged:
@@ -165,19 +207,16 @@ def show_consumers(file: InspectedFile, selection: Selection) -> None:
     Raises:
         LanceError: where an entry is damaged or cut off.
     """
-    parsed = parse_consumers(file.read_whole())
+    parsed = consumers.parse_consumers(file.read_whole())
     if parsed.lost is not None:
         raise file.error(f"{parsed.lost} (byte 0)")
-    offsets = sorted(parsed.offsets.items())
-    print(
-        f"consumer offsets: {count(len(offsets), 'offset')} in {parsed.entries} entries"
+    offsets = count(len(parsed.offsets), "offset")
+    print(f"consumer offsets: {offsets} in {parsed.entries} entries")
+    rows: Iterator[Row] = (
+        {"consumer": key.consumer, "topic": key.topic, "offset": offset}
+        for key, offset in sorted(parsed.offsets.items())
     )
-    rows = (
-        (f"{key.consumer}", f"{key.topic}", f"{offset}")
-        for key, offset in offsets[selection.skip : selection.end]
-    )
-    print_table(("consumer", "topic", "offset"), rows)
-    print_rest(selection, "offsets", more=len(offsets) > selection.end)
+    print_items(rows, "offsets", selection, lambda row: row)
     for fault in parsed.faults:
         raise file.error(f"{fault} (byte 0)")
     if parsed.damaged:
@@ -189,9 +228,9 @@ def show_consumers(file: InspectedFile, selection: Selection) -> None:
 
 # The JSON files of a store by a key that only they have: what they are, their decoder.
 _DOCUMENTS: dict[str, tuple[str, Callable[[bytes], Any] | None]] = {
-    "log_start": ("metadata of a topic", decode_topic),
-    "opened_ns": ("metadata of a stage", decode_stage),
-    "next_topic": ("identity of a store", decode_document),
+    "log_start": ("metadata of a topic", topic.decode_topic),
+    "opened_ns": ("metadata of a stage", stage.decode_stage),
+    "next_topic": ("identity of a store", document.decode_document),
 }
 
 
@@ -204,19 +243,20 @@ def show_document(file: InspectedFile, selection: Selection) -> None:
     data = file.read_whole()
     try:
         text = data.decode()
-        document = json.loads(text)
+        content = json.loads(text)
     except UnicodeDecodeError as error:
         raise file.error(f"not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
         position = len(text[: error.pos].encode())
         raise file.error(f"not JSON at byte {position}: {error.msg}") from error
-    keys = document if isinstance(document, dict) else {}
+    keys = content if isinstance(content, dict) else {}
     known = [entry for key, entry in _DOCUMENTS.items() if key in keys]
     name, decode = known[0] if known else ("JSON", None)
     print(f"{name}, {count(len(data), 'byte')}")
-    lines = json.dumps(document, indent=2).splitlines()
+    lines = json.dumps(content, indent=2).splitlines()
     print("\n".join(lines[selection.skip : selection.end]))
-    print_rest(selection, "lines", more=len(lines) > selection.end)
+    if len(lines) > selection.end:
+        print(f"… more lines follow: --skip {selection.end}")
     if decode is not None:
         try:
             decode(data)
@@ -225,27 +265,25 @@ def show_document(file: InspectedFile, selection: Selection) -> None:
 
 
 _WINDOW_BYTES = 1024 * 1024
-_RECORD_BYTES_MAX = RECORD_HEADER_BYTES + RECORD_VALUE_BYTES_MAX
+_RECORD_BYTES_MAX = lwp.RECORD_HEADER_BYTES + lwp.RECORD_VALUE_BYTES_MAX
 
-_TITLES = ("record", "offset", "type", "length", "key", "timestamp", "value")
-_RIGHT = ("record", "offset", "length")
-
-_NAMES = {int(member): member.name for member in RecordType}
+_NAMES = {int(member): member.name for member in lwp.RecordType}
 
 
-class Base(NamedTuple):
-    """Where a segment starts in its topic, and how that is known."""
+class FoundRecord(NamedTuple):
+    """A record of a segment that is not decoded yet.
 
-    offset: int
-    record: int
-    text: str
+    Args:
+        number: of the record in the file.
+        data: a piece of the file with the whole record.
+        position: where the piece starts in the file.
+        start: where the record starts in the piece.
+    """
 
-
-class _Window(NamedTuple):
-    position: int
+    number: int
     data: bytes
-    found: Scan
-    first: int  # Number of the first record of the window in the file.
+    position: int
+    start: int
 
 
 def show_segment(file: InspectedFile, selection: Selection) -> None:
@@ -254,10 +292,27 @@ def show_segment(file: InspectedFile, selection: Selection) -> None:
     Raises:
         LanceError: at the first byte that is no record.
     """
-    walk = _RecordRows(file, selection, _find_base(file))
-    print(f"segment of {count(file.size, 'byte')}, {walk.base.text}")
-    print_table(_TITLES, walk.rows(), right=_RIGHT)
-    print_rest(selection, "records", more=walk.more)
+    base_offset, base_record, text = _find_base(file)
+    print(f"segment of {count(file.size, 'byte')}, {text}")
+
+    def show(found: FoundRecord) -> Row:
+        try:
+            record, end = lwp.decode_record(found.data, found.start)
+        except RecordError as error:
+            raise _record_error(file, base_offset, found.position, error) from None
+        key, stamp = record.key, record.timestamp_ns
+        is_null = record.type == lwp.RecordType.NULL
+        return {
+            "record": base_record + found.number,
+            "offset": base_offset + found.position + found.start,
+            "type": name_type(record.type),
+            "length": end - found.start - lwp.RECORD_HEADER_BYTES,
+            "key": None if key is None else selection.show_bytes(key),
+            "timestamp": None if stamp is None else format_time(stamp),
+            "value": None if is_null else selection.show_bytes(record.value),
+        }
+
+    print_items(_find_records(file, base_offset), "records", selection, show)
 
 
 def name_type(record_type: int) -> str:
@@ -267,77 +322,42 @@ def name_type(record_type: int) -> str:
     return f"{'user' if record_type >= 0x80 else 'type'} 0x{record_type:02X}"
 
 
-class _RecordRows:
-    """Goes over the records; `more` says afterwards whether some are left."""
-
-    def __init__(self, file: InspectedFile, selection: Selection, base: Base) -> None:
-        self.base = base
-        self.more = False
-        self._source = file
-        self._selection = selection
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        for window in _windows(self._source):
-            first = max(0, self._selection.skip - window.first)
-            last = self._selection.end - window.first
-            starts = window.found.starts
-            for number, start in enumerate(starts[first:last].tolist(), first):
-                yield self._row(window, number, start)
-            if last <= len(starts):
-                left = self._source.size - window.position - window.found.end
-                self.more = last < len(starts) or left > 0
-                return
-            if window.found.fault is not None:
-                raise self._error(window, window.found.fault)
-
-    def _row(self, window: _Window, number: int, start: int) -> tuple[str, ...]:
-        try:
-            record, end = decode_record(window.data, start)
-        except RecordError as error:
-            raise self._error(window, error) from None
-        key, stamp, show = record.key, record.timestamp_ns, self._selection.preview
-        is_null = record.type == RecordType.NULL
-        return (
-            f"{self.base.record + window.first + number}",
-            f"{self.base.offset + window.position + start}",
-            name_type(record.type),
-            f"{end - start - RECORD_HEADER_BYTES}",
-            "-" if key is None else show.show_bytes(key),
-            "-" if stamp is None else format_time(stamp),
-            "-" if is_null else show.show_bytes(record.value),
-        )
-
-    def _error(self, window: _Window, error: RecordError) -> LanceError:
-        position = window.position + error.position
-        text = str(RecordError(error.reason, position))
-        if self.base.offset:
-            text += f" (offset {self.base.offset + position})"
-        return self._source.error(text)
-
-
-def _windows(file: InspectedFile) -> Iterator[_Window]:
-    """Scan a file piece by piece; a fault is only in the last piece."""
+def _find_records(file: InspectedFile, base_offset: int) -> Iterator[FoundRecord]:
+    """Scan a file piece by piece."""
     position = number = 0
     size = _WINDOW_BYTES
     while data := file.read(position, size):
-        found = scan(data)
-        cut = found.fault is not None and found.fault.truncated
-        if cut and len(data) == size and not len(found.starts):
-            size = _RECORD_BYTES_MAX  # One record that is larger than a window.
-            continue
-        if cut and len(data) == size:
-            found = Scan(found.starts, found.end)
-        yield _Window(position, data, found, number)
-        if found.fault is not None:
-            return
-        position, number = position + found.end, number + len(found.starts)
-        size = _WINDOW_BYTES
+        found = lwp.scan(data)
+        fault = found.fault
+        if fault is not None and fault.truncated and len(data) == size:
+            fault = None  # The file goes on behind the window.
+            if not len(found.starts):
+                size = _RECORD_BYTES_MAX  # One record that is larger than a window.
+                continue
+        for start in found.starts.tolist():
+            yield FoundRecord(number, data, position, start)
+            number += 1
+        if fault is not None:
+            raise _record_error(file, base_offset, position, fault)
+        position, size = position + found.end, _WINDOW_BYTES
 
 
-def _find_base(file: InspectedFile) -> Base:
+def _record_error(
+    file: InspectedFile, base_offset: int, position: int, error: RecordError
+) -> LanceError:
+    """Tell of a malformed record in the piece of a file at a position."""
+    position += error.position
+    text = str(RecordError(error.reason, position))
+    if base_offset:
+        text += f" (offset {base_offset + position})"
+    return file.error(text)
+
+
+def _find_base(file: InspectedFile) -> tuple[int, int, str]:
+    """Find the offset and number of a segment's first record; say how it is known."""
     parsed = parse_segment_name(file.path.name)
     if parsed is None:
-        return Base(0, 0, "offsets count from the file's start")
+        return 0, 0, "offsets count from the file's start"
     index = file.path.with_name(parsed[0].index_file)
     try:
         with open_file(index) as opened:
@@ -345,22 +365,19 @@ def _find_base(file: InspectedFile) -> Base:
     except LanceError:
         header = "missing"
     if isinstance(header, str):
-        return Base(0, 0, f"offsets count from the file's start: index {header}")
+        return 0, 0, f"offsets count from the file's start: index {header}"
     text = f"topic {header.topic}, offsets from {header.base_offset} on"
-    return Base(header.base_offset, header.base_record, text)
+    return header.base_offset, header.base_record, text
 
 
 def is_record(head: Buffer) -> bool:
     """Tell whether bytes can be the start of a segment."""
-    found = scan(head)
+    found = lwp.scan(head)
     return len(found.starts) > 0 or (found.fault is not None and found.fault.truncated)
 
 
 _WINDOW_ROWS = 4096
 _MARK_BYTES = HEADER_BYTES - mark_position(1)
-
-_ROW_HEAD = ("row", "kind", "offset", "record", "length", "records", "crc", "appended")
-_ROW_RIGHT = ("row", "offset", "record", "length", "records")
 
 _KINDS = {int(kind): kind.name for kind in Kind}
 
@@ -378,19 +395,33 @@ def show_index(file: InspectedFile, selection: Selection) -> None:
     rows = (file.size - HEADER_BYTES) // ROW_BYTES
     _show_header(header, head, rows)
     damaged: list[int] = []
-    table = _rows(file, selection, header, damaged)
-    print_table(_ROW_HEAD, table, right=_ROW_RIGHT)
-    print_rest(selection, "rows", more=rows > selection.end)
+
+    def show(item: tuple[int, Any, bool]) -> Row:
+        number, row, sound = item
+        if not sound:
+            damaged.append(number)
+        kind = _KINDS.get(int(row["kind"]), f"kind {row['kind']}")
+        return {
+            "row": number,
+            "kind": kind if sound else f"{kind} DAMAGED",
+            "offset": header.base_offset + int(row["position"]),
+            "record": header.base_record + int(row["record"]),
+            "length": int(row["length"]),
+            "records": int(row["records"]),
+            "crc": f"{row['data_crc']:08x}" if row["kind"] == Kind.BATCH else None,
+            "appended": format_time(int(row["append_ns"])),
+        }
+
+    print_items(_read_rows(file), "rows", selection, show)
     if damaged:
         at = HEADER_BYTES + damaged[0] * ROW_BYTES
         found = count(len(damaged), "damaged row")
         raise file.error(f"{found}, the first is row {damaged[0]} at byte {at}")
     rest = (file.size - HEADER_BYTES) % ROW_BYTES
     if rest and rows < selection.end:
-        text = (
-            f"the last row is cut off, {rest} of {count(ROW_BYTES, 'byte')} are there"
-        )
-        raise file.error(f"{text}, at byte {file.size - rest}")
+        there = f"{rest} of {count(ROW_BYTES, 'byte')} are there"
+        at = file.size - rest
+        raise file.error(f"the last row is cut off, {there}, at byte {at}")
 
 
 def _show_header(header: IndexHeader, head: bytes, rows: int) -> None:
@@ -422,27 +453,9 @@ def _decode_one_mark(head: bytes, number: int) -> IndexMark:
     return decode_mark(blank)
 
 
-def _rows(
-    file: InspectedFile, selection: Selection, header: IndexHeader, damaged: list[int]
-) -> Iterator[tuple[str, ...]]:
-    """Give the rows as text, and note the numbers of those that are damaged."""
-    for first in range(selection.skip, selection.end, _WINDOW_ROWS):
-        wanted = min(_WINDOW_ROWS, selection.end - first)
-        position = HEADER_BYTES + first * ROW_BYTES
-        rows = decode_rows(file.read(position, wanted * ROW_BYTES))
-        for number, (row, sound) in enumerate(zip(rows, valid_rows(rows), strict=True)):
-            if not sound:
-                damaged.append(first + number)
-            kind = _KINDS.get(int(row["kind"]), f"kind {row['kind']}")
-            yield (
-                f"{first + number}",
-                kind if sound else f"{kind} DAMAGED",
-                f"{header.base_offset + int(row['position'])}",
-                f"{header.base_record + int(row['record'])}",
-                f"{row['length']}",
-                f"{row['records']}",
-                f"{row['data_crc']:08x}" if row["kind"] == Kind.BATCH else "-",
-                format_time(int(row["append_ns"])),
-            )
-        if len(rows) < wanted:
-            return
+def _read_rows(file: InspectedFile) -> Iterator[tuple[int, Any, bool]]:
+    """Give the rows of an index: number, content, and whether it is sound."""
+    size, number = _WINDOW_ROWS * ROW_BYTES, 0
+    while len(rows := decode_rows(file.read(HEADER_BYTES + number * ROW_BYTES, size))):
+        yield from zip(itertools.count(number), rows, valid_rows(rows), strict=False)
+        number += len(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,28 @@ import click
 
 from lance_spark.cli.checkpoint import Checkpoint, PlannedBatch, SourceOffset
 from lance_spark.cli.display import (
+    UNKNOWN,
+    Cell,
+    Row,
     count,
     format_json,
     format_time,
     print_table,
     show_name,
 )
-from lance_spark.cli.options import connected, server_options
-from lance_spark.cli.summary import UNKNOWN, Summary, show, summarise
-from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
-from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
+from lance_spark.cli.options import (
+    NUMBER,
+    connected,
+    is_server_given,
+    option,
+    server_options,
+)
+from lance_spark.cli.summary import Document, summarise_named
+from lance_spark.client import ClientConfig
+from lance_spark.offset import TopicPlace
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
-
-_TITLES = ("topic", "id", "offset", "created", "mark")
-_SERVER_TITLES = ("log start", "log end", "behind", "state")
-_RIGHT = ("id", "offset", "log start", "log end", "behind")
 
 # A letter alone before the colon is a drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -51,21 +55,11 @@ def _to_path(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command("offsets")
 @click.argument("checkpoint", callback=_to_path)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=0),
-    help="Which batch.  [default: the newest]",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@option("--batch", NUMBER, "Which batch.  [default: the newest]")
+@option("--json as_json", bool, "One JSON object.")
 @server_options
-@click.pass_context
 def command(
-    context: click.Context,
-    /,
-    config: ClientConfig,
-    checkpoint: Path,
-    batch: int | None,
-    as_json: bool,
+    config: ClientConfig, checkpoint: Path, batch: int | None, as_json: bool
 ) -> None:
     """Show how far a Spark query has read, by its CHECKPOINT, a local directory.
 
@@ -74,44 +68,32 @@ def command(
     """
     opened = Checkpoint(checkpoint)
     query_id, found = opened.read_query_id(), opened.read_batch(batch)
-    source = context.get_parameter_source("servers")
     topics = None
-    if source is not click.core.ParameterSource.DEFAULT:
+    if is_server_given():
         names = {n for s in found.sources if s.offset for n, _ in s.offset.topics}
         with connected(config) as client:
-            topics = _ask(client, names)
+            topics = summarise_named(client, names)
     if as_json:
         print(format_json(_to_document(query_id, found, topics)))
     else:
         _print(query_id, found, topics)
 
 
-Topics = Mapping[str, Summary]
+Topics = Mapping[str, Document]
 
 
-def _ask(client: LanceClient, names: set[str]) -> Topics:
-    """Ask for topics; leave out those that are gone or that the client may not see."""
-    found = {}
-    for info in client.topics():
-        if info.name in names:
-            try:
-                found[info.name] = summarise(client, info)
-            except (TopicNotFound, TopicDeleted, AccessDenied):
-                continue
-    return found
-
-
-def _judge(place: TopicPlace, topic: Summary | None) -> tuple[str, str, int | None]:
+def _judge(place: TopicPlace, topic: Document | None) -> tuple[str, str, int | None]:
     """Compare a place with what the server says: a word, a text for people, the lag."""
     if topic is None:
         return "gone", "the topic is gone", None
-    if not place.same_topic(topic.id, topic.created_at_s):
-        now = f"id {topic.id}, created {_show_time(topic.created_at_s, _NS_PER_S)}"
-        earlier = place.find(topic.id, topic.created_at_s)
+    identity = topic["id"], topic["created_at"]
+    if not place.same_topic(*identity):
+        now = f"id {topic['id']}, created {_show_time(topic['created_at'], _NS_PER_S)}"
+        earlier = place.find(*identity)
         if earlier is not None:
             now = f"{now}, which was read up to {earlier.offset} before"
         return "recreated", f"another topic of that name: {now}", None
-    start, end = topic.log_start or 0, topic.log_end or 0
+    start, end = topic["log_start"] or 0, topic["log_end"]
     # No query lags behind what retention has dropped.
     lag = max(0, end - max(place.offset, start))
     if place.offset < start:
@@ -155,12 +137,12 @@ def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, 
     }
     if topics is None:
         return document
-    topic = topics.get(name)
-    state, _, lag = _judge(place, topic)
+    state, _, lag = _judge(place, topics.get(name))
+    topic = topics.get(name) or {}
     return {
         **document,
-        "log_start": topic and topic.log_start,
-        "log_end": topic and topic.log_end,
+        "log_start": topic.get("log_start"),
+        "log_end": topic.get("log_end"),
         "lag_bytes": lag,
         "state": state,
     }
@@ -182,7 +164,9 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
         if source.offset is not None:
             topics_in = count(len(source.offset.topics), "topic")
             print(f"source {number}: lance, {topics_in}")
-            _print_topics(source.offset, topics)
+            places = source.offset.topics
+            has_marks = any(place.marks for _, place in places)
+            print_table(_show_topic(*at, topics, has_marks=has_marks) for at in places)
         elif source.document is None:
             print(f"source {number}: no offset yet")
         else:
@@ -191,47 +175,27 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
             print(f"source {number}: not lance, skipped: {text}")
 
 
-def _print_topics(offset: StreamOffset, topics: Topics | None) -> None:
-    if not offset.topics:
-        return
-    has_marks = any(place.marks for _, place in offset.topics)
-    titles = _TITLES if has_marks else _TITLES[:-1]
+def _show_topic(
+    name: str, place: TopicPlace, topics: Topics | None, *, has_marks: bool
+) -> Row:
+    mark = place.mark
+    at = [f"{partition}: {position}" for partition, position in place.positions]
+    row: dict[str, Cell] = {
+        "topic": show_name(name),
+        "id": place.topic_id,
+        "offset": place.offset if len(at) == 1 else ", ".join(at),
+        "created": _show_time(place.created_s, _NS_PER_S) if place.created_s else None,
+    }
+    if has_marks:
+        row["mark"] = None
+        if mark is not None:
+            row["mark"] = f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
     if topics is not None:
-        titles = (*titles, *_SERVER_TITLES)
-    rows = _rows(offset, topics, has_marks=has_marks)
-    print_table(titles, rows, right=_RIGHT)
-
-
-def _rows(
-    offset: StreamOffset, topics: Topics | None, *, has_marks: bool
-) -> Iterator[tuple[str, ...]]:
-    for name, place in offset.topics:
-        row = [
-            show_name(name),
-            str(place.topic_id),
-            _show_offset(place),
-            _show_time(place.created_s, _NS_PER_S) if place.created_s else UNKNOWN,
-        ]
-        if has_marks:
-            row.append(_show_mark(place.mark))
-        if topics is not None:
-            topic = topics.get(name)
-            _, text, lag = _judge(place, topic)
-            ends = (topic.log_start, topic.log_end) if topic else (None, None)
-            row += [*map(show, ends), show(lag), text]
-        yield tuple(row)
-
-
-def _show_offset(place: TopicPlace) -> str:
-    if len(place.positions) == 1:
-        return str(place.offset)
-    return ", ".join(f"{partition}: {at}" for partition, at in place.positions)
-
-
-def _show_mark(mark: OffsetMark | None) -> str:
-    if mark is None:
-        return UNKNOWN
-    return f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
+        _, text, lag = _judge(place, topics.get(name))
+        topic = topics.get(name) or {}
+        row["log start"], row["log end"] = topic.get("log_start"), topic.get("log_end")
+        row |= {"behind": lag, "state": text}
+    return row
 
 
 def _show_time(number: int, unit_ns: int) -> str:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +44,18 @@ def parse_topic(text: str) -> int | str:
     if int(found[1]) > _TOPIC_ID_MAX:
         raise OptionError(f"{text!r}: topic ids end at {_TOPIC_ID_MAX}")
     return int(found[1])
+
+
+def parse_age(text: str) -> int:
+    """Read a duration of whole seconds.
+
+    Raises:
+        OptionError: it is none, or has a fraction.
+    """
+    seconds = parse_duration(text)
+    if seconds != int(seconds):
+        raise OptionError(f"{text!r} is not a whole number of seconds")
+    return int(seconds)
 
 
 def parse_separator(text: str) -> bytes:
@@ -106,9 +118,15 @@ def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
 SIZE = OptionType("size", parse_size)
 BATCH_SIZE = SIZE.within("1", format_size(PAYLOAD_BYTES_MAX))
 DURATION = OptionType("duration", parse_duration)
+AGE = OptionType("duration", parse_age)
 TOPIC = OptionType("topic", parse_topic)
 RECORD_TYPE = OptionType("type", parse_record_type)
 SEPARATOR = OptionType("text", parse_separator)
+FILE = OptionType("file", str)
+NAME = OptionType("name", str)
+NUMBER = click.IntRange(min=0)
+PATH = click.Path(path_type=Path)
+CHECKSUMS = ["crc32c", "crc32", "auto"]
 ADDRESS = OptionType("host:port", _checked(parse_address))
 # The port of a server is known if it is not given; see `ClientConfig`.
 ADDRESSES = OptionType(
@@ -118,66 +136,61 @@ ADDRESSES = OptionType(
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-batch_option = click.option(
-    "--batch-bytes",
-    type=BATCH_SIZE,
-    default="1m",
-    help="Size of a batch.",
-)
-compression_option = click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4"]),
-    default="none",
-    help="Compression of batches on the wire; not for plain servers.",
+
+def option(
+    names: str, kind: Any, text: str, **more: Any
+) -> Callable[[Command], Command]:
+    """Make an option: a row in the table above its command.
+
+    Args:
+        names: its flags, the first one with its default, as in `--limit=50 -l`; and the
+            name of the argument where no flag says it.
+        kind: the type of its values, or a list of them; `bool` has no value.
+        text: its help.
+        more: what else `click.option` takes.
+    """
+    if kind is bool:
+        more["is_flag"] = True
+    else:
+        more["type"] = click.Choice(kind) if isinstance(kind, list) else kind
+    first, *others = names.split()
+    flag, is_default, default = first.partition("=")
+    if is_default:
+        more["default"] = default
+    return click.option(flag, *others, help=text, **more)
+
+
+batch_option = option("--batch-bytes=1m", BATCH_SIZE, "Size of a batch.")
+compression_option = option(
+    *("--compression=none", ["none", "lz4"]),
+    "Compression of batches on the wire; not for plain servers.",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
-
 _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
-
 _DEFAULTS = ClientConfig()
 _SERVER_OPTIONS = (
-    click.option(
-        "--servers",
-        "-s",
-        type=ADDRESSES,
-        default=_DEFAULTS.servers,
-        help="Addresses, tried in order.",
+    option(
+        f"--servers={_DEFAULTS.servers} -s", ADDRESSES, "Addresses, tried in order."
     ),
-    click.option(
-        "--checksum",
-        type=click.Choice(["crc32c", "crc32", "auto"]),
-        default=_DEFAULTS.checksum,
-        help="Checksum of frames; other LANCE servers use crc32.",
+    option(
+        *(f"--checksum={_DEFAULTS.checksum}", CHECKSUMS),
+        "Checksum of frames; other LANCE servers use crc32.",
     ),
-    click.option(
-        "--tls", is_flag=True, help="Encrypt; implied by the other --tls options."
-    ),
-    click.option(
-        "--tls-ca", metavar="FILE", help="PEM file of the CA that signs the server."
-    ),
-    click.option(
-        "--tls-cert", metavar="FILE", help="PEM file with the client's certificate."
-    ),
-    click.option("--tls-key", metavar="FILE", help="PEM file with its key."),
-    click.option(
-        "--tls-server-name",
-        metavar="NAME",
-        help="Name in the certificate, if not the host.",
-    ),
-    click.option(
-        "--token",
-        "auth_token",
+    option("--tls", bool, "Encrypt; implied by the other --tls options."),
+    option("--tls-ca", FILE, "PEM file of the CA that signs the server."),
+    option("--tls-cert", FILE, "PEM file with the client's certificate."),
+    option("--tls-key", FILE, "PEM file with its key."),
+    option("--tls-server-name", NAME, "Name in the certificate, if not the host."),
+    option(
+        *("--token auth_token", str),
+        "Token of this client; safer in the environment, where it is not listed.",
         envvar="LANCE_TOKEN",
         show_envvar=True,
-        help="Token of this client; safer in the environment, where it is not listed.",
     ),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=_TIMEOUT,
-        default="30s",
-        help="How long to wait for a server that does not answer.",
+    option(
+        *("--timeout=30s timeout_s", _TIMEOUT),
+        "How long to wait for a server that does not answer.",
     ),
 )
 _NAMES = ("servers", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
@@ -195,10 +208,16 @@ def server_options(command: Command) -> Command:
         return command(config=make_config(given), **values)
 
     decorated: Any = with_config
-    for option in reversed(_SERVER_OPTIONS):
-        decorated = option(decorated)
+    for decorate in reversed(_SERVER_OPTIONS):
+        decorated = decorate(decorated)
     result: Command = decorated
     return result
+
+
+def is_server_given() -> bool:
+    """Tell whether the command that runs was called with --servers."""
+    source = click.get_current_context().get_parameter_source("servers")
+    return source is not click.core.ParameterSource.DEFAULT
 
 
 def make_config(given: Mapping[str, Any]) -> ClientConfig:
@@ -256,19 +275,17 @@ class _Handler(logging.Handler):
     """Writes to what standard error is at that time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
+        # A standard error that is closed is no reason to fail.
+        with suppress(OSError, ValueError):
             print(self.format(record), file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            return  # Nobody is there to be told, which is no reason to fail.
 
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
         text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
+        if record.exc_info and (error := record.exc_info[1]) is not None:
             # A traceback is for those who ask for it.
-            error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}"
         return f"lance-spark: {level}: {' '.join(text.split())}"
 
@@ -277,16 +294,6 @@ class _OneLine(logging.Formatter):
 
 # One of these is there unless all of a store is gone.
 _TRACES = ("store.json", "journal.log", "segments")
-
-
-def check_can_be_store(path: Path) -> None:
-    """Refuse a path where something else is than a directory.
-
-    Raises:
-        StoreError: with the reason.
-    """
-    if path.exists() and not path.is_dir():
-        raise StoreError(f"{path}: not a directory: a broker keeps its data in one")
 
 
 def check_is_store(path: Path) -> None:

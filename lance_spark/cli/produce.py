@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,53 +16,42 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_spark.cli.display import count, format_bytes, show_progress
+from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
+    PATH,
     RECORD_TYPE,
     SEPARATOR,
     TOPIC,
     batch_option,
     compression_option,
     connected,
+    option,
     server_options,
 )
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.errors import LanceError, RowError
-from lance_spark.quantity import RECORD_TYPES
+from lance_spark.quantity import RECORD_TYPES, format_bytes
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
 
 @click.command("produce")
 @click.argument("topic", type=TOPIC)
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--key-separator",
-    "separator",
-    type=SEPARATOR,
-    help=r"Each line is a key, this, and a value; \t is a tab.",
+@click.argument("file", type=PATH, required=False)
+@option(
+    *("--key-separator separator", SEPARATOR),
+    r"Each line is a key, this, and a value; \t is a tab.",
 )
-@click.option(
-    "--type",
-    "record_type",
-    type=RECORD_TYPE,
-    help=f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
+@option(
+    *("--type record_type", RECORD_TYPE),
+    f"{', '.join(RECORD_TYPES)}, or 0x80 to 0xFE.  [default: raw]",
 )
-@click.option(
-    "--timestamp", "stamped", is_flag=True, help="Give each record the current time."
-)
-@click.option("--null-delimited", "-0", is_flag=True, help="Lines end in a zero byte.")
-@click.option("--whole-file", is_flag=True, help="Send the whole input as one record.")
+@option("--timestamp stamped", bool, "Give each record the current time.")
+@option("--null-delimited -0", bool, "Lines end in a zero byte.")
+@option("--whole-file", bool, "Send the whole input as one record.")
 @compression_option
-@click.option(
-    "--rate", type=click.FloatRange(min=0.001), help="Records per second at most."
-)
+@option("--rate", click.FloatRange(min=0.001), "Records per second at most.")
 @batch_option
-@click.option(
-    "--create",
-    "create_topic",
-    is_flag=True,
-    help="Create the topic if it does not exist.",
-)
+@option("--create create_topic", bool, "Create the topic if it does not exist.")
 @server_options
 def command(
     config: ClientConfig, topic: int | str, file: Path | None, **how: Any
@@ -90,32 +79,26 @@ def command(
     print(_tell(producer), file=sys.stderr)
 
 
-@contextmanager
-def _open(file: Path | None) -> Iterator[BinaryIO]:
-    if file is None or str(file) == "-":
-        if sys.stdin is None:
-            raise LanceError("standard input is closed: give a FILE to send")
-        yield sys.stdin.buffer
-        return
-    with file.open("rb") as stream:
-        yield stream
+def _open(file: Path | None) -> AbstractContextManager[BinaryIO]:
+    if file is not None and str(file) != "-":
+        return file.open("rb")
+    if sys.stdin is None:
+        raise LanceError("standard input is closed: give a FILE to send")
+    return nullcontext(sys.stdin.buffer)
 
 
 def _read(
     stream: BinaryIO, how: dict[str, Any]
 ) -> Iterator[tuple[pa.RecordBatch, int, float | None]]:
     """Give records in columns, the number of the first line, and how much was read."""
-    reader = LineReader(stream, b"\0" if how["null_delimited"] else b"\n")
-    size = _find_size(stream)
-    for lines in [read_whole(stream)] if how["whole_file"] else reader.blocks():
-        first = reader.lines + 1
+    line, size = 1, _find_size(stream)
+    blocks = read_lines(stream, b"\0" if how["null_delimited"] else b"\n")
+    for lines in read_whole(stream) if how["whole_file"] else blocks:
         columns = make_columns(
-            lines,
-            separator=how["separator"],
-            stamped=how["stamped"],
-            first_line=first,
+            lines, separator=how["separator"], stamped=how["stamped"], first_line=line
         )
-        yield columns, first, reader.size / size if size else None
+        yield columns, line, stream.tell() / size if size else None
+        line += len(lines)
 
 
 def _find_size(stream: BinaryIO) -> int:
@@ -163,72 +146,44 @@ def _tell(producer: Producer) -> str:
 BLOCK_BYTES = 1024 * 1024
 # A line with its key is a record or too large to be one.
 LINE_BYTES_MAX = RECORD_VALUE_BYTES_MAX + 64 * 1024
+_TOO_LONG = (
+    f"longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that a record can have"
+)
 
 
-class LineReader:
-    """Reads lines and counts them; `lines` is how many were given out.
+def read_lines(stream: BinaryIO, delimiter: bytes = b"\n") -> Iterator[pa.Array]:
+    """Give the lines without what ends them, as binary arrays.
 
-    Args:
-        stream: has `read1`, which returns what is there.
-        delimiter: the byte that ends a line.
+    Raises:
+        LanceError: a line is longer than any record.
     """
-
-    def __init__(self, stream: BinaryIO, delimiter: bytes = b"\n") -> None:
-        self._stream = stream
-        self._delimiter = delimiter
-        self.lines = 0
-        self.size = 0
-
-    def blocks(self) -> Iterator[pa.Array]:
-        """Give the lines without what ends them, as binary arrays.
-
-        Raises:
-            LanceError: a line is longer than any record.
-        """
-        tail = b""
-        while block := self._read():
-            self.size += len(block)
-            cut = block.rfind(self._delimiter)
-            if cut < 0:
-                tail += block
-                self._check_length(tail)
-                continue
-            whole, tail = tail + block[:cut], block[cut + 1 :]
-            yield from self._give(whole)
-        if tail:
-            yield from self._give(tail)  # The last line need not be ended.
-
-    def _read(self) -> bytes:
-        # `read1` of a pipe returns what is there; `BinaryIO` does not know of it.
-        read: Callable[[int], bytes] = getattr(self._stream, "read1")  # noqa: B009
-        return read(BLOCK_BYTES)
-
-    def _give(self, data: bytes) -> Iterator[pa.Array]:
-        lines = split(data, self._delimiter)
-        yield lines
-        self.lines += len(lines)
-
-    def _check_length(self, tail: bytes) -> None:
+    # Returns what is there, also of a pipe; `BinaryIO` does not know of it.
+    read: Callable[[int], bytes] = getattr(stream, "read1")  # noqa: B009
+    tail, number = b"", 0
+    while block := read(BLOCK_BYTES):
+        data, found, rest = block.rpartition(delimiter)
+        if found:
+            lines = split(tail + data, delimiter)
+            yield lines
+            number, tail = number + len(lines), rest
+            continue
+        tail += block
         if len(tail) > LINE_BYTES_MAX:
-            raise LanceError(
-                f"line {self.lines + 1} is longer than {RECORD_VALUE_BYTES_MAX} bytes, "
-                "the most that a record can have"
-            )
+            raise LanceError(f"line {number + 1} is {_TOO_LONG}")
+    if tail:
+        yield split(tail, delimiter)  # The last line need not be ended.
 
 
-def read_whole(stream: BinaryIO) -> pa.Array:
-    """Read everything as one value.
+def read_whole(stream: BinaryIO) -> Iterator[pa.Array]:
+    """Give everything as one value.
 
     Raises:
         LanceError: it is more than a record can have.
     """
     data = stream.read(RECORD_VALUE_BYTES_MAX + 1)
     if len(data) > RECORD_VALUE_BYTES_MAX:
-        raise LanceError(
-            f"the input is longer than {RECORD_VALUE_BYTES_MAX} bytes, the most that "
-            "a record can have"
-        )
-    return pa.array([data], pa.binary())
+        raise LanceError(f"the input is {_TOO_LONG}")
+    yield pa.array([data], pa.binary())
 
 
 def split(data: bytes, delimiter: bytes) -> pa.Array:

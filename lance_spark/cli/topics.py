@@ -7,7 +7,7 @@ so they are changed in its data directory, while it is not running.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,36 @@ import click
 
 from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
 from lance_spark.cli.display import (
+    UNKNOWN,
+    Row,
     count,
     format_json,
+    print_list,
     print_table,
+    show_cell,
     show_name,
 )
 from lance_spark.cli.main import FAILED
 from lance_spark.cli.options import (
-    DURATION,
+    AGE,
+    NUMBER,
+    PATH,
     SIZE,
     TOPIC,
+    OptionType,
     check_is_store,
     connected,
+    option,
     server_options,
 )
 from lance_spark.cli.summary import (
-    UNKNOWN,
-    Summary,
+    Document,
     read_groups,
-    show,
-    show_bytes,
     show_retention,
+    show_topic,
     summarise,
 )
-from lance_spark.client import ClientConfig, LanceClient, consumer_id
+from lance_spark.client import ClientConfig, consumer_id
 from lance_spark.errors import UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.net.tls import fingerprints
@@ -48,7 +54,7 @@ from lance_spark.store.topic import Topic
 from lance_spark.wire.lwp import scan
 
 _TITLES = ("id", "name", "records", "bytes", "log start", "log end", "retention")
-_RIGHT = ("id", "records", "bytes", "log start", "log end")
+_DESCRIBED_ONLY = ("stages", "consumers")
 
 
 @click.group("topics")
@@ -61,17 +67,13 @@ def command() -> None:
 
 def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the two limits of a retention."""
-    age = click.option(
-        "--max-age", type=DURATION, help="Drop what is older: 12h, 7d; 0 for no limit."
-    )
-    size = click.option(
-        "--max-bytes", type=SIZE, help="Drop what is more: 500m, 10g; 0 for no limit."
-    )
+    age = option("--max-age", AGE, "Drop what is older: 12h, 7d; 0 for no limit.")
+    size = option("--max-bytes", SIZE, "Drop what is more: 500m, 10g; 0 for no limit.")
     return age(size(command))
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per topic.")
+@option("--json as_json", bool, "One JSON object per topic.")
 @server_options
 def list_topics(config: ClientConfig, as_json: bool) -> None:
     """List the topics: records and bytes that are there, from where to where.
@@ -80,15 +82,12 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
     """
     with connected(config) as client:
         topics = [summarise(client, info) for info in client.topics()]
-    if as_json:
-        for topic in topics:
-            print(format_json(topic.to_document()))
-    elif topics:
-        shown = [topic.show() for topic in topics]
-        rows = [[fields[title] for title in _TITLES] for fields in shown]
-        print_table(_TITLES, rows, right=_RIGHT)
-    else:
-        print("no topics", file=sys.stderr)
+    shown = map(show_topic, topics)
+    rows: Iterator[Row] = (
+        {title: cells[title] for title in _TITLES} for cells in shown
+    )
+    listed = [{k: v for k, v in t.items() if k not in _DESCRIBED_ONLY} for t in topics]
+    print_list("topics", listed, rows, as_json=as_json)
 
 
 @command.command("create")
@@ -96,12 +95,12 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
 @_limits
 @server_options
 def create(
-    config: ClientConfig, name: str, max_age: float | None, max_bytes: int | None
+    config: ClientConfig, name: str, max_age: int | None, max_bytes: int | None
 ) -> None:
     """Create the topic NAME."""
     retention = None
     if max_age is not None or max_bytes is not None:
-        retention = Retention(_whole_seconds(max_age or 0), max_bytes or 0)
+        retention = Retention(max_age or 0, max_bytes or 0)
     with connected(config) as client:
         info = client.create_topic(name, retention=retention)
     print(f"topic {show_name(info.name)} created, id {info.id}")
@@ -109,7 +108,7 @@ def create(
 
 @command.command("delete")
 @click.argument("topic", type=TOPIC)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--yes -y", bool, "Do not ask.")
 @server_options
 def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
     """Delete TOPIC and all of its records."""
@@ -126,11 +125,12 @@ def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
     return 0
 
 
-def _confirm(topic: Summary) -> bool:
+def _confirm(topic: Document) -> bool:
     content = "its records"
-    if topic.records is not None:
-        content = f"{count(topic.records, 'record')} ({show_bytes(topic.size)})"
-    question = f"Delete topic {show_name(topic.name)} with {content}?"
+    if topic["records"] is not None:
+        size = show_cell(show_topic(topic)["bytes"])
+        content = f"{count(topic['records'], 'record')} ({size})"
+    question = f"Delete topic {show_name(topic['name'])} with {content}?"
     return click.confirm(question, err=True)
 
 
@@ -139,51 +139,27 @@ def _confirm(topic: Summary) -> bool:
 @_limits
 @server_options
 def retention(
-    config: ClientConfig,
-    topic: int | str,
-    max_age: float | None,
-    max_bytes: int | None,
+    config: ClientConfig, topic: int | str, max_age: int | None, max_bytes: int | None
 ) -> None:
     """Show or change what TOPIC drops; a limit that is not given stays as it is."""
+    given = max_age, max_bytes
     with connected(config) as client:
-        if max_age is None and max_bytes is None:
-            limits = client.topic(topic).retention
-        else:
-            limits = _change_retention(client, topic, max_age, max_bytes)
+        limits = client.topic(topic).retention if None in given else Retention()
+        if given != (None, None):
+            if limits is None:
+                raise click.UsageError(
+                    "the server does not say what holds now: give --max-age and "
+                    "--max-bytes"
+                )
+            age_s = limits.max_age_s if max_age is None else max_age
+            size = limits.max_bytes if max_bytes is None else max_bytes
+            limits = client.set_retention(topic, Retention(age_s, size))
     print(show_retention(limits))
-
-
-def _change_retention(
-    client: LanceClient,
-    topic: int | str,
-    max_age: float | None,
-    max_bytes: int | None,
-) -> Retention:
-    age_s = None if max_age is None else _whole_seconds(max_age)
-    if age_s is None or max_bytes is None:
-        present = client.topic(topic).retention
-        if present is None:
-            raise click.UsageError(
-                "the server does not say what holds now: give --max-age and --max-bytes"
-            )
-        age_s = present.max_age_s if age_s is None else age_s
-        max_bytes = present.max_bytes if max_bytes is None else max_bytes
-    return client.set_retention(topic, Retention(age_s, max_bytes))
-
-
-def _whole_seconds(seconds: float) -> int:
-    if seconds != int(seconds):
-        raise click.UsageError(f"--max-age {seconds:g} s: must be whole seconds")
-    return int(seconds)
-
-
-_CONSUMER_TITLES = ("consumer", "committed", "lag", "group")
-_CONSUMER_RIGHT = ("consumer", "committed", "lag")
 
 
 @command.command("describe")
 @click.argument("topic", type=TOPIC)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@option("--json as_json", bool, "One JSON object.")
 @server_options
 def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
     """Show all that is known of TOPIC, and how far its consumers are.
@@ -192,82 +168,51 @@ def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
     groups that are active are shown beside it.
     """
     with connected(config) as client:
-        found = summarise(client, client.topic(topic))
-        groups = {consumer_id(g.name): g.name for g in read_groups(client)}
+        groups = {consumer_id(g["group"]): g["group"] for g in read_groups(client)}
+        found = summarise(client, client.topic(topic), groups)
     if as_json:
-        print(format_json(_to_document(found, groups)))
-    else:
-        _print(found, groups)
-
-
-def _to_document(topic: Summary, groups: Mapping[int, str]) -> dict[str, Any]:
-    document = {**topic.to_document(), "stages": topic.stages, "consumers": None}
-    if topic.consumers is not None:
-        document["consumers"] = [
-            {
-                "consumer_id": lag.consumer_id,
-                "group": groups.get(lag.consumer_id),
-                "committed_offset": lag.committed,
-                "lag_bytes": lag.lag,
-            }
-            for lag in topic.consumers
-        ]
-    return document
-
-
-def _print(topic: Summary, groups: Mapping[int, str]) -> None:
-    for name, value in topic.show().items():
-        print(f"{name:10} {value}".rstrip())
-    if topic.consumers:
+        print(format_json(found))
+        return
+    for name, value in show_topic(found).items():
+        print(f"{name:10} {show_cell(value)}".rstrip())
+    if found["consumers"]:
         print()
-        rows = (
-            (
-                str(number),
-                show(committed),
-                show(lag),
-                show_name(groups.get(number, UNKNOWN)),
-            )
-            for number, committed, lag in topic.consumers
+        print_table(
+            {
+                "consumer": consumer["consumer_id"],
+                "committed": consumer["committed_offset"],
+                "lag": consumer["lag_bytes"],
+                "group": show_name(consumer["group"] or UNKNOWN),
+            }
+            for consumer in found["consumers"]
         )
-        print_table(_CONSUMER_TITLES, rows, right=_CONSUMER_RIGHT)
 
 
 @command.command("auth")
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
+@option(
+    *("--data-dir", PATH, "The data directory of a broker that is not running."),
     required=True,
-    help="The data directory of a broker that is not running.",
 )
-@click.option(
-    "--mtls/--no-mtls",
-    "mtls_enabled",
+@option(
+    *("--mtls/--no-mtls mtls_enabled", bool, "Ask clients for a certificate."),
     default=None,
-    help="Ask clients for a certificate.",
 )
-@click.option(
-    "--client-ca",
-    "client_ca_path",
-    type=click.Path(path_type=Path),
-    help="PEM file of the CA that must have signed it.",
+@option(
+    *("--client-ca client_ca_path", PATH),
+    "PEM file of the CA that must have signed it.",
 )
-@click.option(
-    "--allow",
-    "allowed_cns",
+@option(
+    *("--allow allowed_cns", OptionType("cn", str), "Let this name in; repeat it."),
     multiple=True,
-    metavar="CN",
-    help="Let this name in; repeat it.",
 )
-@click.option(
-    "--allow-topic",
-    "allowed_topics",
+@option(
+    *("--allow-topic allowed_topics", NUMBER),
+    "Tie those names to this topic; repeat it.",
     multiple=True,
-    type=click.IntRange(min=0),
     metavar="ID",
-    help="Tie those names to this topic; repeat it.",
 )
-@click.option("--clear", is_flag=True, help="Remove the rule: every client is let in.")
+@option("--clear", bool, "Remove the rule: every client is let in.")
 def auth(data_dir: Path, topic: int | str, clear: bool, **changes: Any) -> None:
     """Show or change who may use TOPIC (LWP 7.2), while no broker is running.
 

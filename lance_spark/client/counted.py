@@ -15,7 +15,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.client.config import ConnectionConfig, Runtime
-from lance_spark.client.dialect import Dialects
+from lance_spark.client.dialect import Dialect
 from lance_spark.client.driver import (
     CheckServer,
     CountedFinder,
@@ -57,6 +57,7 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.model import Bounds, OffsetMark, Partition
+from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records, Spans
 
@@ -97,7 +98,7 @@ class CountedDriver(ABC):
 
     Args:
         config: how the servers are reached.
-        dialects: how to speak to them.
+        candidates: lists the dialects to try with a server.
         runtime: the network, the time and chance.
     """
 
@@ -111,12 +112,12 @@ class CountedDriver(ABC):
     def __init__(
         self,
         config: ConnectionConfig,
-        dialects: Dialects,
+        candidates: Callable[[Address], Sequence[Dialect]],
         runtime: Runtime | None = None,
     ) -> None:
         runtime = runtime or Runtime()
         self.config = config
-        self.link = Link(config, runtime, Dialer(config, runtime, dialects))
+        self.link = Link(config, runtime, Dialer(config, runtime, candidates))
 
     # What a protocol brings.
 

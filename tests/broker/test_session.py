@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lance_spark.net.memory import make_pair
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker, embedded, session
 from lance_spark.broker.access import Principal
@@ -36,7 +37,6 @@ from lance_spark.model import Buffer
 from lance_spark.net.address import parse_address
 from lance_spark.net.connect import connect
 from lance_spark.net.deadline import Deadline
-from lance_spark.net.memory import make_pair
 from lance_spark.net.stream import SocketStream
 from lance_spark.net.tls_stream import PeerCertificate
 from lance_spark.wire.assembler import Assembler

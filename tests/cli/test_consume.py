@@ -464,9 +464,9 @@ def test_places_of_a_plain_server(plain_server: EmbeddedBroker) -> None:
 
 def _print(kind: str, separator: bytes | None = None, rows: pa.Table = ROWS) -> bytes:
     (payload,) = encode(rows)
-    columns = FORMATS[kind].columns
+    columns, encode_lines = FORMATS[kind]
     decoded = decode(payload.data, base_offset=100, columns=columns)
-    return bytes(FORMATS[kind].encode(decoded.batch, "events", separator))
+    return bytes(encode_lines(decoded.batch, "events", separator))
 
 
 def test_raw_lines() -> None:
@@ -518,5 +518,6 @@ def test_json_holds_nothing_that_a_terminal_obeys() -> None:
 def test_no_rows(kind: str) -> None:
     rows = pa.table({"value": pa.array([b"x"], pa.binary())})
     assert _print(kind, rows=rows).count(b"\n") == 1
-    empty = decode(b"", columns=FORMATS[kind].columns).batch
-    assert bytes(FORMATS[kind].encode(empty, "events", None)) == b""
+    columns, encode_lines = FORMATS[kind]
+    empty = decode(b"", columns=columns).batch
+    assert bytes(encode_lines(empty, "events", None)) == b""

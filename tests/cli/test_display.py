@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from lance_spark.cli.display import (
-    Preview,
+    ByteCount,
     count,
-    format_bytes,
     format_json,
-    format_rate,
     format_time,
     print_table,
     show_name,
@@ -25,27 +23,6 @@ def test_count() -> None:
     assert count(0, "topic") == "0 topics"
     assert count(12345, "entry") == "12,345 entries"
     assert count(2, "batch") == "2 batches"
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1, "1 byte"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (1_500_000, "1.5 MB"),
-        (2 * 10**9, "2.0 GB"),
-        (5 * 10**15, "5000.0 TB"),
-    ],
-)
-def test_format_bytes(size: int, text: str) -> None:
-    assert format_bytes(size) == text
-
-
-def test_format_rate() -> None:
-    assert format_rate(3000, 4_000_000, 2.0) == "2.00 s: 1,500 records/s, 2 MB/s"
-    assert format_rate(0, 0, 0.0).startswith("0.00 s: 0 records/s")
 
 
 def test_show_name() -> None:
@@ -66,64 +43,33 @@ def test_format_json_disarms_controls() -> None:
     assert format_json({"a": "\u202ex"}) == '{"a": "\\u202ex"}'
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (b"", "''"),
-        (b"text", "'text'"),
-        (b'{"a": 1}', "'{\"a\": 1}'"),
-        ("né\n\t".encode(), "'né\\n\\t'"),
-        (b"\x00\x01", "0001"),
-        (b"\x1b[2J", "1b5b324a"),
-        ("\u202e".encode(), "e280ae"),
-        # The value ends inside a character: that is no text.
-        ("né".encode()[:-1], "6ec3"),
-        (memoryview(b"view"), "'view'"),
-    ],
-)
-def test_show_bytes(value: bytes, text: str) -> None:
-    assert Preview().show_bytes(value) == text
-    assert Preview(full=True).show_bytes(value) == text
-
-
-def test_show_bytes_cuts() -> None:
-    limit = Preview.CHARACTERS
-    exact = b"x" * (limit - 2)
-    assert Preview().show_bytes(exact) == f"'{exact.decode()}'"
-    assert Preview().show_bytes(exact + b"x") == "'" + "x" * (limit - 2) + "…"
-    assert Preview().show_bytes(b"\x00" * 10**6) == "0" * (limit - 1) + "…"
-    assert Preview(full=True).show_bytes(b"x" * 500) == f"'{'x' * 500}'"
-    assert Preview(as_hex=True).show_bytes(b"text") == "74657874"
-
-
-def test_show_bytes_cuts_inside_a_character() -> None:
-    # The head that is looked at ends in the middle of the last character.
-    value = b"x" + "é".encode() * 1000
-    assert Preview().show_bytes(value) == "'x" + "é" * (Preview.CHARACTERS - 3) + "…"
-
-
 def test_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("1", "a", "x"), ("1000", "bb", "y" * 50)]
-    print_table(("n", "name", "rest"), rows, right=("n",))
-    assert capsys.readouterr().out.splitlines() == [
-        "   n  name  rest",
-        "   1  a     x",
-        "1000  bb    " + "y" * 50,
+    rows = [
+        {"n": 1, "name": "a", "size": ByteCount(5), "rest": "x"},
+        {"n": 1000, "name": "bb", "size": None, "rest": "y" * 50},
     ]
+    print_table(rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "   n  name     size  rest",
+        "   1  a     5 bytes  x",
+        "1000  bb          -  " + "y" * 50,
+    ]
+    print_table([])
+    assert capsys.readouterr().out == ""
 
 
 def test_table_shows_what_came_before_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rows() -> Iterator[tuple[str]]:
+    def rows() -> Iterator[dict[str, int]]:
         for number in range(450):
-            yield (str(number),)
+            yield {"number": number}
         raise ValueError
 
     with pytest.raises(ValueError):
-        print_table(("n",), rows())
+        print_table(rows())
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["n", *map(str, range(450))]
+    assert lines == ["number", *map(str, range(450))]
 
 
 def _strip(text: str) -> str:
@@ -132,8 +78,11 @@ def _strip(text: str) -> str:
 
 @pytest.mark.usefixtures("terminal")
 def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("1", "[b]a", "x"), ("1000", "日本", "y" * 80)]
-    print_table(("n", "name", "rest"), rows, right=("n",))
+    rows = [
+        {"n": 1, "name": "[b]a", "rest": "x"},
+        {"n": 1000, "name": "日本", "rest": "y" * 80},
+    ]
+    print_table(rows)
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     lines = [line.rstrip() for line in _strip(out).splitlines()]
@@ -143,16 +92,23 @@ def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_table_on_a_terminal_shows_what_came_before_an_error(
+def test_table_on_a_terminal_comes_in_pieces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rows() -> Iterator[tuple[str]]:
-        yield ("first",)
+    printed: list[str] = []
+
+    def rows() -> Iterator[dict[str, str]]:
+        for number in range(450):
+            yield {"n": str(number)}
+            printed.append(capsys.readouterr().out)
         raise ValueError
 
     with pytest.raises(ValueError):
-        print_table(("n",), rows())
-    assert "first" in capsys.readouterr().out
+        print_table(rows())
+    pieces = [*filter(None, printed), capsys.readouterr().out]
+    assert len(pieces) == 3 and pieces[0].count("\x1b[1m") == 1
+    lines = [line.rstrip() for line in _strip("".join(pieces)).splitlines()]
+    assert lines == ["n", *map(str, range(450))]
 
 
 def test_no_progress_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_spark.cli.inspect_store import InspectedFile
+from lance_spark.cli.inspect_store import SHOWN_CHARACTERS, InspectedFile, Selection
 from lance_spark.store import Store, StoreConfig
 from lance_spark.wire.lwp import (
     RECORD_VALUE_BYTES_MAX,
@@ -75,7 +75,7 @@ def test_limit_and_skip(run: Run, segment: Path) -> None:
     assert done.lines[-1] == "… more records follow: --skip 8"
     done = run("inspect", segment, "--skip", 20, "--limit", 1)
     assert [line.split()[0] for line in done.lines[2:]] == ["20"]
-    assert len(run("inspect", segment, "--skip", 1000).lines) == 2
+    assert len(run("inspect", segment, "--skip", 1000).lines) == 1
     assert run("inspect", segment, "--limit", 0).lines[-1].endswith("--skip 0")
 
 
@@ -494,3 +494,42 @@ def test_small_files_have_a_bound(run: Run, tmp_path: Path) -> None:
     path.write_bytes(b"LSJOURN0")
     os.truncate(path, 1024**3)
     assert "1,073,741,824 bytes are too many" in run("inspect", path).err
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"", "''"),
+        (b"text", "'text'"),
+        (b'{"a": 1}', "'{\"a\": 1}'"),
+        ("né\n\t".encode(), "'né\\n\\t'"),
+        (b"\x00\x01", "0001"),
+        (b"\x1b[2J", "1b5b324a"),
+        ("\u202e".encode(), "e280ae"),
+        # The value ends inside a character: that is no text.
+        ("né".encode()[:-1], "6ec3"),
+        (memoryview(b"view"), "'view'"),
+    ],
+)
+def test_show_bytes(value: bytes, text: str) -> None:
+    assert Selection().show_bytes(value) == text
+    assert Selection(full=True).show_bytes(value) == text
+
+
+def test_show_bytes_cuts() -> None:
+    limit = SHOWN_CHARACTERS
+    exact = b"x" * (limit - 2)
+    assert Selection().show_bytes(exact) == f"'{exact.decode()}'"
+    assert Selection().show_bytes(exact + b"x") == "'" + "x" * (limit - 2) + "…"
+    assert Selection().show_bytes(b"\x00" * 10**6) == "0" * (limit - 1) + "…"
+    assert Selection(full=True).show_bytes(b"x" * 500) == f"'{'x' * 500}'"
+    assert Selection(as_hex=True).show_bytes(b"text") == "74657874"
+
+
+def test_show_bytes_cuts_inside_a_character() -> None:
+    # The head that is looked at ends in the middle of the last character.
+    value = b"x" + "é".encode() * 1000
+    assert Selection().show_bytes(value) == "'x" + "é" * (SHOWN_CHARACTERS - 3) + "…"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.cli.summary import Summary, summarise
+from lance_spark.cli.summary import Document, summarise
 from lance_spark.client import LanceClient, Producer, TopicInfo
 from lance_spark.errors import TopicNotFound
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
@@ -296,10 +296,10 @@ def test_retention_that_was_first(
     ask: Run, path: Path, topic: str, place: TopicPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As a server says it that has dropped the first record.
-    def drop(client: LanceClient, info: TopicInfo) -> Summary:
-        return replace(summarise(client, info), log_start=10)
+    def drop(client: LanceClient, info: TopicInfo) -> Document:
+        return {**summarise(client, info), "log_start": 10}
 
-    monkeypatch.setattr("lance_spark.cli.offsets.summarise", drop)
+    monkeypatch.setattr("lance_spark.cli.summary.summarise", drop)
     start = TopicPlace.at(place.topic_id, place.created_s, 0)
     found = ask_state(ask, path, topic, start)
     assert (found["state"], found["lag_bytes"]) == ("dropped", 10)
@@ -327,7 +327,7 @@ def test_topic_that_goes_meanwhile(
     def vanish(*_: object) -> None:
         raise TopicNotFound("gone")
 
-    monkeypatch.setattr("lance_spark.cli.offsets.summarise", vanish)
+    monkeypatch.setattr("lance_spark.cli.summary.summarise", vanish)
     assert ask_state(ask, path, topic, place)["state"] == "gone"
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.cli import produce
-from lance_spark.cli.produce import LineReader, SteadyRate, make_columns, read_whole
+from lance_spark.cli.produce import SteadyRate, make_columns, read_lines, read_whole
 from lance_spark.client import LanceClient, Producer, RecordReader
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import ConnectionLost, LanceError, Undelivered
@@ -331,11 +331,8 @@ class Pipe:
 
 
 def _read_lines(*pieces: bytes, delimiter: bytes = b"\n") -> list[list[bytes]]:
-    reader = LineReader(cast(BinaryIO, Pipe(*pieces)), delimiter)
-    blocks = [block.to_pylist() for block in reader.blocks()]
-    assert reader.lines == sum(map(len, blocks))
-    assert reader.size == sum(map(len, pieces))
-    return blocks
+    stream = cast(BinaryIO, Pipe(*pieces))
+    return [block.to_pylist() for block in read_lines(stream, delimiter)]
 
 
 @pytest.mark.parametrize(
@@ -373,28 +370,30 @@ def test_cut_anywhere() -> None:
 def test_real_file_is_read_in_blocks() -> None:
     lines = [b"%d" % n for n in range(400_000)]
     stream = io.BufferedReader(cast(Any, io.BytesIO(b"\n".join(lines) + b"\n")))
-    blocks = [block.to_pylist() for block in LineReader(stream).blocks()]
+    blocks = [block.to_pylist() for block in read_lines(stream)]
     assert len(blocks) > 1
     assert list(chain(*blocks)) == lines
 
 
 def test_endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "LINE_BYTES_MAX", 10)
-    reader = LineReader(cast(BinaryIO, Pipe(b"ok\n12345", b"67890", b"1")))
+    stream = cast(BinaryIO, Pipe(b"ok\n12345", b"67890", b"1"))
     with pytest.raises(LanceError, match="line 2 is longer than 16777216 bytes"):
-        list(reader.blocks())
+        list(read_lines(stream))
 
 
 def test_whole() -> None:
-    assert read_whole(io.BytesIO(b"a\nb\n")).to_pylist() == [b"a\nb\n"]
-    assert read_whole(io.BytesIO(b"")).to_pylist() == [b""]
+    for data in (b"a\nb\n", b""):
+        (lines,) = read_whole(io.BytesIO(data))
+        assert lines.to_pylist() == [data]
 
 
 def test_whole_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "RECORD_VALUE_BYTES_MAX", 3)
-    assert read_whole(io.BytesIO(b"abc")).to_pylist() == [b"abc"]
-    with pytest.raises(LanceError, match="longer than 3 bytes"):
-        read_whole(io.BytesIO(b"abcd"))
+    (lines,) = read_whole(io.BytesIO(b"abc"))
+    assert lines.to_pylist() == [b"abc"]
+    with pytest.raises(LanceError, match="the input is longer than 16777216 bytes"):
+        list(read_whole(io.BytesIO(b"abcd")))
 
 
 def _columns(lines: list[bytes], **options: Any) -> list[dict[str, Any]]:

@@ -7,15 +7,13 @@ from typing import Any, cast
 import pytest
 
 from lance_spark.cli.summary import (
-    ActiveGroup,
-    ConsumerLag,
+    Document,
+    find_lag,
     read_groups,
-    show,
-    show_bytes,
     show_retention,
     summarise,
 )
-from lance_spark.client import Bounds, LanceClient
+from lance_spark.client import Bounds, LanceClient, consumer_id
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import ClusterStatus, TopicInfo
 
@@ -35,8 +33,12 @@ def _client(**details: Any) -> LanceClient:
     return cast(LanceClient, FakeClient(**details))
 
 
+def _lags(topic: Document) -> list[tuple[Any, ...]]:
+    return [tuple(consumer.values()) for consumer in topic["consumers"]]
+
+
 def test_consumers() -> None:
-    entries = [
+    entries: list[Any] = [
         {"consumer_id": 1, "committed_offset": 60, "max_batch_bytes": None},
         {"consumer_id": 2, "committed_offset": None, "max_batch_bytes": 5},
         # Behind what retention has left, and ahead of a log that was made anew.
@@ -46,16 +48,19 @@ def test_consumers() -> None:
         "nonsense",
     ]
     details = {"log_start": 50, "log_end": 100, "record_count": 9, "consumers": entries}
-    found = summarise(_client(), TopicInfo(1, "t", details=details))
-    assert found.consumers == (
-        ConsumerLag(1, 60, 40),
-        ConsumerLag(2, None, 50),
-        ConsumerLag(3, 10, 50),
-        ConsumerLag(4, 500, 0),
-    )
-    assert (found.size, found.records) == (50, 9)
-    assert found.find_lag(1) == ConsumerLag(1, 60, 40)
-    assert found.find_lag(9) == ConsumerLag(9, None, 50)
+    entries.append({"consumer_id": consumer_id("g"), "committed_offset": 70})
+    names = {1: "one", consumer_id("g"): "g"}
+    found = summarise(_client(), TopicInfo(1, "t", details=details), names)
+    assert _lags(found) == [
+        (1, "one", 60, 40),
+        (2, None, None, 50),
+        (3, None, 10, 50),
+        (4, None, 500, 0),
+        (consumer_id("g"), "g", 70, 30),
+    ]
+    assert (found["bytes"], found["records"]) == (50, 9)
+    assert find_lag(found, "g") == {"committed_offset": 70, "lag_bytes": 30}
+    assert find_lag(found, "new") == {"committed_offset": None, "lag_bytes": 50}
 
 
 def test_plain_server() -> None:
@@ -63,12 +68,13 @@ def test_plain_server() -> None:
         "consumers": [{"consumer_id": 1}, {"consumer_id": 2, "committed_offset": 7}]
     }
     found = summarise(_client(), TopicInfo(1, "t", details=details))
-    assert (found.log_start, found.log_end, found.size) == (None, 77, None)
-    assert found.consumers == (ConsumerLag(1, None, None), ConsumerLag(2, 7, 70))
-    assert found.find_lag(3) == ConsumerLag(3, None, None)
-    assert found.to_document()["max_bytes"] is None
+    place = (found["log_start"], found["log_end"], found["bytes"])
+    assert place == (None, 77, None)
+    assert _lags(found) == [(1, None, None, None), (2, None, 7, 70)]
+    assert find_lag(found, "g") == {"committed_offset": None, "lag_bytes": None}
+    assert found["max_bytes"] is None
     strange = TopicInfo(1, "t", details={"consumers": 5, "log_end": "x"})
-    assert summarise(_client(), strange).consumers is None
+    assert summarise(_client(), strange)["consumers"] is None
 
 
 def test_groups() -> None:
@@ -84,8 +90,13 @@ def test_groups() -> None:
         7,
     ]
     assert read_groups(_client(groups=groups)) == [
-        ActiveGroup("g", 3, "range", {"m": ("a", "b")}),
-        ActiveGroup("h", None, "-", {}),
+        {
+            "group": "g",
+            "generation": 3,
+            "strategy": "range",
+            "members": [{"member": "m", "topics": ["a", "b"]}],
+        },
+        {"group": "h", "generation": None, "strategy": "-", "members": []},
     ]
     assert read_groups(_client()) == read_groups(_client(groups={})) == []
 
@@ -102,8 +113,3 @@ def test_groups() -> None:
 )
 def test_show_retention(retention: Retention | None, text: str) -> None:
     assert show_retention(retention) == text
-
-
-def test_show() -> None:
-    assert (show(None), show(0), show(12345)) == ("-", "0", "12345")
-    assert (show_bytes(None), show_bytes(1500)) == ("-", "1.5 kB")

@@ -139,15 +139,7 @@ class RustlogSession(Session[memoryview]):
             self._settle()
             self._answer(wire.ProduceResponse(0, 0), asked)
             return
-        size = self._exchange.measure(records)
-        if not self._hold(size):
-            raise Timeout("there was no memory to store the records")
-        self._append(
-            asked,
-            log,
-            size,
-            lambda: self._exchange.store(self._client, log, records),
-        )
+        self._store(asked, log, records)
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
         asked: _Asked = owed.request

@@ -159,18 +159,9 @@ class TankSession(Session[wire.Frame]):
         elif records.base:
             # A sparse bundle, which says its numbers itself.
             expected = records.base - 1
-        size = self._exchange.measure(records)
-        if not self._hold(size):
-            raise Timeout("there was no memory to store the records")
-        client, exchange = self._client, self._exchange
         writing.left += 1
         try:
-            self._append(
-                (writing, key),
-                log,
-                size,
-                lambda: exchange.store(client, log, records, expected=expected),
-            )
+            self._store((writing, key), log, records, expected=expected)
         except BaseException:
             writing.left -= 1
             raise

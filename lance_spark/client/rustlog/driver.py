@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from lance_spark.client.config import ConnectionConfig
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched
-from lance_spark.client.dialect import ConnectionEnded, Dialect
+from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
@@ -24,7 +24,6 @@ from lance_spark.errors import (
     TlsRefused,
 )
 from lance_spark.model import Bounds, Buffer, Partition
-from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records
 from lance_spark.wire import rustlog as wire
@@ -72,6 +71,7 @@ class RustlogDialect:
     # RustLog's broker reads no request before it has answered the last one.
     requests_max: int | None = 1
     capabilities: frozenset[str] = frozenset()
+    keepalive = None
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -100,16 +100,9 @@ class RustlogDialect:
         """Write a request; RustLog has no place for its number."""
         return wire.encode_message(request, as_json=self._as_json)
 
-    def encode_batch(self, batch: Any, target: int) -> Sequence[Buffer]:
+    def encode_batch(self, batch: Any, target: Any, number: int) -> Sequence[Buffer]:
         """Refuse: batches are requests here."""
         raise NotImplementedError
-
-    def encode_keepalive(self) -> None:
-        """Return none: RustLog has no keepalive."""
-
-    def is_keepalive(self, frame: memoryview) -> bool:
-        """Tell that none is."""
-        return False
 
     def number_of(
         self, frame: memoryview, waiting: Mapping[int, Pending]
@@ -132,20 +125,6 @@ class RustlogDialect:
         """Drop it: RustLog's servers say nothing unasked."""
 
 
-class RustlogDialects:
-    """Makes the dialect of the settings."""
-
-    def __init__(self, config: Config) -> None:
-        self._as_json = config.dialect == "json"
-
-    def candidates(self, address: Address) -> Sequence[RustlogDialect]:
-        """List the one dialect to speak."""
-        return [RustlogDialect(as_json=self._as_json)]
-
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Forget it: there is nothing to choose."""
-
-
 class RustlogDriver(CountedDriver):
     """Drives RustLog's servers."""
 
@@ -155,7 +134,9 @@ class RustlogDriver(CountedDriver):
     record_bytes_max = wire.VALUE_BYTES_MAX - 2**16
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, RustlogDialects(config))
+        super().__init__(
+            config, lambda address: [RustlogDialect(as_json=config.dialect == "json")]
+        )
         # Where partitions ended at the last look.
         self._ends: dict[Partition, int] = {}
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from lance_spark.client.config import ConnectionConfig
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, show
-from lance_spark.client.dialect import ConnectionEnded, Dialect
+from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
@@ -27,7 +27,6 @@ from lance_spark.errors import (
     TopicNotFound,
 )
 from lance_spark.model import Bounds, Buffer, Partition
-from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import NO_SPANS, Records
 from lance_spark.wire import tank as wire
@@ -66,6 +65,7 @@ class TankDialect:
 
     requests_max: int | None = None
     capabilities: frozenset[str] = frozenset()
+    keepalive = None
 
     def __init__(self, response_bytes_max: int) -> None:
         self._response_bytes_max = response_bytes_max
@@ -96,16 +96,9 @@ class TankDialect:
         request = replace(request, request_id=number % _REQUESTS_MAX)
         return wire.encode_message(request)
 
-    def encode_batch(self, batch: Any, target: int) -> Sequence[Buffer]:
+    def encode_batch(self, batch: Any, target: Any, number: int) -> Sequence[Buffer]:
         """Refuse: batches are requests here."""
         raise NotImplementedError
-
-    def encode_keepalive(self) -> None:
-        """Return none: TANK has no keepalive."""
-
-    def is_keepalive(self, frame: wire.Frame) -> bool:
-        """Tell that none is."""
-        return False
 
     def number_of(
         self, frame: wire.Frame, waiting: Mapping[int, Pending]
@@ -161,20 +154,6 @@ def _check_consumed(answer: wire.Consumed, request: wire.Consume) -> None:
         _check(request.KIND, found.flag, where, found.leader)
 
 
-class TankDialects:
-    """Makes the one dialect there is."""
-
-    def __init__(self, config: Config) -> None:
-        self._response_bytes_max = config.response_bytes_max
-
-    def candidates(self, address: Address) -> Sequence[TankDialect]:
-        """List the one dialect to speak."""
-        return [TankDialect(self._response_bytes_max)]
-
-    def learn(self, address: Address, dialect: Dialect) -> None:
-        """Forget it: there is nothing to choose."""
-
-
 class TankDriver(CountedDriver):
     """Drives TANK's servers."""
 
@@ -184,7 +163,9 @@ class TankDriver(CountedDriver):
     record_bytes_max = _RECORD_BYTES_MAX
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, TankDialects(config))
+        super().__init__(
+            config, lambda address: [TankDialect(config.response_bytes_max)]
+        )
         self._fetch_bytes_max = config.response_bytes_max // 2
 
     # Topics.
