@@ -211,7 +211,7 @@ class _LanceDriver:
             to.topic,
             create_topic=create_topic,
             check=lambda connection: check(_describe_server(connection)),
-            **asdict(options),
+            **_find_options(options),
         )
 
     def stages(self) -> LwpStages | None:
@@ -366,16 +366,13 @@ class LwpStages:
         check: CheckServer,
     ) -> StageWriter:
         """Open a stage for a topic that need not exist yet."""
-        settings: dict[str, Any] = asdict(options)
-        # Only plain servers have trouble with them.
-        del settings["allow_null_records"]
         return StageWriter(
             self._client,
             topic,
             writer_id,
             sequence,
             check=lambda connection: check(_describe_server(connection)),
-            **settings,
+            **_find_options(options),
         )
 
     def commit(
@@ -432,6 +429,13 @@ class _LogReader(RecordReader):
 class _TopicWriter(Producer):
     def finish(self) -> None:
         self.close()
+
+
+def _find_options(options: WriterSettings) -> dict[str, Any]:
+    """Give the settings that LWP has: its topics have one partition each."""
+    settings = asdict(options)
+    del settings["partitions"], settings["sole_writer"]
+    return settings
 
 
 def _describe_server(connection: Connection) -> ServerKind:
