@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lance_spark.net.memory import make_pair
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker, embedded, session
 from lance_spark.broker.access import Principal
@@ -49,6 +48,7 @@ from tests.broker.kit import (
     patience,
     record,
 )
+from tests.streams import make_pair
 
 Line = list[str]
 LONG_MS = 30_000

@@ -119,7 +119,7 @@ def create_topics(broker: EmbeddedBroker, *topics: str) -> None:
 
 def count_stages(broker: EmbeddedBroker) -> int:
     """Count the stages that a broker has."""
-    store = broker._store
+    store = broker.service.store
     assert store is not None
     return len(store.stages())
 
