@@ -18,10 +18,7 @@ from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Finding, Severity
-from lance_spark.store.decisions import (
-    JOURNAL,
-    History,
-)
+from lance_spark.store.decisions import JOURNAL, History
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (

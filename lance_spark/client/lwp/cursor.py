@@ -24,6 +24,7 @@ from lance_spark.client.lwp.reader import (
 )
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode
 from lance_spark.errors import DataLoss, OptionError, RecordError
+from lance_spark.quantity import check_choice, check_number
 from lance_spark.wire.lwp import Capability, RecordType, decode_record
 
 if TYPE_CHECKING:
@@ -275,16 +276,9 @@ class CursorOptions:
     prefetch: bool = True
 
     def __post_init__(self) -> None:
-        if self.offset_reset not in _RESETS:
-            raise OptionError(
-                f"offset_reset {self.offset_reset!r} is unknown; "
-                f"use {', '.join(_RESETS)}"
-            )
-        if self.max_poll_records is not None and self.max_poll_records < 1:
-            raise OptionError(
-                f"max_poll_records {self.max_poll_records} can't be used: "
-                "give 1 or more, or None for no limit"
-            )
+        check_choice("offset_reset", self.offset_reset, _RESETS)
+        if self.max_poll_records is not None:
+            check_number("max_poll_records", self.max_poll_records, 1)
 
     @property
     def reset_position(self) -> SeekPosition | None:
