@@ -54,7 +54,7 @@ def check_store(
     *,
     framing: Framing,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda verified: None,
 ) -> list[Finding]:
     """Verify a store that no process has open.
 
@@ -77,11 +77,7 @@ def check_store(
         locked = files.exists(path / LOCK)
         lock = files.lock(path / LOCK, write=False) if locked else None
         try:
-            return list(
-                _Checker(
-                    path, files, framing, progress or (lambda verified: None)
-                ).check()
-            )
+            return list(_Checker(path, files, framing, progress).check())
         finally:
             if lock is not None:
                 lock.close()

@@ -140,7 +140,7 @@ class LanceClient:
         self._set_up(config, runtime, dialer)
 
     def _set_up(self, config: ClientConfig, runtime: Runtime, dialer: Dialer) -> None:
-        self._config = config
+        self.config = config
         self._runtime = runtime
         self._dialer = dialer
         # Writers deliver their batches over it.
@@ -149,11 +149,6 @@ class LanceClient:
         self._topic_ids_lock = threading.Lock()
         # When the last pings were sent.
         self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
-
-    @property
-    def config(self) -> ClientConfig:
-        """The settings."""
-        return self._config
 
     # The connection.
 
@@ -177,7 +172,7 @@ class LanceClient:
     def dedicated(self) -> LanceClient:
         """Make a client with the same settings and a connection of its own."""
         client = LanceClient.__new__(LanceClient)
-        client._set_up(self._config, self._runtime, self._dialer)
+        client._set_up(self.config, self._runtime, self._dialer)
         return client
 
     def close(self) -> None:
@@ -197,7 +192,7 @@ class LanceClient:
 
     def __repr__(self) -> str:
         state = " closed" if self.is_closed else ""
-        return f"<LanceClient {self._config.servers}{state}>"
+        return f"<LanceClient {self.config.servers}{state}>"
 
     # The server.
 
@@ -264,8 +259,8 @@ class LanceClient:
         clock = self._runtime.clock
         tried, sent_s = None, 0.0
         delay_s = plan_ping_delay_s(self._pings_s, clock())
-        if delay_s >= self._config.retry_timeout_s:
-            servers = self._config.servers
+        if delay_s >= self.config.retry_timeout_s:
+            servers = self.config.servers
             raise Timeout(f"{servers}: too many pings, wait {delay_s:.1f} s")
         if delay_s:
             self.link.pause(delay_s)
@@ -464,7 +459,7 @@ class LanceClient:
             raise ConnectionLost("the connection of the last fetch is gone")
         size = self._limit(max_bytes)
         fetch = answer.make_fetch(connection, topic_id, start, size, wait_s=wait_s)
-        deadline = Deadline.after(self._config.request_timeout_s)
+        deadline = Deadline.after(self.config.request_timeout_s)
         return PendingFetch(connection.submit(fetch, deadline=deadline))
 
     def bounds(self, topic: int | str) -> KnownBounds:
@@ -548,7 +543,7 @@ class LanceClient:
         return found.location
 
     def _limit(self, max_bytes: int) -> int:
-        largest = self._config.response_bytes_max - _FETCH_HEADER_BYTES
+        largest = self.config.response_bytes_max - _FETCH_HEADER_BYTES
         return min(max_bytes, largest, _U32_MAX)
 
     # Consumers as the server knows them.

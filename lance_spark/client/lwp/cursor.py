@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.offsets import check_u64
 from lance_spark.client.lwp.reader import (
     FETCH_BYTES_DEFAULT,
     Chunk,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_U64_MAX = 2**64 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NS_PER_US = 1000
 # A log that loses its start faster than it can be read is not read at all.
@@ -66,7 +66,7 @@ class SeekPosition:
         Raises:
             OptionError: if no log has such an offset.
         """
-        _check_u64(offset, "an offset")
+        check_u64(offset)
         return cls(SeekKind.OFFSET, offset)
 
     @classmethod
@@ -79,7 +79,7 @@ class SeekPosition:
         Raises:
             OptionError: if the time is before 1970 or beyond what LWP can say.
         """
-        _check_u64(time_ns, "a time in ns")
+        check_u64(time_ns, "a time in ns")
         return cls(SeekKind.TIME, time_ns)
 
     @classmethod
@@ -124,11 +124,6 @@ def as_position(place: SeekPosition | int) -> SeekPosition:
         f"{place!r} is not a position: give an offset, or one of "
         "SeekPosition.BEGINNING, END, offset(…), time(…)"
     )
-
-
-def _check_u64(value: int, what: str) -> None:
-    if not isinstance(value, int) or not 0 <= value <= _U64_MAX:
-        raise OptionError(f"{value} is not {what}: it must be 0 to {_U64_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
