@@ -190,10 +190,10 @@ def check_number(
     """
     if high is None:
         is_good = type(value) is int and value >= low
-        wanted = f"a whole number of at least {low:g}"
+        wanted = f"a whole number of at least {low}"
     else:
         is_good = type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
-        wanted = f"a number from {low:g} to {high}"
+        wanted = f"a number from {low} to {high}"
     if not is_good:
         refuse_setting(what, value, wanted)
 

@@ -4,8 +4,8 @@
                                                                     <- spark | cli
                                                                     <- testing
 
-and beside the values, for the two that people type to: `quantity`, what they type, and
-`offset`, what a checkpoint of Spark says; for notebooks: `html`, what they show.
+and beside the values: `quantity`, what people type and how settings are checked;
+`offset`, what a checkpoint of Spark says; `html`, what notebooks show.
 
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
 imports inside functions count. Those under `TYPE_CHECKING` count as far as they are of
@@ -36,9 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "html": {*_VALUES, "quantity"},
     "wire": {*_VALUES, "kernel"},
     "net": _VALUES,
-    "store": _VALUES,
+    "store": {*_VALUES, "quantity"},
     "columnar": {*_VALUES, "kernel"},
-    "client": {*_BASE, "html", "__init__"},
+    "client": {*_BASE, "quantity", "html", "__init__"},
     "broker": {*_BASE, "quantity", "html", "__init__"},
     "spark": {*_VALUES, "quantity", "offset", "html", "columnar", "client", "__init__"},
     "cli": {*_BASE, "quantity", "offset", "client", "broker", "demo", "__init__"},

@@ -18,6 +18,7 @@ from lance_spark.net.address import Address, parse_addresses
 from lance_spark.net.connect import connect
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import ClientTls
+from lance_spark.quantity import check_number, refuse_setting
 
 # A server that waits can't be told to wait longer than a u32 of milliseconds, and
 # locks and polls take no more either.
@@ -78,11 +79,8 @@ class ConnectionConfig:
                 f"backoff_base_s {self.backoff_base_s} is more than backoff_max_s "
                 f"{self.backoff_max_s}; lower the one or raise the other"
             )
-        if self.response_bytes_max < self.response_bytes_min:
-            raise OptionError(
-                f"response_bytes_max {self.response_bytes_max} is too small: the "
-                f"largest record needs {self.response_bytes_min}"
-            )
+        least = self.response_bytes_min
+        check_number("response_bytes_max", self.response_bytes_max, least)
         self._check_tls()
 
     @property
@@ -99,17 +97,14 @@ class ConnectionConfig:
 
     def _check_types(self) -> None:
         if not isinstance(self.servers, str):
-            raise OptionError(f"servers {self.servers!r} is not a text")
+            refuse_setting("servers", self.servers, "a text")
         if not isinstance(self.tls, bool):
-            raise OptionError(f"tls {self.tls!r} is neither True nor False")
+            refuse_setting("tls", self.tls, "True or False")
         for name in _TEXTS:
             value = getattr(self, name)
             # Not the value itself, which may be a secret.
             if value is not None and (not isinstance(value, str) or not value):
                 raise OptionError(f"{name} has to be a text that is not empty")
-        size = self.response_bytes_max
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise OptionError(f"response_bytes_max {size!r} is not a whole number")
 
     def _check_tls(self) -> None:
         given = [name for name in _TEXTS if name.startswith("tls_")]
@@ -122,14 +117,11 @@ class ConnectionConfig:
             raise OptionError("tls_key given without tls_cert; give both or neither")
 
 
-def _check_duration(name: str, value: object) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+def _check_duration(name: str, value: float) -> None:
     # Not true of NaN either.
-    if not is_number or not 0 < value <= DURATION_S_MAX:  # type: ignore[operator]
-        raise OptionError(
-            f"{name} {value!r} is not a duration: give seconds above 0, at most "
-            f"{DURATION_S_MAX:.0f}"
-        )
+    if type(value) not in (int, float) or not 0 < value <= DURATION_S_MAX:
+        wanted = f"a number of seconds above 0, at most {DURATION_S_MAX:.0f}"
+        refuse_setting(name, value, wanted)
 
 
 @dataclass(frozen=True, slots=True)

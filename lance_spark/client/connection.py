@@ -310,10 +310,7 @@ class Connection:
     # Out.
 
     def _send(
-        self,
-        frame: Sequence[Buffer],
-        deadline: Deadline,
-        note: Callable[[], None],
+        self, frame: Sequence[Buffer], deadline: Deadline, note: Callable[[], None]
     ) -> None:
         """Write a frame and, in the same order, take note of it."""
         if not self._write_lock.acquire(timeout=_seconds(deadline)):

@@ -141,8 +141,7 @@ class Delivery:
         self._check = check
         self._prepare = prepare
         self._clock = clock
-        self._request_timeout_s = link.config.request_timeout_s
-        self._retry_timeout_s = link.config.retry_timeout_s
+        self._config = link.config
         # A server that could never be understood is another matter than bytes that
         # were garbled on their way.
         self._retry = Retry(
@@ -297,7 +296,7 @@ class Delivery:
 
     def _send(self, connection: Connection, batch: OutgoingBatch) -> None:
         self._prepare(connection, batch)
-        deadline = Deadline.after(self._request_timeout_s)
+        deadline = Deadline.after(self._config.request_timeout_s)
         connection.send_batch(batch, self._target, deadline=deadline)
         batch.sent_at_s = self._clock()
 
@@ -306,12 +305,12 @@ class Delivery:
             now_s = self._clock()
             # There is one, or the thread would not receive.
             first = next(self._outbox.pending())
-            wait_s = first.sent_at_s + self._request_timeout_s - now_s
+            wait_s = first.sent_at_s + self._config.request_timeout_s - now_s
             due_s = self._due_s(now_s)
         if wait_s <= 0:
             raise Timeout(
                 f"{connection.address}: no acknowledgement of batch {first.id} "
-                f"for {self._request_timeout_s} s"
+                f"for {self._config.request_timeout_s} s"
             )
         wait_s = wait_s if due_s is None else min(wait_s, due_s)
         pushes = connection.receive(Deadline.after(wait_s), self._waker)
@@ -410,7 +409,7 @@ class Delivery:
             now_s = self._clock()
             self._outbox.requeue(was_sent=asked is not None)
             self._refused_ids.clear()
-            left_s = self._progress_at_s + self._retry_timeout_s - now_s
+            left_s = self._progress_at_s + self._config.retry_timeout_s - now_s
         decision = self._retry.decide(error, asked=asked, left_s=left_s, passes=passes)
         if decision.looks_up:
             self._look_up()

@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lance_spark.errors import LanceError, OptionError, Timeout, Undelivered
+from lance_spark.errors import LanceError, Timeout, Undelivered
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
+from lance_spark.quantity import check_number
 
 # More would only hide a server that does not answer.
 IN_FLIGHT_MAX = 1024
@@ -56,16 +57,10 @@ class BatchOptions:
     buffer_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        check_range("batch_bytes", self.batch_bytes, 1, 2**63 - 1)
-        check_range("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX)
-        check_range("linger_s", self.linger_s, 0, 3600)
-        check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 2**63 - 1)
-
-
-def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Refuse an option outside of [least, most] with an OptionError."""
-    if not least <= value <= most:
-        raise OptionError(f"{name} {value} can't be used: give {least} to {most}")
+        check_number("batch_bytes", self.batch_bytes, 1, 2**63 - 1)
+        check_number("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX)
+        check_number("linger_s", self.linger_s, 0, 3600)
+        check_number("buffer_bytes", self.buffer_bytes, self.batch_bytes, 2**63 - 1)
 
 
 @dataclass(slots=True, eq=False)

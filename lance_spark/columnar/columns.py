@@ -91,11 +91,7 @@ def make_schema(
 
 
 def write_records(
-    records: Records,
-    schema: pa.Schema,
-    *,
-    topic: str | None = None,
-    partition: int = 0,
+    records: Records, schema: pa.Schema, *, topic: str | None = None, partition: int = 0
 ) -> pa.RecordBatch:
     """Make the columns of a schema.
 
@@ -129,11 +125,7 @@ def write_records(
 
 
 def write_good_records(
-    records: Records,
-    schema: pa.Schema,
-    *,
-    topic: str | None = None,
-    partition: int = 0,
+    records: Records, schema: pa.Schema, *, topic: str | None = None, partition: int = 0
 ) -> tuple[pa.RecordBatch, Records]:
     """Make the columns of a schema for the records that fit into them.
 

@@ -100,10 +100,7 @@ def decode(
         found = Scan(found.starts, found.end)
     skip = on_bad == "skip"
     records = read_records(
-        view,
-        base_offset=base_offset,
-        found=found,
-        on_bad="skip" if skip else "stop",
+        view, base_offset=base_offset, found=found, on_bad="skip" if skip else "stop"
     )
     if not skip:
         return Decoded(write_records(records, schema, topic=topic), found.end)

@@ -181,14 +181,9 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str) -> None:
     try:
         with _as_file(cert) as cert_path, _as_file(key) as key_path:
             context.load_cert_chain(cert_path, key_path, password=_refuse_password)
-    except ssl.SSLError as error:
-        raise OptionError(
-            f"{shown} and its key can't be used: {describe(error)}"
-        ) from None
     except OSError as error:
-        raise OptionError(
-            f"{shown} and its key can't be used: {error.strerror}"
-        ) from None
+        reason = describe(error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise OptionError(f"{shown} and its key can't be used: {reason}") from None
 
 
 def _refuse_password() -> str:

@@ -12,14 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lance_spark.client.driver import (
-    Driver,
-    LogRef,
-    Range,
-    Split,
-    TopicEntry,
-    Traits,
-)
+from lance_spark.client.driver import Driver, LogRef, Range, Split, TopicEntry, Traits
 from lance_spark.errors import DataLoss, OptionError, TopicDeleted, TopicNotFound
 from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace

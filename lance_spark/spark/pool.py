@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from lance_spark.client.driver import ConnectionConfig, Driver, open_driver
 
@@ -25,6 +25,14 @@ class Pool:
 
     def __init__(self, idle_max: int = _IDLE_MAX) -> None:
         self._idle_max = idle_max
+        self.start_empty()
+
+    def start_empty(self) -> None:
+        """Forget all drivers without closing them, as a child of `fork` has to.
+
+        It shares the parent's sockets, on which `close` would talk, and has none of its
+        threads, one of which may hold the lock.
+        """
         self._lock = threading.Lock()
         self._idle: list[Driver] = []
 
@@ -72,24 +80,7 @@ class Pool:
             old.close()
 
 
+# The drivers of this process.
 _pool = Pool()
-
-
-def lease(config: ConnectionConfig) -> AbstractContextManager[Driver]:
-    """Lend a driver of this process's pool for the time of a `with` block."""
-    return _pool.lease(config)
-
-
-def clear_pool() -> None:
-    """Close the idle drivers of this process."""
-    _pool.clear()
-
-
-def _start_empty() -> None:
-    # A child of `fork` shares the parent's sockets and has none of its threads. The
-    # drivers are dropped without `close`, which would talk on those sockets.
-    global _pool
-    _pool = Pool()
-
-
-os.register_at_fork(after_in_child=_start_empty)
+lease, clear_pool = _pool.lease, _pool.clear
+os.register_at_fork(after_in_child=_pool.start_empty)

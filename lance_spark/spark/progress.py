@@ -7,7 +7,7 @@ Spark describes each batch in a document of its own. This reads these documents 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -89,8 +89,10 @@ class StreamProgress:
         """
         self.name: str = query.name or str(query.id)
         self.is_active: bool = query.isActive
+        # Only the JSON is as our source said it: Spark's own view of it turns the
+        # offsets into texts.
         self.batches: tuple[BatchProgress, ...] = tuple(
-            parse_batch(document) for document in _documents(query.recentProgress)
+            parse_batch(json.loads(told.json)) for told in query.recentProgress
         )
 
     @property
@@ -206,13 +208,6 @@ def _parse_lag(latest: Any) -> dict[str, TopicLag]:
         for name, told in topics.items()
         if isinstance(told, Mapping) and "bytesBehind" in told
     }
-
-
-def _documents(recent: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
-    for progress in recent:
-        # Only the JSON is as our source said it: Spark's own view of it turns the
-        # offsets into texts.
-        yield json.loads(progress.json)
 
 
 def _show_age(age_ms: int | None) -> str:

@@ -19,12 +19,7 @@ from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
 from lance_spark.model import OffsetMark, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.batch_end import BatchEnd, LossLog, LostMeanwhile
-from lance_spark.spark.bound import (
-    EARLIEST_OFFSET,
-    LATEST_OFFSET,
-    AtOffsets,
-    Bound,
-)
+from lance_spark.spark.bound import EARLIEST_OFFSET, LATEST_OFFSET, AtOffsets, Bound
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_offsets,

@@ -15,7 +15,7 @@ more than an offset does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,18 +136,13 @@ class Watch:
             wait_s = 0.0
         # Of the logs that were asked for: the list may be a newer one, where another
         # topic has the name.
-        ends = news.ends
-        return self._put_ends(
-            {log: ends[log.partition] for log in positions if log.partition in ends}
-        )
+        return self._put_ends(positions, news.ends)
 
     def _poll(self, driver: Driver) -> States:
         self._list(driver)
         logs = [state.log for state in self._listing]
         bounds = driver.bounds(logs)
-        return self._put_ends(
-            {log: bounds[log.partition].end for log in logs if log.partition in bounds}
-        )
+        return self._put_ends({*logs}, {at: found.end for at, found in bounds.items()})
 
     def _list(self, driver: Driver) -> None:
         self._listed_at_s = self._clock()
@@ -158,12 +153,14 @@ class Watch:
             for log in entry.logs
         ]
 
-    def _put_ends(self, ends: Mapping[LogRef, int]) -> States:
+    def _put_ends(
+        self, asked: Collection[LogRef], ends: Mapping[Partition, int]
+    ) -> States:
         # A topic that was deleted since it was listed has no end.
         return {
-            state.log.partition: SeenLog(state.log, end, state.retention)
+            at: SeenLog(state.log, ends[at], state.retention)
             for state in self._listing
-            if (end := ends.get(state.log)) is not None
+            if state.log in asked and (at := state.log.partition) in ends
         }
 
 

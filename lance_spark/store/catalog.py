@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any
 
@@ -497,16 +497,11 @@ class Catalog:
 
     def close(self) -> None:
         """Close all topics; raise what the last one that failed has raised."""
-        failure: StoreError | None = None
-        with self._lock:
+        with self._lock, ExitStack() as closing:
             self._closed = True
-            for topic in self.topics.values():
-                try:
-                    topic.log.close()
-                except StoreError as error:
-                    failure = error
-        if failure is not None:
-            raise failure
+            # The one that is added last is closed first.
+            for topic in reversed(self.topics.values()):
+                closing.callback(topic.log.close)
 
     def fail(self, reason: str) -> None:
         """Let no topic come, go or change: the next opening decides about some."""

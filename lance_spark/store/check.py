@@ -18,10 +18,7 @@ from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Finding, Severity
-from lance_spark.store.decisions import (
-    JOURNAL,
-    History,
-)
+from lance_spark.store.decisions import JOURNAL, History
 from lance_spark.store.document import IDENTITY, Identity
 from lance_spark.store.files import LOCK, File, Files, OsFiles, list_ids, read_file
 from lance_spark.store.format import (
@@ -57,7 +54,7 @@ def check_store(
     *,
     framing: Framing,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda verified: None,
 ) -> list[Finding]:
     """Verify a store that no process has open.
 
@@ -80,11 +77,7 @@ def check_store(
         locked = files.exists(path / LOCK)
         lock = files.lock(path / LOCK, write=False) if locked else None
         try:
-            return list(
-                _Checker(
-                    path, files, framing, progress or (lambda verified: None)
-                ).check()
-            )
+            return list(_Checker(path, files, framing, progress).check())
         finally:
             if lock is not None:
                 lock.close()

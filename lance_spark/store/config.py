@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from lance_spark.errors import OptionError
+from lance_spark.quantity import check_choice, check_number, refuse_setting
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -78,21 +78,12 @@ class StoreConfig:
     wait_timeout_s: float = _setting(30.0, least=0.001)
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "fsync", Fsync(self.fsync))
-        except ValueError:
-            _refuse("fsync", self.fsync, "one of none, batch, always")
+        check_choice("store setting fsync", self.fsync, [each.value for each in Fsync])
+        object.__setattr__(self, "fsync", Fsync(self.fsync))
         for setting in fields(StoreConfig)[1:]:
             name, least = setting.name, setting.metadata["least"]
-            value = getattr(self, name)
-            if name in _SECONDS and type(value) in (int, float):
-                if not least <= value <= _SECONDS_MAX:
-                    _refuse(name, value, f"from {least} to {_SECONDS_MAX} seconds")
-            elif type(value) is not int or value < least:
-                _refuse(name, value, f"a whole number of at least {least}")
+            most = _SECONDS_MAX if name in _SECONDS else None
+            check_number(f"store setting {name}", getattr(self, name), least, most)
         if self.batch_bytes_max >= 2**31:
-            _refuse("batch_bytes_max", self.batch_bytes_max, "below 2 GiB")
-
-
-def _refuse(name: str, value: object, wanted: str) -> None:
-    raise OptionError(f"store setting {name}={value!r}: must be {wanted}")
+            what = "store setting batch_bytes_max"
+            refuse_setting(what, self.batch_bytes_max, "below 2 GiB")

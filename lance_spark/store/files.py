@@ -24,8 +24,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -256,17 +256,15 @@ def read_file(files: Files, path: Path) -> bytes | None:
         file = files.open(path, write=False)
     except FileNotFoundError:
         return None
-    try:
+    with closing(file):
         return file.pread(file.size(), 0)
-    finally:
-        file.close()
 
 
 def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Replace a small file's content so that a crash leaves the old or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     remove_if_there(files, temporary)
-    with _created(files, temporary) as file:
+    with closing(files.open(temporary, create=True)) as file:
         file.pwrite(data, 0)
         file.sync()
     files.replace(temporary, path)
@@ -287,17 +285,8 @@ def keep_copy(files: Files, path: Path) -> None:
     kept = path.with_name(path.name + ".damaged")
     data = read_file(files, path) or b""
     remove_if_there(files, kept)
-    with _created(files, kept) as file:
+    with closing(files.open(kept, create=True)) as file:
         file.pwrite(data, 0)
-
-
-@contextmanager
-def _created(files: Files, path: Path) -> Iterator[File]:
-    file = files.open(path, create=True)
-    try:
-        yield file
-    finally:
-        file.close()
 
 
 def make_directories(files: Files, path: Path) -> None:
@@ -408,7 +397,7 @@ class Reserve:
         if self._files.exists(self._path):
             return
         try:
-            with _created(self._files, self._path) as file:
+            with closing(self._files.open(self._path, create=True)) as file:
                 # Some file systems store what can be compressed in no room at all.
                 file.pwrite(random.Random(0).randbytes(RESERVE_BYTES), 0)
         except OSError:

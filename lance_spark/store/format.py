@@ -265,12 +265,11 @@ def make_batch_rows(
     stride: int,
 ) -> bytes:
     """Encode the rows of a batch: its own, and one behind each stride inside it."""
-    if length <= stride:
-        return encode_batch_row(
-            position, record, append_ns, length, len(starts), data_crc
-        )
-    stride = max(stride, length // INNER_ROWS)
     count = len(starts)
+    batch = (position, record, append_ns, length, count, data_crc)
+    if length <= stride:
+        return encode_batch_row(*batch)
+    stride = max(stride, length // INNER_ROWS)
     # They are few: one by one they are made faster than as an array.
     wanted = np.searchsorted(starts, np.arange(stride, length, stride)).tolist()
     inner = {number: int(starts[number]) for number in wanted if number < count}
@@ -285,7 +284,6 @@ def make_batch_rows(
         )
         for number, start in inner.items()
     ]
-    batch = (position, record, append_ns, length, count, data_crc)
     return b"".join([_encode_row(*batch, _BATCH, len(rows), 0), *rows])
 
 

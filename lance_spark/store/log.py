@@ -477,7 +477,7 @@ class Log:
             with self._syncing_disk():
                 opened.sync()
                 if names > self._names_synced:
-                    self._sync_names()
+                    self.context.files.sync_dir(self.directory)
                 opened.write_mark(segment.size, segment.rows)
             self.context.observe_sync(time.perf_counter() - began)
             with self._state:
@@ -496,19 +496,13 @@ class Log:
         try:
             yield
         except OSError as error:
+            if is_out_of_files(error):
+                # A directory was not even opened: nothing is known to be lost.
+                raise self._not_synced(error) from error
             # The kernel may have dropped the pages: a later sync that succeeds would
             # prove nothing about them.
             self.fail(f"a sync failed ({error})")
             raise StoreReadOnly(self.failure) from error
-
-    def _sync_names(self) -> None:
-        try:
-            self.context.files.sync_dir(self.directory)
-        except OSError as error:
-            if is_out_of_files(error):
-                # The directory was not even opened: nothing is known to be lost.
-                raise self._not_synced(error) from error
-            raise
 
     def _not_synced(self, error: OSError) -> NotSynced:
         return NotSynced(f"{self.where}: what is written could not be synced: {error}")

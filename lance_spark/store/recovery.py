@@ -696,11 +696,7 @@ class _Recovery:
         return rebuild(result, rows, end, cut_tail=cut_tail)
 
     def _finish(
-        self,
-        segment: Segment,
-        found: Found,
-        rebuilt: Rebuilt,
-        cut: str = "",
+        self, segment: Segment, found: Found, rebuilt: Rebuilt, cut: str = ""
     ) -> None:
         """Write what was decided, in an order that a second crash can't hurt.
 

@@ -19,21 +19,9 @@ from lance_spark.model import Framing, Retention
 from lance_spark.store.config import StoreConfig
 from lance_spark.store.consumers import parse_consumers
 from lance_spark.store.context import Context
-from lance_spark.store.decisions import (
-    JOURNAL,
-    History,
-    TopicPlan,
-    complete,
-)
+from lance_spark.store.decisions import JOURNAL, History, TopicPlan, complete
 from lance_spark.store.document import IDENTITY, Identity
-from lance_spark.store.files import (
-    LOCK,
-    Files,
-    OsFiles,
-    keep_copy,
-    list_ids,
-    read_file,
-)
+from lance_spark.store.files import LOCK, Files, OsFiles, keep_copy, list_ids, read_file
 from lance_spark.store.format import HEADER_BYTES, decode_header
 from lance_spark.store.journal import Journal, JournalContent, parse_journal
 from lance_spark.store.log import Point, start_of

@@ -28,11 +28,7 @@ from lance_spark.store.document import (
     encode_document,
     integer,
 )
-from lance_spark.store.files import (
-    remove_if_there,
-    remove_tree,
-    replace_file,
-)
+from lance_spark.store.files import remove_if_there, remove_tree, replace_file
 from lance_spark.store.log import Appended, Log, Point
 from lance_spark.store.recovery import open_log, open_with_table
 from lance_spark.store.topic import check_log_name

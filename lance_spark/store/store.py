@@ -617,12 +617,6 @@ class Store:
         """How many pairs of consumer or group and topic have committed."""
         return len(self._consumers)
 
-    def committed_offsets(self, topic: int) -> dict[int, int]:
-        """Tell how far each consumer has come in a topic, by the consumer's id."""
-        self._check_open()
-        offsets = self._consumers.all()
-        return {key.consumer: o for key, o in offsets.items() if key.topic == topic}
-
     def consumer_offsets(self) -> dict[ConsumerKey, int]:
         """Tell how far all consumers have come, by consumer and topic."""
         self._check_open()

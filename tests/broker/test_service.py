@@ -297,7 +297,7 @@ def test_what_stays_has_limits(store: Store) -> None:
         service.commit_offset(ANYBODY, 1, consumer, 0)
     with pytest.raises(errors.InvalidPayload, match="consumers_max"):
         service.commit_offset(ANYBODY, 1, 9, 0)
-    assert store.committed_offsets(1) == {7: 0, 8: 0}
+    assert store.consumer_offsets() == {(7, 1): 0, (8, 1): 0}
 
 
 def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.driver import LogRef, Range
-from lance_spark.client.lwp import mark as marks
+from lance_spark.client.lwp import places
 from lance_spark.client.lwp.driver import make_driver
 from lance_spark.errors import DataLoss
 from lance_spark.model import Bounds, Partition
@@ -160,14 +160,14 @@ def test_a_plain_server_that_deletes_just_now(
     server: EmbeddedBroker, client: LanceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = DataLoss("a", 50, None, 20, "as the test wants it")
-    mark_range = marks.mark_range
+    mark_range = places.mark_range
 
-    def mark(client: LanceClient, piece: Range, log_end: int) -> marks.RangeMark:
+    def mark(client: LanceClient, piece: Range, log_end: int) -> places.RangeMark:
         if piece.topic == "a":
             raise lost
         return mark_range(client, piece, log_end)
 
-    monkeypatch.setattr(marks, "mark_range", mark)
+    monkeypatch.setattr(places, "mark_range", mark)
     start, end = at(client, a=50, b=0), at(client, a=100, b=50)
     ranges, losses = resolve(server, client, start, end)
     if server.config.dialect == "plain":

@@ -10,7 +10,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.driver import Extent, LogRef, Range, Split
-from lance_spark.client.lwp.finder import (
+from lance_spark.client.lwp.places import (
     LocatedFinder,
     ProbedFinder,
     fetch_exactly,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_spark.client.lwp.finder import WINDOW_BYTES, find_boundary
+from lance_spark.client.lwp.places import WINDOW_BYTES, find_boundary
 from tests.columnar.strategies import examples, record
 
 MIB = 1024 * 1024

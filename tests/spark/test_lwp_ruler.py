@@ -17,7 +17,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.driver import Ruler
-from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
+from lance_spark.client.lwp.places import LocatedRuler, WalkedRuler
 from lance_spark.errors import (
     ConnectionLost,
     DataLoss,

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.driver import LogRef
 from lance_spark.client.lwp.driver import PlainDriver, make_driver
-from lance_spark.client.lwp.mark import is_mark_right, mark_offset
+from lance_spark.client.lwp.places import is_mark_right, mark_offset
 from lance_spark.errors import DataLoss
 from lance_spark.model import Bounds, Partition
 from lance_spark.offset import MARK_BYTES_MAX, OffsetMark, TopicPlace

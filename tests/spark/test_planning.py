@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lance_spark.client.driver import Driver, LogRef, Range, Split
 from lance_spark.client.lwp.driver import TRAITS
-from lance_spark.client.lwp.mark import RangeMark
+from lance_spark.client.lwp.places import RangeMark
 from lance_spark.errors import OptionError
 from lance_spark.model import Bounds, Partition
 from lance_spark.spark.bound import EARLIEST, LATEST, AtOffsets, AtTime, Bound

@@ -11,7 +11,6 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import ClientConfig
-from lance_spark.spark import pool
 from lance_spark.spark.pool import Pool, clear_pool, lease
 from tests.spark.reading import fill, parse
 
@@ -130,20 +129,17 @@ def test_a_process_has_one_pool(config: ClientConfig) -> None:
     assert first.is_closed
 
 
-def test_a_child_starts_with_an_empty_pool(
-    config: ClientConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_starts_with_an_empty_pool(config: ClientConfig) -> None:
     mine = Pool()
-    monkeypatch.setattr(pool, "_pool", mine)
-    with lease(config) as client:
+    with mine.lease(config) as client:
         pass
     # What a child of `fork` runs first.
-    pool._start_empty()
-    with lease(config) as other:
+    mine.start_empty()
+    with mine.lease(config) as other:
         assert other is not client
     assert not client.is_closed
-    clear_pool()
     mine.clear()
+    client.close()
 
 
 _FORK = """

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructField, StructType
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.driver import LogRef, Range
-from lance_spark.client.lwp.mark import RangeMark
+from lance_spark.client.lwp.places import RangeMark
 from lance_spark.client.lwp.reader import OVERLAP_BYTES
 from lance_spark.errors import (
     ConnectionLost,

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan
 from pyspark.sql.types import StructType
 
-from lance_spark.client.lwp import finder
+from lance_spark.client.lwp import places
 from lance_spark.errors import DataLoss, RecordError, SplitError, TopicNotFound
 from lance_spark.spark import scan
 from lance_spark.spark.filters import Pushed
@@ -412,7 +412,7 @@ def test_a_split_that_does_not_start_with_a_record(
         assert at <= wrong < before <= end
         return wrong
 
-    monkeypatch.setattr(finder, "find_boundary", find)
+    monkeypatch.setattr(places, "find_boundary", find)
     with pytest.raises(SplitError) as told:
         probed.read(splits[:1])
     error = told.value

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client.lwp.finder import ProbedFinder
+from lance_spark.client.lwp.places import ProbedFinder
 from lance_spark.errors import DataLoss, LanceError, RecordError, SplitError
 from lance_spark.spark.planning import resolve_ranges
 from lance_spark.wire.lwp import Record

@@ -10,7 +10,7 @@ import pytest
 
 from lance_spark.client import TopicInfo
 from lance_spark.client.driver import Split
-from lance_spark.client.lwp.finder import ProbedFinder
+from lance_spark.client.lwp.places import ProbedFinder
 from lance_spark.errors import DataLoss
 from lance_spark.model import Partition
 from lance_spark.spark import scan

@@ -14,8 +14,7 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
 from lance_spark.client.driver import Range, TopicEntry
 from lance_spark.client.lwp.driver import make_driver
-from lance_spark.client.lwp.finder import fetch_exactly
-from lance_spark.client.lwp.mark import RangeMark
+from lance_spark.client.lwp.places import RangeMark, fetch_exactly
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound, Unsupported
 from lance_spark.model import Location
 from lance_spark.spark.options import parse_read_options

@@ -134,12 +134,12 @@ def test_a_lost_journal(path: Path) -> None:
 def test_a_journal_or_offsets_of_another_version(path: Path) -> None:
     for name in ("journal.log", "consumers.log"):
         data = (path / name).read_bytes()
-        head = data[:8] + (3).to_bytes(4, "little")
+        head = data[:8] + (9).to_bytes(4, "little")
         crc = crc32c(head).to_bytes(4, "little")
         (path / name).write_bytes(head + crc + data[16:])
     first, second = check(path)
-    assert first.startswith("damage: journal.log: the journal has version 3")
-    assert second.startswith("damage: consumers.log: the offsets have version 3")
+    assert first.startswith("damage: journal.log: the journal has version 9")
+    assert second.startswith("damage: consumers.log: the offsets have version 9")
 
 
 def test_a_damaged_head_or_mark(path: Path) -> None:

@@ -490,9 +490,6 @@ def test_how_far_the_consumers_of_a_topic_are(store: Store) -> None:
     store.commit_offset(7, 1, 45)
     store.commit_offset(8, 1, 0)
     store.commit_offset(7, 2, 90)
-    assert store.committed_offsets(1) == {7: 45, 8: 0}
-    assert store.committed_offsets(2) == {7: 90}
-    assert store.committed_offsets(0) == {}
     assert store.consumer_offsets() == {(7, 1): 45, (8, 1): 0, (7, 2): 90}
 
 

@@ -11,10 +11,11 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from lance_spark import errors
 from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.link import Build, Dialer, Link
@@ -28,9 +29,11 @@ from lance_spark.client.lwp.answer import (
 )
 from lance_spark.client.lwp.config import ClientConfig
 from lance_spark.client.lwp.dialect import make_candidates
-from lance_spark.client.lwp.retry import CommitRetry
+from lance_spark.client.retry import Retry
 from lance_spark.errors import (
+    CommitUnknownError,
     ConnectionLost,
+    LanceError,
     OptionError,
     Timeout,
     TopicAlreadyExists,
@@ -39,6 +42,7 @@ from lance_spark.errors import (
     Unsupported,
 )
 from lance_spark.model import Location, Retention
+from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Capability, LocateKind, Message, WaitResponse
@@ -75,6 +79,32 @@ _MAX_BATCH_BYTES = 4 * 1024 * 1024
 PINGS_MAX = 25
 PING_WINDOW_S = 6.0
 
+# Answers that hold for every request of the same commit, also for one that was sent
+# before and is still on its way to the server.
+_SETTLED = (
+    errors.CommitConflictError,
+    errors.InvalidTopicName,
+    errors.PayloadTooLarge,
+    errors.StageExpiredError,
+    errors.StageMismatchError,
+    errors.StageNotFound,
+)
+# Answers that hold for the one request: it has done nothing, another one may.
+_REFUSED = (
+    errors.AccessDenied,
+    errors.AuthenticationFailed,
+    errors.AuthenticationRequired,
+    errors.Backpressure,
+    errors.ClusterNotReady,
+    errors.ConnectionLimit,
+    errors.InvalidPayload,
+    errors.LeaderUnknown,
+    errors.NotLeader,
+    errors.RateLimited,
+    errors.StorageError,
+    errors.TopicNotFound,
+)
+
 
 class LanceClient:
     """A client of a LANCE server or cluster; any number of threads may use it.
@@ -110,7 +140,7 @@ class LanceClient:
         self._set_up(config, runtime, dialer)
 
     def _set_up(self, config: ClientConfig, runtime: Runtime, dialer: Dialer) -> None:
-        self._config = config
+        self.config = config
         self._runtime = runtime
         self._dialer = dialer
         # Writers deliver their batches over it.
@@ -119,11 +149,6 @@ class LanceClient:
         self._topic_ids_lock = threading.Lock()
         # When the last pings were sent.
         self._pings_s: deque[float] = deque(maxlen=PINGS_MAX)
-
-    @property
-    def config(self) -> ClientConfig:
-        """The settings."""
-        return self._config
 
     # The connection.
 
@@ -147,7 +172,7 @@ class LanceClient:
     def dedicated(self) -> LanceClient:
         """Make a client with the same settings and a connection of its own."""
         client = LanceClient.__new__(LanceClient)
-        client._set_up(self._config, self._runtime, self._dialer)
+        client._set_up(self.config, self._runtime, self._dialer)
         return client
 
     def close(self) -> None:
@@ -167,7 +192,7 @@ class LanceClient:
 
     def __repr__(self) -> str:
         state = " closed" if self.is_closed else ""
-        return f"<LanceClient {self._config.servers}{state}>"
+        return f"<LanceClient {self.config.servers}{state}>"
 
     # The server.
 
@@ -234,8 +259,8 @@ class LanceClient:
         clock = self._runtime.clock
         tried, sent_s = None, 0.0
         delay_s = plan_ping_delay_s(self._pings_s, clock())
-        if delay_s >= self._config.retry_timeout_s:
-            servers = self._config.servers
+        if delay_s >= self.config.retry_timeout_s:
+            servers = self.config.servers
             raise Timeout(f"{servers}: too many pings, wait {delay_s:.1f} s")
         if delay_s:
             self.link.pause(delay_s)
@@ -434,7 +459,7 @@ class LanceClient:
             raise ConnectionLost("the connection of the last fetch is gone")
         size = self._limit(max_bytes)
         fetch = answer.make_fetch(connection, topic_id, start, size, wait_s=wait_s)
-        deadline = Deadline.after(self._config.request_timeout_s)
+        deadline = Deadline.after(self.config.request_timeout_s)
         return PendingFetch(connection.submit(fetch, deadline=deadline))
 
     def bounds(self, topic: int | str) -> KnownBounds:
@@ -518,7 +543,7 @@ class LanceClient:
         return found.location
 
     def _limit(self, max_bytes: int) -> int:
-        largest = self._config.response_bytes_max - _FETCH_HEADER_BYTES
+        largest = self.config.response_bytes_max - _FETCH_HEADER_BYTES
         return min(max_bytes, largest, _U32_MAX)
 
     # Consumers as the server knows them.
@@ -743,6 +768,47 @@ class LanceClient:
         except (TopicNotFound, TopicDeleted):
             self.forget(topic)
             return ask(self.topic_id(topic))
+
+
+@dataclass(eq=False, kw_only=True)
+class CommitRetry(Retry):
+    """Ask for a commit until its outcome is known, or time is up.
+
+    A request that was sent and not answered may have been carried out, or may be yet:
+    a server reads what is left of a connection that its client has closed. From then
+    on a refusal that another request need not meet, as of a full disk, proves nothing,
+    and the commit is asked for again: a server carries it out once.
+
+    Args:
+        commit: names the commit in the error.
+    """
+
+    commit: str
+    _is_in_doubt: bool = False
+
+    def note(self, error: LanceError, asked: Address | None) -> None:
+        """Note whether a server may have carried out the commit."""
+        if asked is not None and not isinstance(error, (*_SETTLED, *_REFUSED)):
+            self._is_in_doubt = True
+
+    def conclude(self, error: LanceError) -> LanceError:
+        """Say that the outcome is not known, if it is not."""
+        if not self._is_in_doubt or isinstance(error, _SETTLED):
+            return error
+        unknown = CommitUnknownError(
+            f"the outcome of {self.commit} is not known: its rows may be there, now or "
+            "when the broker is started again, or not at all. Commit again with the "
+            "same writer id and sequence, which writes them once. The last failure: "
+            f"{error}",
+            wire.code_of(CommitUnknownError),
+        )
+        unknown.__cause__ = error
+        return unknown
+
+    def _may_pass(self, error: LanceError, asked: Address | None) -> bool:
+        if self._is_in_doubt and isinstance(error, _REFUSED):
+            return True
+        return super()._may_pass(error, asked)
 
 
 def plan_ping_delay_s(sent_s: deque[float], now_s: float) -> float:

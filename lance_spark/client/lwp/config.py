@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_spark.client.config import ConnectionConfig
-from lance_spark.errors import OptionError
+from lance_spark.quantity import refuse_setting
 from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, parse_checksum
 
 # LWP §1.2.
@@ -47,7 +47,7 @@ class ClientConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         if not isinstance(self.checksum, str):
-            raise OptionError(f"checksum {self.checksum!r} is not a text")
+            refuse_setting("checksum", self.checksum, "a text")
         parse_checksum(self.checksum)
         # With slots, `super()` without arguments means a class that is replaced.
         ConnectionConfig.__post_init__(self)

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.offsets import check_u64
 from lance_spark.client.lwp.reader import (
     FETCH_BYTES_DEFAULT,
     Chunk,
@@ -24,6 +25,7 @@ from lance_spark.client.lwp.reader import (
 )
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode
 from lance_spark.errors import DataLoss, OptionError, RecordError
+from lance_spark.quantity import check_choice, check_number
 from lance_spark.wire.lwp import Capability, RecordType, decode_record
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_U64_MAX = 2**64 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NS_PER_US = 1000
 # A log that loses its start faster than it can be read is not read at all.
@@ -65,7 +66,7 @@ class SeekPosition:
         Raises:
             OptionError: if no log has such an offset.
         """
-        _check_u64(offset, "an offset")
+        check_u64(offset)
         return cls(SeekKind.OFFSET, offset)
 
     @classmethod
@@ -78,7 +79,7 @@ class SeekPosition:
         Raises:
             OptionError: if the time is before 1970 or beyond what LWP can say.
         """
-        _check_u64(time_ns, "a time in ns")
+        check_u64(time_ns, "a time in ns")
         return cls(SeekKind.TIME, time_ns)
 
     @classmethod
@@ -123,11 +124,6 @@ def as_position(place: SeekPosition | int) -> SeekPosition:
         f"{place!r} is not a position: give an offset, or one of "
         "SeekPosition.BEGINNING, END, offset(…), time(…)"
     )
-
-
-def _check_u64(value: int, what: str) -> None:
-    if not isinstance(value, int) or not 0 <= value <= _U64_MAX:
-        raise OptionError(f"{value} is not {what}: it must be 0 to {_U64_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,16 +271,9 @@ class CursorOptions:
     prefetch: bool = True
 
     def __post_init__(self) -> None:
-        if self.offset_reset not in _RESETS:
-            raise OptionError(
-                f"offset_reset {self.offset_reset!r} is unknown; "
-                f"use {', '.join(_RESETS)}"
-            )
-        if self.max_poll_records is not None and self.max_poll_records < 1:
-            raise OptionError(
-                f"max_poll_records {self.max_poll_records} can't be used: "
-                "give 1 or more, or None for no limit"
-            )
+        check_choice("offset_reset", self.offset_reset, _RESETS)
+        if self.max_poll_records is not None:
+            check_number("max_poll_records", self.max_poll_records, 1)
 
     @property
     def reset_position(self) -> SeekPosition | None:

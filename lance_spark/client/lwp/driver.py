@@ -39,10 +39,8 @@ from lance_spark.client.driver import (
     Unread,
     WriterSettings,
 )
-from lance_spark.client.lwp import mark
-from lance_spark.client.lwp.finder import LocatedFinder, ProbedFinder
+from lance_spark.client.lwp import places
 from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
-from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
 from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES, read_records
@@ -163,11 +161,11 @@ class _LanceDriver:
 
     def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
         """Compare the bytes before an offset and at the head of the log."""
-        return mark.is_mark_right(self.client, log, position, known)
+        return places.is_mark_right(self.client, log, position, known)
 
     def is_range_right(self, piece: Range) -> bool:
         """Compare the head of the log and both ends of a range, if it has a mark."""
-        return mark.is_range_right(self.client, piece)
+        return places.is_range_right(self.client, piece)
 
     # Reading and writing.
 
@@ -264,7 +262,7 @@ class LwpDriver(_LanceDriver):
 
     def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> Ruler:
         """Make a ruler that asks."""
-        return LocatedRuler(self.client, log.topic_id)
+        return places.LocatedRuler(self.client, log.topic_id)
 
     def count_unread(self, log: LogRef, position: int) -> Unread:
         """Compare the record numbers of an offset and of the log's end."""
@@ -290,7 +288,7 @@ class LwpDriver(_LanceDriver):
 
     def find_with(self, name: FinderName) -> RecordFinder:
         """Return the finder of a plan."""
-        finder = LocatedFinder if name == "located" else ProbedFinder
+        finder = places.LocatedFinder if name == "located" else places.ProbedFinder
         return finder(self.client)
 
 
@@ -322,7 +320,7 @@ class PlainDriver(_LanceDriver):
     def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> Ruler:
         """Make a ruler that walks over the records."""
         fetch_bytes = min(fetch_bytes, FETCH_BYTES_MAX)
-        return WalkedRuler(self.client, log.topic, log.topic_id, fetch_bytes)
+        return places.WalkedRuler(self.client, log.topic, log.topic_id, fetch_bytes)
 
     def count_unread(self, log: LogRef, position: int) -> Unread:
         """Return nothing: the server counts no records and keeps no times."""
@@ -330,11 +328,11 @@ class PlainDriver(_LanceDriver):
 
     def mark_position(self, log: LogRef, position: int, log_end: int) -> OffsetMark:
         """Look at the bytes before an offset and at the head of the log."""
-        return mark.mark_offset(self.client, log, position, log_end)
+        return places.mark_offset(self.client, log, position, log_end)
 
     def mark_range(self, piece: Range, log_end: int) -> Range:
         """Look at the head of the log and at both ends of a range."""
-        return replace(piece, mark=mark.mark_range(self.client, piece, log_end))
+        return replace(piece, mark=places.mark_range(self.client, piece, log_end))
 
     def choose_finder(self, splitting: str) -> FinderName:
         """Have the bytes searched; the server can't be asked."""
@@ -347,7 +345,7 @@ class PlainDriver(_LanceDriver):
         """Return the finder of a plan, which may have been made for another server."""
         if name == "located":
             raise self.make_unsupported("a read that was planned with locate", "locate")
-        return ProbedFinder(self.client)
+        return places.ProbedFinder(self.client)
 
 
 class LwpStages:

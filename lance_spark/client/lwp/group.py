@@ -50,6 +50,7 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.net.deadline import Deadline
+from lance_spark.quantity import check_choice, refuse_setting
 from lance_spark.wire.lwp import (
     AssignedTopic,
     AssignmentStrategy,
@@ -313,15 +314,10 @@ class GroupedConsumer:
             max_poll_records=max_poll_records,
             fetch_bytes=fetch_bytes,
         )
-        if strategy not in STRATEGIES:
-            raise OptionError(
-                f"strategy {strategy!r} is unknown; use {', '.join(STRATEGIES)}"
-            )
+        check_choice("strategy", strategy, STRATEGIES)
         if not max_poll_interval_s > 0:
-            raise OptionError(
-                f"max_poll_interval_s {max_poll_interval_s} can't be used: "
-                "give more than 0 seconds"
-            )
+            what, wanted = "max_poll_interval_s", "more than 0 seconds"
+            refuse_setting(what, max_poll_interval_s, wanted)
         self.group = group
         self._consumer_id = consumer_id(group)
         self._commits = CommitClock(

@@ -132,7 +132,7 @@ class MemoryOffsetStore:
 
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
         """Remember an offset."""
-        _check_offset(offset)
+        check_u64(offset)
         self._offsets[consumer, topic] = offset
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class BrokerOffsetStore:
         Raises:
             TopicNotFound: the topic that the offset belongs to is gone.
         """
-        _check_offset(offset)
+        check_u64(offset)
         if isinstance(offset, TopicOffset) and offset.incarnation is not None:
             # Under the same name there may be another topic by now.
             topic = offset.incarnation.topic_id
@@ -206,7 +206,7 @@ class LockFileOffsetStore:
         Raises:
             OptionError: if another store uses the file, or the directory is no good.
         """
-        _check_offset(offset)
+        check_u64(offset)
         with self._mutex, _errors_named(self._directory, "save an offset in"):
             stem = self._claim(consumer, topic)
             fresh = self._directory / f"{stem}.tmp"
@@ -298,9 +298,10 @@ def _parse_content(content: bytes, path: Path) -> TopicOffset:
     )
 
 
-def _check_offset(offset: int) -> None:
-    if not 0 <= offset <= _OFFSET_MAX:
-        raise OptionError(f"{offset} is not an offset: it must be 0 to {_OFFSET_MAX}")
+def check_u64(value: int, what: str = "an offset") -> None:
+    """Refuse with an OptionError what LWP has no 64 bits for."""
+    if not isinstance(value, int) or not 0 <= value <= _OFFSET_MAX:
+        raise OptionError(f"{value} is not {what}: it must be 0 to {_OFFSET_MAX}")
 
 
 def _sync_directory(directory: Path) -> None:

@@ -31,7 +31,6 @@ from lance_spark.errors import (
     DataLoss,
     LanceError,
     OffsetsShifted,
-    OptionError,
     RecordError,
     RemoteProtocolError,
     TopicDeleted,
@@ -39,6 +38,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Scan
 from lance_spark.net.deadline import Deadline
+from lance_spark.quantity import check_number
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES, Capability, scan
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
@@ -141,14 +141,9 @@ class RecordReader:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not 1 <= fetch_bytes <= FETCH_BYTES_MAX:
-            raise OptionError(
-                f"fetch_bytes {fetch_bytes} can't be used: give 1 to {FETCH_BYTES_MAX}"
-            )
-        if first_fetch_bytes is not None and first_fetch_bytes < 1:
-            raise OptionError(
-                f"first_fetch_bytes {first_fetch_bytes} can't be used: give 1 or more"
-            )
+        check_number("fetch_bytes", fetch_bytes, 1, FETCH_BYTES_MAX)
+        if first_fetch_bytes is not None:
+            check_number("first_fetch_bytes", first_fetch_bytes, 1)
         self.topic = topic
         self.topic_id = client.topic_id(topic) if topic_id is None else topic_id
         self._client = client

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypedDict
 from lance_spark.client.connection import Connection
 from lance_spark.client.delivery import Delivery
 from lance_spark.client.lwp.client import LanceClient
-from lance_spark.client.outbox import BatchOptions, OutgoingBatch, check_range
+from lance_spark.client.outbox import BatchOptions, OutgoingBatch
 from lance_spark.columnar.encode import encode
 from lance_spark.errors import (
     LanceError,
@@ -30,6 +30,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
+from lance_spark.quantity import check_choice, check_number
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Record,
@@ -88,14 +89,10 @@ class WriterOptions(BatchOptions):
     allow_null_records: bool = False
 
     def __post_init__(self) -> None:
-        check_range("batch_bytes", self.batch_bytes, 1, PAYLOAD_BYTES_MAX)
+        check_number("batch_bytes", self.batch_bytes, 1, PAYLOAD_BYTES_MAX)
         # With slots, `super()` without arguments means a class that is replaced.
         BatchOptions.__post_init__(self)
-        if self.compression not in COMPRESSIONS:
-            raise OptionError(
-                f"compression {self.compression!r} is unknown; "
-                f"use {' or '.join(COMPRESSIONS)}"
-            )
+        check_choice("compression", self.compression, COMPRESSIONS)
         check_plain_type(self.record_type)
 
     @property

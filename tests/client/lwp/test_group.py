@@ -614,7 +614,7 @@ def test_a_callback_that_fails_does_not_keep_the_member(fake: FakeGroupClient) -
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"strategy": "best"}, "'best' is unknown; use range, round-robin, sticky"),
+        ({"strategy": "best"}, "'best': must be one of range, round-robin, sticky"),
         ({"offset_reset": "now"}, "offset_reset"),
         ({"max_poll_interval_s": 0.0}, "max_poll_interval_s"),
         ({"max_poll_interval_s": float("nan")}, "max_poll_interval_s"),

@@ -278,7 +278,7 @@ def test_small_at_first_but_never_more_than_at_last() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_first_fetch_of_nothing(size: int) -> None:
-    with pytest.raises(OptionError, match=f"first_fetch_bytes {size} can't be used"):
+    with pytest.raises(OptionError, match=f"first_fetch_bytes={size}: must be a whole"):
         _reader(FakeLog(DATA), first_fetch_bytes=size)
 
 

@@ -67,13 +67,13 @@ def _records(connection: FakeConnection) -> list[Record]:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_bytes": 0}, "batch_bytes 0"),
+        ({"batch_bytes": 0}, "batch_bytes=0"),
         ({"batch_bytes": PAYLOAD_BYTES_MAX + 1, "buffer_bytes": 2**40}, "batch_bytes"),
         ({"linger_s": -1}, "linger_s"),
         ({"linger_s": float("nan")}, "linger_s"),
-        ({"max_in_flight": 0}, "max_in_flight 0"),
-        ({"batch_bytes": 100, "buffer_bytes": 99}, "buffer_bytes 99"),
-        ({"compression": "gzip"}, "'gzip' is unknown; use none or lz4"),
+        ({"max_in_flight": 0}, "max_in_flight=0"),
+        ({"batch_bytes": 100, "buffer_bytes": 99}, "buffer_bytes=99"),
+        ({"compression": "gzip"}, "compression='gzip': must be one of none, lz4"),
         ({"record_type": 0x10}, "record type 16"),
         ({"record_type": 0}, "record type 0"),
     ],
