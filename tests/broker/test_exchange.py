@@ -38,7 +38,7 @@ from lance_spark.errors import (
 from lance_spark.model import Bounds, Retention
 from lance_spark.records import Records, Spans
 from lance_spark.store import Store, StoreConfig
-from lance_spark.wire.lwp import read_records, scan, write_records
+from lance_spark.wire.lwp import read_records, scan, write_batch
 from tests.broker.kit import record
 
 ME = Principal()
@@ -78,7 +78,7 @@ def exchange(service: Service) -> Exchange:
 
 
 def make_exchange(service: Service) -> Exchange:
-    return Exchange(service, read_records=read_records, write_records=write_records)
+    return Exchange(service, read_records=read_records, write_records=write_batch)
 
 
 # Topics.
