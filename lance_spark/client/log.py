@@ -18,8 +18,8 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_spark.client.driver import (
     Driver,
@@ -212,8 +212,10 @@ class LogClient:
         if partition is not None:
             self._append(Partition(topic, partition), table, options, create)
             return
-        for number in pc.unique(numbers).to_pylist():
-            some = table.filter(pc.equal(numbers, number))
+        assert numbers is not None
+        rows_of = np.asarray(numbers)
+        for number in np.unique(rows_of).tolist():
+            some = table.filter(pa.array(rows_of == number))
             self._append(Partition(topic, number), some, options, create)
 
     def _append(

@@ -42,6 +42,13 @@ DIALECTS = ("binary", "json")
 # In JSON a byte is up to three digits and a comma.
 _JSON_GROWTH = 4
 _HEAD_BYTES = 64
+# What is asked for at once at most: the server makes answers in memory, and more is no
+# faster.
+_FETCH_BYTES_MAX = 2 * 1024 * 1024
+# How much a look for the end asks for: records behind the one that is looked for save
+# the last steps. And how much wider each next step is.
+_PROBE_BYTES = 4 * 1024
+_GALLOP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,33 +216,35 @@ class RustlogDriver(CountedDriver):
 
     def _find_bounds_of(self, at: Partition, start: int) -> Bounds:
         known = self._ends.get(at, start)
-        if known > start and not self._has_record(at, known - 1):
-            # A restart has emptied it, or retention what was known of it.
-            known = start
-        end = self._ends[at] = max(self._gallop(at, max(known, start)), start)
+        if known > start:
+            # A restart may have emptied it.
+            known = self._probe(at, known - 1)
+            known = start if known == self._ends[at] - 1 else known
+        end = self._ends[at] = self._gallop(at, max(known, start))
         return Bounds(start, end)
 
     def _gallop(self, at: Partition, low: int) -> int:
-        """Find the first number without a record; all below `low` have one."""
+        """Find the first number without a record; all below `low` have one.
+
+        If the log grows meanwhile, it may be one that had none before.
+        """
         step, high = 1, low
-        while self._has_record(at, high):
-            low, high = high + 1, high + step
-            step *= 2
+        while (following := self._probe(at, high)) > high:
+            low, high, step = following, following + step, step * _GALLOP
         while low < high:
             middle = (low + high) // 2
-            if self._has_record(at, middle):
-                low = middle + 1
-            else:
-                high = middle
+            following = self._probe(at, middle)
+            low, high = (following, high) if following > middle else (low, middle)
         return low
 
-    def _has_record(self, at: Partition, position: int) -> bool:
+    def _probe(self, at: Partition, position: int) -> int:
+        """Fetch a few records; give the number behind them, the same without any."""
         try:
-            answer: wire.FetchResponse = self._ask(self.make_fetch(at, position, 1))
+            answer = self._ask(self.make_fetch(at, position, _PROBE_BYTES))
         except (OffsetOutOfRange, InvalidOffset):
             # Past the end is no error, so it is before the start: there was one.
-            return True
-        return len(answer.records) > 0
+            return position + 1
+        return self.read_fetched(answer, at, position).next
 
     # Records.
 
@@ -243,7 +252,7 @@ class RustlogDriver(CountedDriver):
         self, at: Partition, position: int, max_bytes: int, wait_s: float = 0.0
     ) -> wire.Fetch:
         """Ask for records; the server can't wait for them."""
-        most = min(max_bytes, wire.PIECE_BYTES_MAX)
+        most = min(max_bytes, _FETCH_BYTES_MAX)
         return wire.Fetch(at.topic, at.number, position, most)
 
     def read_fetched(
