@@ -649,6 +649,9 @@ class CountedWriter:
         while len(self._sent) >= self._in_flight_max:
             self._settle()
         if self._driver.is_conditional and self._next is None:
+            # After a conflict: what is behind it goes before this batch.
+            while self._sent:
+                self._settle()
             self._next = self._find_end()
         batch = _Sent(records, size, self._next)
         if self._next is not None:
