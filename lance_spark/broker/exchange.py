@@ -193,6 +193,7 @@ class Exchange:
         *,
         max_bytes: int,
         hold: Callable[[Slice], None] | None = None,
+        fit: Callable[[Records], Records] | None = None,
     ) -> Loaded:
         """Read records from exactly a number on; their positions are numbers.
 
@@ -202,6 +203,8 @@ class Exchange:
             start: the first record; the next one to be written gives no records.
             max_bytes: the most to read of what is stored, unless one record is larger.
             hold: is told what is found before it is read into memory.
+            fit: keeps the first of them that fit into an answer; only these count as
+                sent.
 
         Raises:
             OffsetOutOfRange: there is no record of that number, any more or yet; the
@@ -218,8 +221,10 @@ class Exchange:
                     details={"log_start": bounds.start, "log_end": bounds.end},
                 )
             found, records = self._read(view, log, start, max_bytes, hold)
-            self.service.metrics.fetched(log, len(records), len(found))
-            return Loaded(records, bounds)
+            kept = records if fit is None else fit(records)
+            size = len(found) * len(kept) // max(1, len(records))
+            self.service.metrics.fetched(log, len(kept), size)
+            return Loaded(kept, bounds)
 
         return self.service.look(client, log, look)
 
