@@ -63,6 +63,8 @@ STANDING_MAX = 256
 # What one position of a standing request costs: itself, its place in the list that is
 # looked up, and the one among the watchers of its log.
 WAIT_POSITION_BYTES = 512
+# What a record costs in `Records` and while it is written, beside its bytes.
+_ROW_BYTES = 48
 # Answers up to this size are sent from memory, and cost no part of the budget.
 PIECE_BYTES = 256 * 1024
 # So much of a file is sent within one timeout: progress counts, not the whole.
@@ -521,7 +523,7 @@ class Session(ABC, Generic[FrameT]):
                 f"{len(records)} records take up to {size} bytes: a batch has at most "
                 f"{most} (batch_bytes_max)"
             )
-        if not self._hold(size):
+        if not self._hold(size + _ROW_BYTES * len(records)):
             raise Timeout("there was no memory to store the records")
         self._append(
             request,

@@ -41,7 +41,7 @@ from lance_spark.client.driver import (
 )
 from lance_spark.client.lwp import places
 from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
-from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
+from lance_spark.errors import OptionError, TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES, read_records
 
@@ -76,6 +76,14 @@ def open_driver(config: Config) -> LwpDriver | PlainDriver:
     except BaseException:
         client.close()
         raise
+
+
+def _read_settings(options: WriterSettings) -> dict[str, Any]:
+    """Give the settings that writers of LWP have."""
+    settings = asdict(options)
+    # Topics have one partition, and batches are told apart by their numbers.
+    del settings["partitions"], settings["sole_writer"]
+    return settings
 
 
 def make_driver(client: LanceClient) -> LwpDriver | PlainDriver:
@@ -202,14 +210,18 @@ class _LanceDriver:
         check: CheckServer,
     ) -> _TopicWriter:
         """Write rows to a topic, each at least once."""
-        assert to.number == 0, "LWP's topics have one partition"
+        if to.number:
+            raise OptionError(
+                f"topic {to.topic!r} has no partition {to.number}: topics of LWP have "
+                "the partition 0 alone"
+            )
         # Any of the servers may answer when a connection has to be made anew.
         return _TopicWriter(
             self.client,
             to.topic,
             create_topic=create_topic,
             check=lambda connection: check(_describe_server(connection)),
-            **_find_options(options),
+            **_read_settings(options),
         )
 
     def stages(self) -> LwpStages | None:
@@ -364,13 +376,14 @@ class LwpStages:
         check: CheckServer,
     ) -> StageWriter:
         """Open a stage for a topic that need not exist yet."""
+        settings = _read_settings(options)
         return StageWriter(
             self._client,
             topic,
             writer_id,
             sequence,
             check=lambda connection: check(_describe_server(connection)),
-            **_find_options(options),
+            **settings,
         )
 
     def commit(
@@ -427,13 +440,6 @@ class _LogReader(RecordReader):
 class _TopicWriter(Producer):
     def finish(self) -> None:
         self.close()
-
-
-def _find_options(options: WriterSettings) -> dict[str, Any]:
-    """Give the settings that LWP has: its topics have one partition each."""
-    settings = asdict(options)
-    del settings["partitions"], settings["sole_writer"]
-    return settings
 
 
 def _describe_server(connection: Connection) -> ServerKind:

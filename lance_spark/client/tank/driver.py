@@ -177,9 +177,11 @@ class TankDriver(CountedDriver):
             topic.name: topic.partitions for topic in answer.topics if topic.enabled
         }
 
-    def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic; it is not asked for again, as it may be there by then."""
-        self._ask(wire.CreateTopic(0, name, partitions), retry=False)
+    def create_topic(
+        self, name: str, partitions: int = 1, *, retry: bool = False
+    ) -> None:
+        """Create a topic."""
+        self._ask(wire.CreateTopic(0, name, partitions), retry=retry)
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Ask for all partitions of the topic: a list of some ends TANK's broker."""
