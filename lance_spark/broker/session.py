@@ -521,7 +521,7 @@ class Session(ABC, Generic[FrameT]):
         if size > most:
             raise PayloadTooLarge(
                 f"{len(records)} records take up to {size} bytes: a batch has at most "
-                f"{most} (batch_bytes_max)"
+                f"{most} (batch_bytes_max): send fewer at a time"
             )
         if not self._hold(size + _ROW_BYTES * len(records)):
             raise Timeout("there was no memory to store the records")
