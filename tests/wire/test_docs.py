@@ -80,7 +80,7 @@ def layout_of(message: type[lwp.Message]) -> list[tuple[str, Field]]:
         assert message is lwp.Fetch, "a request whose lists this test can't see"
         return []
     names = [field.name for field in fields(message)]  # type: ignore[arg-type]
-    return list(zip(names, message.LAYOUT, strict=True))
+    return list(zip(names, message.LAYOUT.values(), strict=True))
 
 
 @pytest.mark.parametrize("name", lwp.LIST_LIMITS)

@@ -111,11 +111,15 @@ _EXTENDED: Mapping[int, type[Message]] = {
 }
 
 
+# Operations on flags themselves take longer than all else here.
+_PACKED = int(FrameFlags.COMPRESSED | FrameFlags.ENCRYPTED)
+
+
 def _decode(frame: Frame, table: Mapping[int, type[Message]]) -> Message:
     if frame.type is not FrameType.CONTROL:
         raise RemoteProtocolError(f"expected a control frame, not {frame}")
     # LWP compresses batches only; read as plain, these bytes would mean anything.
-    if frame.flags & (FrameFlags.COMPRESSED | FrameFlags.ENCRYPTED):
+    if int(frame.flags) & _PACKED:
         raise RemoteProtocolError(f"compressed or encrypted {frame}")
     message_type = table.get(frame.command)
     if message_type is None:

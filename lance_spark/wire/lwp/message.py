@@ -508,19 +508,18 @@ class LayoutMessage(Message):
 
     __slots__ = ()
 
-    LAYOUT: ClassVar[tuple[Field, ...]]
+    # By the name of the attribute.
+    LAYOUT: ClassVar[Mapping[str, Field]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        types = inspect.get_annotations(cls, eval_str=True).values()
-        cls.LAYOUT = tuple(kind.__metadata__[0] for kind in types)
+        types = inspect.get_annotations(cls, eval_str=True).items()
+        cls.LAYOUT = {name: kind.__metadata__[0] for name, kind in types}
 
     def encode_payload(self) -> list[Buffer]:
-        # Every subclass is a dataclass, which the type checker can't be told here.
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        pairs = zip(self.LAYOUT, names, strict=True)
+        pairs = self.LAYOUT.items()
         try:
-            parts = [field.encode(getattr(self, name)) for field, name in pairs]
+            parts = [field.encode(getattr(self, name)) for name, field in pairs]
         except LocalProtocolError as error:
             raise LocalProtocolError(f"{self.NAME}: {error}") from error
         return [b"".join(parts)] if parts else []
@@ -528,6 +527,6 @@ class LayoutMessage(Message):
     @classmethod
     def decode_payload(cls: type[L], payload: Buffer) -> L:
         reader = PayloadReader(payload, cls.NAME)
-        values = [field.read(reader) for field in cls.LAYOUT]
+        values = [field.read(reader) for field in cls.LAYOUT.values()]
         reader.finish()
         return cls(*values)
