@@ -33,7 +33,7 @@ from lance_spark.net.address import Address, parse_address
 from lance_spark.net.tls import TlsContext, make_server_context
 from lance_spark.store import Store
 from lance_spark.store.files import Files
-from lance_spark.wire.lwp import read_records, scan, write_records
+from lance_spark.wire.lwp import read_records, scan, write_batch
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class EmbeddedBroker:
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
         self._server = Server(
             Exchange(
-                self._service, read_records=read_records, write_records=write_records
+                self._service, read_records=read_records, write_records=write_batch
             ),
             config,
             endpoints=[

@@ -27,7 +27,7 @@ from lance_spark.records import Records
 from lance_spark.store import Appended, Slice, Topic, View
 
 # What a record takes beside its key and its value, at most.
-_RECORD_BYTES_MAX = 32
+_RECORD_BYTES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Exchange:
     Args:
         service: does it.
         read_records: reads stored bytes.
-        write_records: writes bytes as they are stored.
+        write_records: writes bytes as they are stored, and tells where each record
+            starts in them.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Exchange:
         service: Service,
         *,
         read_records: Callable[[Buffer], Records],
-        write_records: Callable[[Records], Buffer],
+        write_records: Callable[[Records], tuple[Buffer, NDArray[np.int64]]],
     ) -> None:
         self.service = service
         self._read_records = read_records
@@ -90,12 +91,10 @@ class Exchange:
         """Find one topic with its partitions.
 
         Raises:
-            UnknownTopic: there is none, or none that the client may see.
+            UnknownTopic: there is none.
+            AccessDenied: it is not for this client.
         """
-        for found in self.topics(client):
-            if found.name == topic:
-                return found
-        raise UnknownTopic(topic)
+        return _gather(topic, self.service.partitions(client, topic))
 
     def find(self, client: Principal, topic: str, partition: int | None = 0) -> int:
         """Give the id of the log of a partition.
@@ -183,8 +182,10 @@ class Exchange:
             AppendConflict: it would get another one; what is there is durable.
             RowError: the stored format can't hold one of them.
         """
-        data = self._write_records(records)
-        return self.service.append(client, log, 0, data, expected_record=expected)
+        data, starts = self._write_records(records)
+        return self.service.append(
+            client, log, 0, data, starts=starts, expected_record=expected
+        )
 
     def load(
         self,
@@ -194,6 +195,7 @@ class Exchange:
         *,
         max_bytes: int,
         times: bool = False,
+        hold: Callable[[Slice], None] | None = None,
     ) -> Loaded:
         """Read records from exactly a number on; their positions are numbers.
 
@@ -203,6 +205,7 @@ class Exchange:
             start: the first record; the next one to be written gives no records.
             max_bytes: the most to read of what is stored, unless one record is larger.
             times: tell when the records were appended, too.
+            hold: is told what is found before it is read into memory.
 
         Raises:
             OffsetOutOfRange: there is no record of that number, any more or yet; the
@@ -218,7 +221,7 @@ class Exchange:
                     f"[{bounds.start}, {bounds.end})",
                     details={"log_start": bounds.start, "log_end": bounds.end},
                 )
-            found, records = self._read(view, log, start, max_bytes)
+            found, records = self._read(view, log, start, max_bytes, hold)
             self.service.metrics.fetched(log, len(records), len(found))
             if not times:
                 return Loaded(records, bounds)
@@ -228,12 +231,22 @@ class Exchange:
         return self.service.look(client, log, look)
 
     def _read(
-        self, view: View, log: int, start: int, max_bytes: int
+        self,
+        view: View,
+        log: int,
+        start: int,
+        max_bytes: int,
+        hold: Callable[[Slice], None] | None,
     ) -> tuple[Slice, Records]:
         at = view.locate_record(start)
+        if at.record != start:
+            raise StorageError(f"log {log}: record {start} was in a part that is lost")
         # A batch that is no records may be among the first: then one record at a time.
         for size in (max_bytes, 1):
             found = view.read(at.offset, size)
+            if hold is not None:
+                hold(found)
+                hold = None
             records = self._read_records(found.read())
             if records.fault is None and len(records) == found.records:
                 return found, replace(records, base=start, positions=None, nexts=None)

@@ -84,6 +84,7 @@ class ConnectionCounts:
     received_bytes: int = 0
     sent_bytes: int = 0
     requests_refused: int = 0
+    records_refused: int = 0
     backpressure_frames: int = 0
     keepalives_dropped: int = 0
 
@@ -284,6 +285,9 @@ METRICS: tuple[MetricSpec, ...] = (
     _of_protocol(_counter("received_bytes", "Bytes that came over a protocol.")),
     _of_protocol(_counter("sent_bytes", "Bytes that went over a protocol.")),
     _of_protocol(_counter("requests_refused", "Requests answered with an error.")),
+    _of_protocol(
+        _counter("records_refused", "Records that a protocol can't carry to a client.")
+    ),
     _traffic("records_in", "Records stored, deleted topics included."),
     _traffic("bytes_in", "Bytes of records stored, deleted topics included."),
     _traffic("records_out", "Records fetched, deleted topics included."),

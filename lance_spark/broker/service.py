@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -176,6 +176,25 @@ class Service:
         partitions = self.store.partitions(name)
         if partitions > 1:
             raise errors.PartitionedTopic(name, partitions)
+
+    def partitions(self, client: Principal, name: str) -> dict[int, Topic]:
+        """Find the logs of a topic, by number; one that is damaged is left out.
+
+        Raises:
+            UnknownTopic: there is no topic of that name.
+            AccessDenied: it is not for this client.
+        """
+        self.gate.admit_name(client, name)
+        count = self.store.partitions(name)
+        found: dict[int, Topic] = {}
+        for log in [name] if count == 1 else [f"{name}/{n}" for n in range(count)]:
+            with suppress(errors.DamagedFile):
+                topic = self.store.find_topic(log)
+                if topic is not None and topic.metadata.partition.topic == name:
+                    found[topic.metadata.partition.number] = topic
+        if not found:
+            raise errors.UnknownTopic(name)
+        return found
 
     def create_topic(
         self, client: Principal, name: str, retention: Retention | None = None

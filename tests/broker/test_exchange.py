@@ -37,8 +37,8 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Bounds, Retention
 from lance_spark.records import Records, Spans
-from lance_spark.store import Store, StoreConfig
-from lance_spark.wire.lwp import read_records, scan, write_records
+from lance_spark.store import Store, StoreConfig, View
+from lance_spark.wire.lwp import read_records, scan, write_batch
 from tests.broker.kit import record
 
 ME = Principal()
@@ -78,7 +78,7 @@ def exchange(service: Service) -> Exchange:
 
 
 def make_exchange(service: Service) -> Exchange:
-    return Exchange(service, read_records=read_records, write_records=write_records)
+    return Exchange(service, read_records=read_records, write_records=write_batch)
 
 
 # Topics.
@@ -369,3 +369,34 @@ def test_so_many_groups_and_consumers_are_kept(store: Store) -> None:
         exchange.commit(ME, log, name, 0)
     with pytest.raises(InvalidPayload, match="consumers_max"):
         exchange.commit(ME, log, "c", 0)
+
+
+def test_a_number_whose_record_is_lost_is_not_another_record(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where numbers were skipped in a repair, the index gives the next record."""
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    exchange.store(ME, log, make(b"a", b"b", b"c"))
+    locate = View.locate_record
+    monkeypatch.setattr(View, "locate_record", lambda view, n: locate(view, n + 1))
+    with pytest.raises(StorageError, match="record 1 was in a part that is lost"):
+        exchange.load(ME, log, 1, max_bytes=100)
+
+
+def test_memory_is_asked_for_before_records_are_read(exchange: Exchange) -> None:
+    log = exchange.create(ME, "orders").logs[0].metadata.id
+    exchange.store(ME, log, make(b"a" * 100, b"b"))
+    held = []
+    exchange.load(ME, log, 0, max_bytes=1, hold=held.append)
+    assert [(len(found), found.records) for found in held] == [(105, 1)]
+
+
+def test_one_topic_is_found_without_a_list(exchange: Exchange, store: Store) -> None:
+    exchange.create(ME, "orders", 3)
+    exchange.create(ME, "one")
+    family = exchange.family(ME, "orders")
+    assert (family.partitions, sorted(family.logs)) == (3, [0, 1, 2])
+    assert exchange.family(ME, "one").partitions == 1
+    for name in ("orders/1", "no", "orders/7"):
+        with pytest.raises(UnknownTopic, match=name):
+            exchange.family(ME, name)

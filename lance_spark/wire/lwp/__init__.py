@@ -48,7 +48,7 @@ from lance_spark.wire.lwp.record import (
 )
 from lance_spark.wire.lwp.tlv import (
     Payload, check_plain_type, check_records, read_records, scan, validate,
-    write_payloads, write_records,
+    write_batch, write_payloads, write_records,
 )
 
 __all__ = [
@@ -74,5 +74,5 @@ __all__ = [
     "encode_fetch_head", "encode_frame", "encode_header", "encode_ingest",
     "encode_keepalive", "encode_message", "encode_record",
     "identify_checksum", "parse_checksum", "read_records", "scan", "validate",
-    "write_payloads", "write_records",
+    "write_batch", "write_payloads", "write_records",
 ]

@@ -320,10 +320,17 @@ def write_records(records: Records, *, record_type: int = RecordType.RAW) -> _By
         LanceError: the `fault` of the records.
         OptionError: `record_type` can't be that of plain values.
     """
+    return write_batch(records, record_type=record_type)[0]
+
+
+def write_batch(
+    records: Records, *, record_type: int = RecordType.RAW
+) -> tuple[_Bytes, _Positions]:
+    """Write records as `write_records` does; give also where each of them starts."""
     plan = _plan(records, record_type, None)
     out = _allocate(int(plan.ends[-1]) if len(records) else 0)
     kernel.weave(out, plan.make_parts(0, len(records)))
-    return out
+    return out, plan.ends - plan.lengths - RECORD_HEADER_BYTES
 
 
 def write_payloads(
