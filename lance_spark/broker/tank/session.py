@@ -35,7 +35,8 @@ from lance_spark.errors import (
     RemoteProtocolError,
     StorageError,
     Timeout,
-    TopicExists,
+    TopicAlreadyExists,
+    TopicNotFound,
     UnknownTopic,
 )
 from lance_spark.model import Bounds, Buffer, Retention
@@ -162,7 +163,7 @@ class TankSession(Session[wire.Frame]):
         if isinstance(error, AppendConflict) and error.next_record < error.expected:
             # A gap. A writer that replays takes 0a for "written before".
             code = _FAILED
-        is_usual = isinstance(error, UnknownTopic | TopicExists)
+        is_usual = isinstance(told, TopicNotFound | TopicAlreadyExists)
         log = logger.debug if is_usual else logger.warning
         log("%s: %s: %s", self._stream.peer, where, told)
         return code
@@ -285,7 +286,7 @@ class TankSession(Session[wire.Frame]):
             standing.size = WAIT_POSITION_BYTES * (len(wanted) + len(message.topics))
             if self._stand(standing):
                 return None
-        return self._read(message, wanted)
+        return self._read(message, wanted, _ANSWER_BYTES_MAX)
 
     def _find(self, topic: str, fetch: wire.Fetch) -> _Wanted:
         wanted = _Wanted(topic, fetch.partition, fetch.fetch_size, start=fetch.seq)
@@ -337,10 +338,7 @@ class TankSession(Session[wire.Frame]):
         return bounds.end > wanted.start
 
     def _read(
-        self,
-        message: wire.Consume,
-        wanted: list[_Wanted],
-        room: int = _ANSWER_BYTES_MAX,
+        self, message: wire.Consume, wanted: list[_Wanted], room: int
     ) -> wire.Consumed:
         topics, left = [], iter(wanted)
         for topic in message.topics:
@@ -437,6 +435,10 @@ class TankSession(Session[wire.Frame]):
             family = self._exchange.family(self._client, message.topic)
         except UnknownTopic:
             return wire.Partitions(message.request_id, message.topic)
+        except LanceError as error:
+            # It can't be told how many it has.
+            state = self._excuse_state(error, message.topic)
+            return wire.Partitions(message.request_id, message.topic, (state,))
         states = [self._describe(family, number) for number in range(family.partitions)]
         return wire.Partitions(message.request_id, message.topic, tuple(states))
 
@@ -447,10 +449,12 @@ class TankSession(Session[wire.Frame]):
             log = family.logs[number].metadata.id
             bounds = self._exchange.bounds(self._client, log)
         except LanceError as error:
-            kind, where = wire.Kind.DISCOVER_PARTITIONS, f"{family.name}/{number}"
-            reason = wire.Outcome(self._fail(kind, error, where))
-            return wire.PartitionState(reason=reason)
+            return self._excuse_state(error, f"{family.name}/{number}")
         return wire.PartitionState(bounds.start + 1, bounds.end)
+
+    def _excuse_state(self, error: LanceError, where: str) -> wire.PartitionState:
+        code = self._fail(wire.Kind.DISCOVER_PARTITIONS, error, where)
+        return wire.PartitionState(reason=wire.Outcome(code))
 
     def _discover_topics(self, message: wire.DiscoverTopics) -> wire.Message:
         families = self._exchange.topics(self._client)

@@ -14,7 +14,7 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.session import Session
 from lance_spark.wire import tank as wire
-from tests.broker.kit import StartBroker, patience
+from tests.broker.kit import StartBroker, eventually, patience
 from tests.broker.tank.conftest import DialTank
 from tests.broker.tank.kit import (
     HERE,
@@ -175,7 +175,7 @@ def test_bombs_take_no_memory(
     for bomb in bombs:
         assert tank.produce(("orders", [(0, bomb)])) == [2]
     assert max(taken) <= 17 * MIB
-    assert memory.taken == 0
+    assert eventually(lambda: memory.taken == 0)
 
 
 # Message 5.
