@@ -1,4 +1,12 @@
-"""The client of LANCE servers: admin, producers, consumers, groups."""
+"""The clients: that of LANCE servers, and a small one for servers of every protocol.
+
+`LanceClient` has admin, producers, consumers and groups. `connect("rustlog://…")` gives
+a `LogClient`: topics, bounds, read, follow, append.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from lance_spark.client.lwp.answer import Bounds
 from lance_spark.client.lwp.client import LanceClient
@@ -28,6 +36,10 @@ from lance_spark.wire.lwp import (
     TopicInfo,
 )
 
+if TYPE_CHECKING:
+    from lance_spark.client.log import LogClient as LogClient
+    from lance_spark.client.log import connect as connect
+
 __all__ = [
     "Bounds",
     "BrokerOffsetStore",
@@ -40,6 +52,7 @@ __all__ = [
     "GroupedConsumer",
     "LanceClient",
     "LockFileOffsetStore",
+    "LogClient",
     "MemoryOffsetStore",
     "OffsetStore",
     "PollResult",
@@ -51,5 +64,15 @@ __all__ = [
     "StagesCommitted",
     "TopicInfo",
     "TopicOffset",
+    "connect",
     "consumer_id",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Arrow when it is first used."""
+    if name not in ("LogClient", "connect"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lance_spark.client import log
+
+    return getattr(log, name)

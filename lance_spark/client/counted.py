@@ -50,6 +50,7 @@ from lance_spark.errors import (
     OffsetOutOfRange,
     RemoteProtocolError,
     RowError,
+    StorageError,
     Timeout,
     TopicAlreadyExists,
     TopicDeleted,
@@ -104,9 +105,15 @@ class CountedDriver(ABC):
     traits: Traits
     # The server appends only if the records get the numbers that were expected.
     is_conditional = False
+    # It need not, and a writer that is not alone appends without: the records at a
+    # number that is taken may then be those of others, equal or not.
+    is_conditional_alone = False
     # The most that one append holds, unless it is one record, and what that may have.
     append_bytes_max: int
     record_bytes_max: int
+    key_bytes_max: int | None = None
+    # How many appends may be under way; None for as many as the writer is told.
+    appends_max: int | None = None
 
     def __init__(
         self,
@@ -125,8 +132,16 @@ class CountedDriver(ABC):
         """Ask for all topics, with the number of their partitions."""
 
     @abstractmethod
-    def create_topic(self, name: str, partitions: int = 1) -> None:
+    def create_topic(
+        self, name: str, partitions: int = 1, *, retry: bool = False
+    ) -> None:
         """Create a topic.
+
+        Args:
+            name: its name.
+            partitions: how many it gets.
+            retry: ask again when an answer is lost. The topic may then be there
+                because of the first time.
 
         Raises:
             TopicAlreadyExists: it is there.
@@ -206,8 +221,8 @@ class CountedDriver(ABC):
         self, what: str, needs: Literal["locate", "stages"] | None = None
     ) -> Unsupported:
         """Make the error for what the protocol can't do."""
-        protocol = self.traits.protocol
-        return Unsupported(f"{what} ({protocol} has no such thing)", None, protocol)
+        reason = f"{what} ({self.traits.protocol} has no such thing)"
+        return Unsupported(reason, None, self.config.servers)
 
     # Topics.
 
@@ -223,7 +238,7 @@ class CountedDriver(ABC):
         """Look a topic up by name: there are no ids."""
         found = self.topics([log.topic])
         if not found or log.partition.number not in found[0].partitions:
-            raise TopicNotFound(f"there is no {show(log.partition)}")
+            raise _not_found(log.partition)
         return found[0]
 
     def bounds(self, logs: Sequence[LogRef]) -> dict[Partition, Bounds]:
@@ -267,35 +282,39 @@ class CountedDriver(ABC):
 
     def mark_position(self, log: LogRef, position: int, log_end: int) -> OffsetMark:
         """Look at the records before a position and at the head of a whole log."""
-        start = self._find_bounds(log).start
-        first = max(start, position - _MARKED_RECORDS)
-        mark = OffsetMark(position - first, self._checksum(log, first, position))
+        start = self.find_bounds_of(log).start
+        # Retention may have passed the position.
+        first = min(max(start, position - _MARKED_RECORDS), position)
+        mark = OffsetMark(position - first, self.checksum(log, first, position))
         head = min(start + _MARKED_RECORDS, first)
-        if start != self.traits.first_position or head == start:
+        if start != self.traits.first_position or head <= start:
             return replace(mark, end=log_end)
-        head_crc = self._checksum(log, start, head)
+        head_crc = self.checksum(log, start, head)
         return replace(mark, head_size=head - start, head_crc=head_crc, end=log_end)
 
     def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
-        """Compare the records before a position, and the head if it is still there."""
-        bounds = self._find_bounds(log)
-        if bounds.end < position:
+        """Compare the records before a position, and the head if it is still there.
+
+        A log that ends before where it was seen to end is another one.
+        """
+        bounds = self.find_bounds_of(log)
+        if bounds.end < max(position, known.end or 0):
             return False
         # Retention may have passed some of them: numbers are not given out again.
         first = position - known.size
         is_there = bounds.start <= first
-        if is_there and self._checksum(log, first, position) != known.crc:
+        if is_there and self.checksum(log, first, position) != known.crc:
             return False
         start = self.traits.first_position
         if known.head_size is None or bounds.start != start:
             return True
-        return self._checksum(log, start, start + known.head_size) == known.head_crc
+        return self.checksum(log, start, start + known.head_size) == known.head_crc
 
     def mark_range(self, piece: Range, log_end: int) -> Range:
         """Look at the last record of a range."""
         if not piece.size:
             return piece
-        crc = self._checksum(piece.log, piece.end - 1, piece.end)
+        crc = self.checksum(piece.log, piece.end - 1, piece.end)
         return replace(piece, mark=crc)
 
     def is_range_right(self, piece: Range) -> bool:
@@ -305,19 +324,26 @@ class CountedDriver(ABC):
         """
         if piece.mark is None:
             return True
-        bounds, last = self._find_bounds(piece.log), piece.end - 1
-        if not bounds.start <= last < bounds.end:
+        last = piece.end - 1
+        try:
+            # The bounds are not asked for: to find an end may take many requests.
+            return bool(self.checksum(piece.log, last, piece.end) == piece.mark)
+        except DataLoss as loss:
             # Retention may have passed it, but nothing takes records from the end.
-            return last < bounds.start
-        return bool(self._checksum(piece.log, last, piece.end) == piece.mark)
+            return loss.log_start is not None and loss.log_start > last
 
-    def _find_bounds(self, log: LogRef) -> Bounds:
+    def find_bounds_of(self, log: LogRef) -> Bounds:
+        """Ask where one partition starts and ends.
+
+        Raises:
+            TopicNotFound: it is gone.
+        """
         bounds = self.bounds([log]).get(log.partition)
         if bounds is None:
-            raise TopicNotFound(f"there is no {show(log.partition)}")
+            raise _not_found(log.partition)
         return bounds
 
-    def _checksum(self, log: LogRef, start: int, end: int) -> int:
+    def checksum(self, log: LogRef, start: int, end: int) -> int:
         """Compute a checksum of the values and keys of [start, end).
 
         Raises:
@@ -330,7 +356,8 @@ class CountedDriver(ABC):
                 records = reader.next_records()
                 if records is None:
                     reason = "the log ends before it"
-                    raise DataLoss(log.topic, reader.position, None, None, reason)
+                    name = show(log.partition)
+                    raise DataLoss(name, reader.position, None, None, reason)
                 crc = digest(records, crc)
         finally:
             reader.close()
@@ -374,7 +401,7 @@ class CountedDriver(ABC):
         if create_topic and to.topic not in self.list_topics():
             # Another task may be quicker.
             with contextlib.suppress(TopicAlreadyExists):
-                self.create_topic(to.topic, options.partitions)
+                self.create_topic(to.topic, options.partitions, retry=True)
         return CountedWriter(self, to, options)
 
     def stages(self) -> None:
@@ -501,6 +528,9 @@ class CountedReader:
         if not len(records):
             return records
         end = 2**63 - 1 if self._end is None else self._end
+        last = len(records) - 1
+        if self.position <= records.position(0) and records.position(last) < end:
+            return records
         positions = records.find_positions()
         first, last = np.searchsorted(positions, (self.position, end))
         return records.cut(int(first), int(last))
@@ -509,8 +539,9 @@ class CountedReader:
 class CountedWriter:
     """Gathers rows into batches and appends them, each at least once.
 
-    Several batches are under way where the protocol allows it. Batches whose answers
-    are lost are sent again one at a time. A server that appends conditionally is given
+    Several batches are under way where the protocol allows it, on one connection and in
+    order. Batches whose answers are lost are sent again one at a time, before those
+    behind them. A server that appends conditionally is given
     the number that the first record is expected to get, also then: if other records
     are there by now, they may be this batch or those of another writer. They count as
     this batch only if they are equal and no other writer is there; else the batch is
@@ -529,6 +560,11 @@ class CountedWriter:
         self._to = to
         self._options = options
         self._batch_bytes = min(options.batch_bytes, driver.append_bytes_max)
+        in_flight = max(1, options.max_in_flight)
+        self._in_flight_max = min(in_flight, driver.appends_max or in_flight)
+        self._is_conditional = driver.is_conditional and (
+            options.sole_writer or not driver.is_conditional_alone
+        )
         self._rows: list[pa.RecordBatch] = []
         self._row_bytes = 0
         self._sent: deque[_Sent] = deque()
@@ -541,23 +577,36 @@ class CountedWriter:
         return self._row_bytes + sum(batch.size for batch in self._sent)
 
     def write(self, columns: pa.Table) -> None:
-        """Take rows; sends each batch that is full."""
+        """Take rows; sends each batch that is full.
+
+        Raises:
+            RowError: the protocol can't carry a row. Those before it are taken.
+        """
+        taken = 0
         for batch in columns.combine_chunks().to_batches():
-            sizes = _measure(read_records(batch))
-            start = 0
-            while start < len(sizes):
-                room = self._batch_bytes - self._row_bytes
-                ends = np.cumsum(sizes[start:])
-                count = int(np.searchsorted(ends, room, "right"))
-                if not count and not self._rows:
-                    count = 1
-                    self._check_row(start, int(sizes[start]))
-                if count:
-                    self._rows.append(batch.slice(start, count))
-                    self._row_bytes += int(ends[count - 1])
-                start += count
-                if start < len(sizes):
-                    self._send_rows()
+            records = read_records(batch, first_row=taken)
+            fault = self._find_fault(records)
+            if fault is not None:
+                rows = fault.row - taken
+                records, batch = records.cut(0, rows), batch.slice(0, rows)
+            taken += len(records)
+            self._take(batch, _measure(records))
+            if fault is not None:
+                raise fault
+
+    def _take(self, batch: pa.RecordBatch, sizes: NDArray[np.int64]) -> None:
+        ends, start, done = np.cumsum(sizes), 0, 0
+        while start < len(sizes):
+            room = self._batch_bytes - self._row_bytes
+            stop = int(np.searchsorted(ends, done + room, "right"))
+            if stop == start and not self._rows:
+                stop += 1
+            if stop > start:
+                self._rows.append(batch.slice(start, stop - start))
+                self._row_bytes += int(ends[stop - 1]) - done
+                start, done = stop, int(ends[stop - 1])
+            if start < len(sizes):
+                self._send_rows()
 
     def flush(self) -> None:
         """Wait until all that was taken is acknowledged."""
@@ -579,11 +628,33 @@ class CountedWriter:
         self._sent.clear()
         self._rows, self._row_bytes = [], 0
 
-    def _check_row(self, row: int, size: int) -> None:
-        most, protocol = self._driver.record_bytes_max, self._driver.traits.protocol
-        if size - _ROW_BYTES > most:
-            reason = f"it has {size - _ROW_BYTES} bytes, {protocol} carries {most}"
-            raise RowError(reason, row)
+    def _find_fault(self, records: Records) -> RowError | None:
+        """Find the first row that the protocol can't carry."""
+        traits, most = self._driver.traits, self._driver.record_bytes_max
+        faults: list[tuple[int, str]] = []
+        if records.nulls is not None:
+            text = f"its value is null, which {traits.protocol} has no form for"
+            faults.append((int(records.nulls.argmax()), text))
+        for column, rows in (("key", records.keyed), ("timestamp", records.stamped)):
+            if len(rows) and column not in traits.columns:
+                text = f"it has a {column}, which {traits.protocol} can't carry"
+                faults.append((int(rows[0]), f"{text}: drop the column {column}"))
+        keys, key_max = records.keys.lengths, self._driver.key_bytes_max
+        if key_max is not None and len(keys) and keys.max() > key_max:
+            number = int((keys > key_max).argmax())
+            text = f"its key has {keys[number]} bytes, and {traits.protocol} carries"
+            faults.append((int(records.keyed[number]), f"{text} {key_max}"))
+        sizes = _measure(records) - _ROW_BYTES
+        if len(sizes) and sizes.max() > most:
+            row = int((sizes > most).argmax())
+            text = f"it has {sizes[row]} bytes, and {traits.protocol} carries {most}"
+            faults.append((row, f"{text}: split the value"))
+        if faults:
+            row, text = min(faults)
+            return RowError(text, records.position(row))
+        fault = records.fault
+        assert fault is None or isinstance(fault, RowError)
+        return fault
 
     # Sending.
 
@@ -593,9 +664,12 @@ class CountedWriter:
         rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
         records = read_records(rows[0])
         size, self._rows, self._row_bytes = self._row_bytes, [], 0
-        while len(self._sent) >= max(1, self._options.max_in_flight):
+        while len(self._sent) >= self._in_flight_max:
             self._settle()
-        if self._driver.is_conditional and self._next is None:
+        if self._is_conditional and self._next is None:
+            # After a conflict: what is behind it goes before this batch.
+            while self._sent:
+                self._settle()
             self._next = self._find_end()
         batch = _Sent(records, size, self._next)
         if self._next is not None:
@@ -607,7 +681,14 @@ class CountedWriter:
         driver = self._driver
         request = self._make_request(batch)
         try:
-            connection = driver.link.connect_once()
+            if self._sent:
+                before = self._sent[-1].pending
+                if before is None:
+                    return  # One before it has to be sent first.
+                # Over another connection it could overtake those that are lost here.
+                connection = before.connection
+            else:
+                connection = driver.link.connect_once()
             deadline = Deadline.after(driver.config.request_timeout_s)
             batch.pending = connection.submit(request, deadline=deadline)
         except LanceError as error:
@@ -625,11 +706,18 @@ class CountedWriter:
                 self._sent.popleft()
                 return
         except AppendConflictError as conflict:
-            logger.debug("%s: %s", show(self._to), conflict)
+            if self._resolve(batch, conflict, self._make_deadline()):
+                self._sent.popleft()
+                return
         except LanceError as error:
-            if not (error.retriable or isinstance(error, RemoteProtocolError)):
+            # Behind a batch that moved, a number that is still free is a gap.
+            is_gap = batch.is_behind and isinstance(error, StorageError)
+            is_lost = error.retriable or isinstance(error, RemoteProtocolError)
+            if not (is_gap or is_lost):
                 raise
             logger.warning("%s: %s; sending again", show(self._to), error)
+            if batch.is_behind:
+                batch.expected = self._find_end()
         self._append_again(batch)
         self._sent.popleft()
 
@@ -644,24 +732,39 @@ class CountedWriter:
                 driver.check_appended(answer, self._to)
                 return
             except AppendConflictError as conflict:
-                assert batch.expected is not None
-                if self._options.sole_writer and self._is_stored(batch):
+                if self._resolve(batch, conflict, deadline):
                     return
-                if deadline.expired:
-                    raise Timeout(
-                        f"{show(self._to)}: other writers were quicker until the "
-                        f"deadline: {conflict}"
-                    ) from conflict
-                batch.expected = self._find_end()
-                # Batches behind this one expect numbers that they will not get.
-                self._next = None
+
+    def _resolve(
+        self, batch: _Sent, conflict: AppendConflictError, deadline: Deadline
+    ) -> bool:
+        """Tell whether a batch is stored that was refused for its number.
+
+        If not, the batch expects the log's end from now on.
+
+        Raises:
+            Timeout: that was so until the deadline.
+        """
+        if self._options.sole_writer and self._is_stored(batch):
+            return True
+        if deadline.expired:
+            raise Timeout(
+                f"{show(self._to)}: other writers were quicker until the deadline: "
+                f"{conflict}"
+            ) from conflict
+        batch.expected = self._find_end()
+        # Batches behind this one expect numbers that they will not get.
+        self._next = None
+        for later in self._sent:
+            later.is_behind = later is not batch
+        return False
 
     def _is_stored(self, batch: _Sent) -> bool:
         """Tell whether the records at the expected place are those of a batch."""
         start = batch.expected or 0
         end = start + len(batch.records)
         try:
-            found = self._driver._checksum(LogRef(self._to), start, end)
+            found = self._driver.checksum(LogRef(self._to), start, end)
         except DataLoss:
             return False
         return found == digest(batch.records)
@@ -675,7 +778,7 @@ class CountedWriter:
         )
 
     def _find_end(self) -> int:
-        return self._driver._find_bounds(LogRef(self._to)).end
+        return self._driver.find_bounds_of(LogRef(self._to)).end
 
     def _make_deadline(self) -> Deadline:
         return Deadline.after(self._driver.config.retry_timeout_s)
@@ -689,6 +792,8 @@ class _Sent:
     size: int
     expected: int | None
     pending: Pending | None = None
+    # One before it has got other numbers than were expected.
+    is_behind: bool = False
 
 
 def _measure(records: Records) -> NDArray[np.int64]:
@@ -717,6 +822,10 @@ def _cut(spans: Spans) -> list[bytes]:
     data = spans.data.data
     bounds = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
     return [bytes(data[start:end]) for start, end in bounds]
+
+
+def _not_found(at: Partition) -> TopicNotFound:
+    return TopicNotFound(f"there is no partition {show(at)}")
 
 
 def show(at: Partition) -> str:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from lance_spark.client.driver import (
@@ -28,7 +30,7 @@ from lance_spark.client.driver import (
     open_driver,
     protocols,
 )
-from lance_spark.columnar import make_schema, write_records
+from lance_spark.columnar import check_columns, make_schema, write_records
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound
 from lance_spark.model import Bounds, Partition
 
@@ -57,11 +59,15 @@ def connect(url: str, **settings: Any) -> LogClient:
         raise OptionError(
             f"address {url!r} names no protocol: begin with one of {known}"
         )
-    try:
-        config = find_driver(protocol).Config(servers=servers, **settings)
-    except TypeError as error:
-        raise OptionError(f"a setting is unknown to {protocol}: {error}") from None
-    return LogClient(open_driver(config))
+    kind = find_driver(protocol).Config
+    names = {field.name for field in fields(kind)} - {"servers"}
+    unknown = sorted(settings.keys() - names)
+    if unknown:
+        raise OptionError(
+            f"{protocol} has no setting {', '.join(unknown)}: there are "
+            f"{', '.join(sorted(names))}"
+        )
+    return LogClient(open_driver(kind(servers=servers.rstrip("/"), **settings)))
 
 
 class LogClient:
@@ -115,6 +121,7 @@ class LogClient:
             DataLoss: records of the range are not there any more.
         """
         log, bounds = self._find_log(topic, partition)
+        self._check_position("start", start)
         if end is None:
             end = max(bounds.end, start or 0)
         return self._read(
@@ -147,6 +154,7 @@ class LogClient:
             fetch_bytes: how much to ask for at once.
         """
         log, bounds = self._find_log(topic, partition)
+        self._check_position("start", start)
         at = bounds.end if start is None else start
         patience_s = float("inf") if timeout_s is None else timeout_s
         return self._read(log, at, None, columns, fetch_bytes, patience_s)
@@ -167,36 +175,54 @@ class LogClient:
         Args:
             topic: where to.
             rows: values, or a table with `value` and what else the protocol carries.
-            partition: its number. Without it, this call's rows go to one partition,
+            partition: its number. Without it, rows go to the partition that a column
+                `partition` names. Without that, this call's rows go to one partition,
                 and those of the next call to the next one.
             create: create the topic if it does not exist.
             partitions: how many it gets then.
             compression: one of the traits' compressions.
             sole_writer: no other writer is there: see `WriterSettings`.
+
+        Raises:
+            RowError: the protocol can't carry a row.
+            OptionError: the columns or the compression can't be used.
         """
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
-        elif not isinstance(rows, pa.Table):
-            rows = pa.table({"value": pa.array(rows, pa.binary())})
-        if partition is None:
+        known = self.driver.traits.compressions
+        if compression not in known:
+            raise OptionError(
+                f"compression {compression!r}: {self.driver.traits.protocol} has "
+                f"{', '.join(known)}"
+            )
+        options = WriterSettings(
+            batch_bytes=_BATCH_BYTES,
+            linger_s=0.0,
+            max_in_flight=4,
+            buffer_bytes=16 * _BATCH_BYTES,
+            compression=compression,
+            record_type=1,
+            allow_null_records=False,
+            partitions=partitions,
+            sole_writer=sole_writer,
+        )
+        table, numbers = _make_table(rows)
+        if partition is None and numbers is None:
             found = self.driver.topics([topic])
             count = len(found[0].partitions) if found else partitions
             partition = next(self._turns) % count
+        if partition is not None:
+            self._append(Partition(topic, partition), table, options, create)
+            return
+        assert numbers is not None
+        rows_of = np.asarray(numbers)
+        for number in np.unique(rows_of).tolist():
+            some = table.filter(pa.array(rows_of == number))
+            self._append(Partition(topic, number), some, options, create)
+
+    def _append(
+        self, to: Partition, rows: pa.Table, options: WriterSettings, create: bool
+    ) -> None:
         writer = self.driver.open_writer(
-            Partition(topic, partition),
-            options=WriterSettings(
-                batch_bytes=_BATCH_BYTES,
-                linger_s=0.0,
-                max_in_flight=4,
-                buffer_bytes=16 * _BATCH_BYTES,
-                compression=compression,
-                record_type=1,
-                allow_null_records=False,
-                partitions=partitions,
-                sole_writer=sole_writer,
-            ),
-            create_topic=create,
-            check=lambda server: None,
+            to, options=options, create_topic=create, check=lambda server: None
         )
         try:
             writer.write(rows)
@@ -219,6 +245,11 @@ class LogClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_position(self, name: str, position: int | None) -> None:
+        first = self.driver.traits.first_position
+        if position is not None and position < first:
+            raise OptionError(f"{name} {position}: positions begin at {first}")
 
     def _find(self, topic: str) -> TopicEntry:
         found = self.driver.topics([topic])
@@ -251,7 +282,7 @@ class LogClient:
         schema = make_schema(columns or self.driver.traits.columns)
         at = log.partition
         reader = self.driver.open_reader(log, start, end=end, fetch_bytes=fetch_bytes)
-        pause_s, idle_s = _PAUSE_S_MIN, 0.0
+        pause_s, since_s = _PAUSE_S_MIN, time.monotonic()
         try:
             while not reader.is_finished:
                 records = reader.next_records()
@@ -259,16 +290,36 @@ class LogClient:
                     yield write_records(
                         records, schema, topic=at.topic, partition=at.number
                     )
-                    pause_s, idle_s = _PAUSE_S_MIN, 0.0
-                elif patience_s is None:
+                    pause_s, since_s = _PAUSE_S_MIN, time.monotonic()
+                    continue
+                if patience_s is None:
                     reason = "the log ends before the range"
                     raise DataLoss(at.topic, reader.position, None, None, reason)
-                elif idle_s >= patience_s:
+                left_s = patience_s - (time.monotonic() - since_s)
+                if left_s <= 0:
                     return
-                else:
-                    pause_s = min(pause_s, patience_s - idle_s)
-                    time.sleep(pause_s)
-                    idle_s += pause_s
-                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         finally:
             reader.close()
+
+
+def _make_table(
+    rows: pa.Table | pa.RecordBatch | Sequence[bytes],
+) -> tuple[pa.Table, pa.ChunkedArray | None]:
+    """Make a table of what is to be written, and say to which partitions it goes."""
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    elif not isinstance(rows, pa.Table):
+        try:
+            rows = pa.table({"value": pa.array(rows, pa.binary())})
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+            raise OptionError(f"rows are not values of bytes: {error}") from error
+    numbers = None
+    if "partition" in rows.column_names:
+        numbers = rows.column("partition")
+        rows = rows.drop_columns(["partition"])
+        if not pa.types.is_integer(numbers.type) or numbers.null_count:
+            raise OptionError("column partition has to be a number in every row")
+    check_columns(rows.schema)
+    return rows, numbers

@@ -9,18 +9,23 @@ durable before they are acknowledged, and a read before the log's start is an er
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.broker.metrics import Exporter
 from lance_spark.broker.service import to_broker_error
-from lance_spark.broker.session import Owed, Session
+from lance_spark.broker.session import PIECE_BYTES, Owed, Session
 from lance_spark.errors import (
     AuthenticationRequired,
     BrokerError,
+    ConnectionLost,
+    InternalError,
     InvalidPayload,
     LanceError,
+    LocalProtocolError,
+    OptionError,
     PayloadTooLarge,
     RemoteProtocolError,
     RowError,
@@ -29,12 +34,19 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer, Partition
 from lance_spark.records import NO_SPANS, Records
+from lance_spark.store import Slice
 from lance_spark.wire import rustlog as wire
 
 logger = logging.getLogger(__name__)
 
-# How many times its bytes a record takes while it becomes JSON.
+# What a record takes beside its bytes while it is looked at: its positions.
+_ROW_BYTES = 48
+# What it takes while it becomes JSON: a dictionary with a list, and for each byte a
+# place in that list, up to four digits, and these once more as bytes.
+_JSON_ROW_BYTES = 400
 _JSON_GROWTH = 16
+# The most that is put into one answer in JSON.
+_JSON_BYTES_MAX = 512 * 1024
 
 _NO_RECORDS = Records(NO_SPANS)
 
@@ -65,12 +77,7 @@ class RustlogSession(Session[memoryview]):
                     "this broker asks for a token, which RustLog can't carry: use TLS "
                     "with a client certificate"
                 )
-            if as_json and not self._hold(wire.find_json_memory(frame)):
-                raise Timeout("there was no memory to read the request")
-            try:
-                message = wire.decode_request(frame)
-            except RemoteProtocolError as error:
-                raise InvalidPayload(error.reason) from error
+            message = self._decode(frame)
             asked = _Asked(message.COMMAND, message.NAME, as_json)
             if isinstance(message, wire.Produce):
                 self._produce(message, asked)
@@ -79,13 +86,31 @@ class RustlogSession(Session[memoryview]):
             self._settle()
             self._turn.begin()
             self._answer(_HANDLERS[type(message)](self, message, as_json), asked)
+        except ConnectionLost:
+            # An answer was cut off: no other can follow it.
+            raise
         except LanceError as error:
             self._count("requests_refused")
             self._fail(to_broker_error(error), asked)
 
+    def _decode(self, frame: memoryview) -> wire.Message:
+        try:
+            size = wire.find_memory(frame)
+            if size > PIECE_BYTES and not self._hold(size):
+                raise Timeout("there was no memory to read the request")
+            return wire.decode_request(frame)
+        except RemoteProtocolError as error:
+            raise InvalidPayload(error.reason) from error
+
     def _answer(self, message: wire.Message, asked: _Asked) -> None:
+        try:
+            parts = wire.encode_message(message, as_json=asked.as_json)
+        except LocalProtocolError as error:
+            raise InternalError(f"the answer can't be sent: {error}") from error
+        if not self._lent:
+            self._hold_answer(sum(memoryview(part).nbytes for part in parts))
         self._observe(asked.name, self._began_s)
-        self._send(wire.encode_message(message, as_json=asked.as_json))
+        self._send(parts)
 
     def _fail(self, error: BrokerError, asked: _Asked) -> None:
         self._settle()
@@ -93,11 +118,13 @@ class RustlogSession(Session[memoryview]):
 
     def _refuse(self, error: BrokerError, frame: memoryview | None) -> None:
         as_json = frame is not None and wire.is_json(frame)
+        if frame is None:
+            self._began_s = time.perf_counter()
         self._fail(error, _Asked(None, "Unknown", as_json))
 
     def _reject(self, error: RemoteProtocolError) -> None:
         super()._reject(error)
-        self._fail(PayloadTooLarge(str(error)), _Asked(None, "Unknown", False))
+        self._refuse_counted(PayloadTooLarge(str(error)), None)
         self._linger()
 
     # Topics.
@@ -140,7 +167,7 @@ class RustlogSession(Session[memoryview]):
             self._answer(wire.ProduceResponse(0, 0), asked)
             return
         size = self._exchange.measure(records)
-        if not self._hold(size):
+        if not self._hold(size + _ROW_BYTES * len(records)):
             raise Timeout("there was no memory to store the records")
         self._append(
             asked,
@@ -169,14 +196,29 @@ class RustlogSession(Session[memoryview]):
             committed = exchange.committed(client, log, message.group_id)
             start = message.offset if committed is None else committed
         end = exchange.bounds(client, log).end
-        if start >= end or not message.max_bytes:
+        if start >= end:
             # RustLog's broker echoes the offset; the specification of the JSON has the
             # log's end.
             return wire.FetchResponse(_NO_RECORDS, end if as_json else start)
-        most = min(message.max_bytes, wire.PIECE_BYTES_MAX)
-        # What is stored, and the answer that is made of it: in JSON, lists of numbers.
-        self._hold_answer((_JSON_GROWTH if as_json else 2) * most)
-        records = exchange.load(client, log, start, max_bytes=most).records
+        if not message.max_bytes:
+            # Not the end: a client would go on there, and never see what is before it.
+            return wire.FetchResponse(_NO_RECORDS, start)
+        most = min(
+            message.max_bytes, _JSON_BYTES_MAX if as_json else wire.PIECE_BYTES_MAX
+        )
+
+        def hold(found: Slice) -> None:
+            # What is stored, and the answer that is made of it.
+            size = len(found) + _ROW_BYTES * found.records
+            if as_json:
+                # A record that is alone may be larger than what was asked for.
+                size += _JSON_GROWTH * len(found)
+                size += _JSON_ROW_BYTES * min(found.records, most // 12 + 1)
+            else:
+                size += len(found)
+            self._hold_answer(size)
+
+        records = exchange.load(client, log, start, max_bytes=most, hold=hold).records
         try:
             piece = next(wire.split_records(records, most, as_json=as_json))
         except RowError as error:
@@ -202,7 +244,10 @@ class RustlogSession(Session[memoryview]):
 
     def _metrics_fetch(self, message: wire.MetricsFetch, as_json: bool) -> wire.Message:
         exporter = Exporter(self._metrics, lambda: self._service.gauges(self._client))
-        return wire.MetricsFetchResponse(exporter.render())
+        try:
+            return wire.MetricsFetchResponse(exporter.render())
+        except OptionError as error:
+            raise InternalError(str(error)) from error
 
     def _ping(self, message: wire.Ping, as_json: bool) -> wire.Message:
         return wire.PingResponse()

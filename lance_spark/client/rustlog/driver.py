@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched
 from lance_spark.client.dialect import ConnectionEnded, Dialect
@@ -19,6 +19,9 @@ from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     ConnectionLost,
+    InvalidOffset,
+    InvalidPayload,
+    OffsetOutOfRange,
     OptionError,
     RemoteProtocolError,
     TlsRefused,
@@ -36,6 +39,16 @@ TRAITS = Traits(
     columns=("topic", "partition", "offset", "value"),
 )
 DIALECTS = ("binary", "json")
+# In JSON a byte is up to three digits and a comma.
+_JSON_GROWTH = 4
+_HEAD_BYTES = 64
+# What is asked for at once at most: the server makes answers in memory, and more is no
+# faster.
+_FETCH_BYTES_MAX = 2 * 1024 * 1024
+# How much a look for the end asks for: records behind the one that is looked for save
+# the last steps. And how much wider each next step is.
+_PROBE_BYTES = 4 * 1024
+_GALLOP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +58,9 @@ class Config(ConnectionConfig):
     Args:
         dialect: `binary`, which RustLog's broker speaks, or `json`, which only its
             specification has.
+
+    Raises:
+        OptionError: a value can't be used. RustLog can't carry a token.
     """
 
     protocol: ClassVar[str] = "rustlog"
@@ -59,6 +75,11 @@ class Config(ConnectionConfig):
         if self.dialect not in DIALECTS:
             raise OptionError(
                 f"dialect {self.dialect!r} is unknown: give {' or '.join(DIALECTS)}"
+            )
+        if self.auth_token is not None:
+            raise OptionError(
+                "auth_token: RustLog can't carry a token; where the broker asks for "
+                "one, use TLS with a client certificate (tls_cert)"
             )
 
 
@@ -81,11 +102,19 @@ class RustlogDialect:
         return wire.FrameParser(payload_bytes_first=wire.FRAME_BYTES_MAX)
 
     def greet(self, connection: Connection, deadline: Deadline) -> None:
-        """Ask for the topics: there is no greeting, and JSON has no ping."""
+        """Ping, as there is no greeting: so a server of another kind is noticed."""
         try:
             connection.request(wire.Ping(), deadline=deadline)
         except TlsRefused:
             raise
+        except InvalidPayload as error:
+            # RustLog's broker reads the first byte of JSON as an unknown command.
+            if not self._as_json:
+                raise
+            raise OptionError(
+                f"dialect json: the server {connection.address} does not speak it "
+                f"({error}); leave it out, RustLog's broker speaks binary"
+            ) from error
         except ConnectionLost as error:
             raise ConnectionEnded(
                 f"{error} before its first answer; if it is up, check that it speaks "
@@ -150,12 +179,15 @@ class RustlogDriver(CountedDriver):
     """Drives RustLog's servers."""
 
     traits = TRAITS
-    append_bytes_max = wire.PIECE_BYTES_MAX
-    # With a topic's name of any length beside it.
-    record_bytes_max = wire.VALUE_BYTES_MAX - 2**16
+    # The server answers one request before it reads the next.
+    appends_max = RustlogDialect.requests_max
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, RustlogDialects(config))
+    def __init__(self, config: Config, runtime: Runtime | None = None) -> None:
+        super().__init__(config, RustlogDialects(config), runtime)
+        growth = _JSON_GROWTH if config.dialect == "json" else 1
+        self.append_bytes_max = wire.PIECE_BYTES_MAX // growth
+        # With a topic's name of any length beside it.
+        self.record_bytes_max = (wire.VALUE_BYTES_MAX - 2**16) // growth - _HEAD_BYTES
         # Where partitions ended at the last look.
         self._ends: dict[Partition, int] = {}
 
@@ -166,9 +198,11 @@ class RustlogDriver(CountedDriver):
         answer: wire.ListTopicsResponse = self._ask(wire.ListTopics())
         return dict(answer.topics)
 
-    def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic; it is not asked for again, as it may be there by then."""
-        self._ask(wire.CreateTopic(name, partitions), retry=False)
+    def create_topic(
+        self, name: str, partitions: int = 1, *, retry: bool = False
+    ) -> None:
+        """Create a topic."""
+        self._ask(wire.CreateTopic(name, partitions), retry=retry)
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Ask for the first records, and look for the ends."""
@@ -182,29 +216,35 @@ class RustlogDriver(CountedDriver):
 
     def _find_bounds_of(self, at: Partition, start: int) -> Bounds:
         known = self._ends.get(at, start)
-        if known > start and not self._has_record(at, known - 1):
-            # A restart has emptied it, or retention what was known of it.
-            known = start
-        end = self._ends[at] = max(self._gallop(at, max(known, start)), start)
+        if known > start:
+            # A restart may have emptied it.
+            known = self._probe(at, known - 1)
+            known = start if known == self._ends[at] - 1 else known
+        end = self._ends[at] = self._gallop(at, max(known, start))
         return Bounds(start, end)
 
     def _gallop(self, at: Partition, low: int) -> int:
-        """Find the first number without a record; all below `low` have one."""
+        """Find the first number without a record; all below `low` have one.
+
+        If the log grows meanwhile, it may be one that had none before.
+        """
         step, high = 1, low
-        while self._has_record(at, high):
-            low, high = high + 1, high + step
-            step *= 2
+        while (following := self._probe(at, high)) > high:
+            low, high, step = following, following + step, step * _GALLOP
         while low < high:
             middle = (low + high) // 2
-            if self._has_record(at, middle):
-                low = middle + 1
-            else:
-                high = middle
+            following = self._probe(at, middle)
+            low, high = (following, high) if following > middle else (low, middle)
         return low
 
-    def _has_record(self, at: Partition, position: int) -> bool:
-        answer: wire.FetchResponse = self._ask(self.make_fetch(at, position, 1))
-        return len(answer.records) > 0
+    def _probe(self, at: Partition, position: int) -> int:
+        """Fetch a few records; give the number behind them, the same without any."""
+        try:
+            answer = self._ask(self.make_fetch(at, position, _PROBE_BYTES))
+        except (OffsetOutOfRange, InvalidOffset):
+            # Past the end is no error, so it is before the start: there was one.
+            return position + 1
+        return self.read_fetched(answer, at, position).next
 
     # Records.
 
@@ -212,7 +252,7 @@ class RustlogDriver(CountedDriver):
         self, at: Partition, position: int, max_bytes: int, wait_s: float = 0.0
     ) -> wire.Fetch:
         """Ask for records; the server can't wait for them."""
-        most = min(max_bytes, wire.PIECE_BYTES_MAX)
+        most = min(max_bytes, _FETCH_BYTES_MAX)
         return wire.Fetch(at.topic, at.number, position, most)
 
     def read_fetched(

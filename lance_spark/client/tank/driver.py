@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, show
 from lance_spark.client.dialect import ConnectionEnded, Dialect
@@ -20,6 +20,7 @@ from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     ConnectionLost,
+    OptionError,
     RecordError,
     RecordTooLarge,
     RemoteProtocolError,
@@ -51,10 +52,22 @@ _REQUESTS_MAX = 2**32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ConnectionConfig):
-    """How TANK's servers are reached."""
+    """How TANK's servers are reached.
+
+    Raises:
+        OptionError: a value can't be used. TANK can't carry a token.
+    """
 
     protocol: ClassVar[str] = "tank"
     default_port: ClassVar[int] = 11011
+
+    def __post_init__(self) -> None:
+        super(Config, self).__post_init__()
+        if self.auth_token is not None:
+            raise OptionError(
+                "auth_token: TANK can't carry a token; where the broker asks for one, "
+                "use TLS with a client certificate (tls_cert)"
+            )
 
 
 class TankDialect:
@@ -180,11 +193,14 @@ class TankDriver(CountedDriver):
 
     traits = TRAITS
     is_conditional = True
+    # With other writers a number that is taken tells nothing.
+    is_conditional_alone = True
+    key_bytes_max = wire.KEY_BYTES_MAX
     append_bytes_max = _APPEND_BYTES_MAX
     record_bytes_max = _RECORD_BYTES_MAX
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, TankDialects(config))
+    def __init__(self, config: Config, runtime: Runtime | None = None) -> None:
+        super().__init__(config, TankDialects(config), runtime)
         self._fetch_bytes_max = config.response_bytes_max // 2
 
     # Topics.
@@ -196,9 +212,11 @@ class TankDriver(CountedDriver):
             topic.name: topic.partitions for topic in answer.topics if topic.enabled
         }
 
-    def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic; it is not asked for again, as it may be there by then."""
-        self._ask(wire.CreateTopic(0, name, partitions), retry=False)
+    def create_topic(
+        self, name: str, partitions: int = 1, *, retry: bool = False
+    ) -> None:
+        """Create a topic."""
+        self._ask(wire.CreateTopic(0, name, partitions), retry=retry)
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Ask for all partitions of the topic: a list of some ends TANK's broker."""
@@ -246,24 +264,28 @@ class TankDriver(CountedDriver):
             end=found.hwm + 1,
             expanded_bytes_max=8 * self.config.response_bytes_max,
         )
-        records = chunk.records
+        records, next_seq = chunk.records, min(chunk.next_seq, found.hwm + 1)
         if records.fault is not None:
-            at_seq = chunk.next_seq
-            reason = f"{show(at)}: bundle at {at_seq}: {records.fault}"
-            fault = RecordError(reason, at_seq)
+            # It is raised when it is first in an answer.
             if not len(records):
-                raise fault
-            records = replace(records, fault=fault)
+                reason = f"{show(at)}: bundle behind {position - 1}: {records.fault}"
+                raise RecordError(reason, position)
+            records = replace(records, fault=None)
+            next_seq = records.position(len(records) - 1) + 1
         # A sparse bundle says itself which numbers there are none of.
         start = position if is_sparse else base
-        needed = chunk.cut_bytes if chunk.next_seq <= position else 0
+        needed = 0
+        if chunk.cut_bytes and next_seq <= position:
+            # Bundles before it may have come, too.
+            whole_bytes = memoryview(found.chunk).nbytes if next_seq > base else 0
+            needed = whole_bytes + chunk.cut_bytes
         if needed > self._fetch_bytes_max:
             raise RecordTooLarge(
                 f"{show(at)}: a bundle has {needed} bytes: raise response_bytes_max, "
                 "of which one fetch may take the half",
                 position,
             )
-        return Fetched(records, start, max(chunk.next_seq, position), needed)
+        return Fetched(records, start, max(next_seq, position), needed)
 
     def make_append(
         self,

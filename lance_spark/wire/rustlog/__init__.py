@@ -10,7 +10,6 @@ to the package.
 # ruff: noqa: I001
 
 from lance_spark.wire.rustlog.error import code_of
-from lance_spark.wire.rustlog.field import find_json_memory
 from lance_spark.wire.rustlog.frame import FRAME_BYTES_MAX, FrameParser, is_json
 from lance_spark.wire.rustlog.message import (
     REQUESTS, RESPONSES, CreateTopic, CreateTopicResponse, DescribePartition,
@@ -18,7 +17,7 @@ from lance_spark.wire.rustlog.message import (
     Fetch, FetchResponse, ListTopics, ListTopicsResponse, Message, MetricsFetch,
     MetricsFetchResponse, OffsetCommit, OffsetCommitResponse, OffsetFetch,
     OffsetFetchResponse, Ping, PingResponse, Produce, ProduceResponse, decode_request,
-    decode_response, describe, encode_message, encode_produce,
+    decode_response, describe, encode_message, encode_produce, find_memory,
 )
 from lance_spark.wire.rustlog.record import (
     PIECE_BYTES_MAX, VALUE_BYTES_MAX, read_records, split_records, write_records,
@@ -33,5 +32,5 @@ __all__ = [
     "OffsetCommit", "OffsetCommitResponse", "OffsetFetch", "OffsetFetchResponse",
     "Ping", "PingResponse", "Produce", "ProduceResponse", "code_of", "decode_request",
     "decode_response", "describe", "encode_message", "encode_produce",
-    "find_json_memory", "is_json", "read_records", "split_records", "write_records",
+    "find_memory", "is_json", "read_records", "split_records", "write_records",
 ]

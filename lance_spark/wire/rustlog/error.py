@@ -8,6 +8,7 @@ client of this library gets the class that the broker of this library has raised
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from lance_spark import errors
 from lance_spark.errors import BrokerError
@@ -19,13 +20,17 @@ _ROWS: tuple[tuple[int, type[BrokerError], int | None], ...] = (
     (1, errors.PayloadTooLarge, None),
     (5, errors.TopicNotFound, 0x03),
     (5, errors.StorageError, 0x03),
+    # A number behind the end, a name of a group that can't be kept.
+    (5, errors.OffsetOutOfRange, 0x03),
+    (5, errors.InvalidPayload, 0x03),
     (13, errors.TopicNotFound, 0x07),
     (14, errors.TopicNotFound, 0x08),
     (10, errors.TopicNotFound, None),
     (10, errors.TopicDeleted, None),
     (11, errors.TopicAlreadyExists, None),
     (12, errors.InvalidTopicName, None),
-    # More partitions than the broker allows.
+    (12, errors.InvalidPartitionCount, None),
+    # More topics than the broker allows.
     (12, errors.InvalidPayload, 0x05),
     (2, errors.InvalidPayload, None),
     (4, errors.StorageError, 0x02),
@@ -41,8 +46,14 @@ def _phrase_of(kind: type[BrokerError]) -> str:
     return re.sub("(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
 
 
+def _find_kinds(kind: type[BrokerError]) -> Iterator[type[BrokerError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _find_kinds(each)
+
+
 _KINDS = {
-    **{_phrase_of(kind): kind for kind in BrokerError.__subclasses__()},
+    **{_phrase_of(kind): kind for kind in _find_kinds(BrokerError)},
     # In the specification of the JSON.
     "failed to parse request": errors.InvalidPayload,
     "max frame size exceeded": errors.PayloadTooLarge,

@@ -236,10 +236,16 @@ def find_json_memory(frame: Buffer) -> int:
 
     Numbers take up to ten times their text, which is copied twice, and is then up to
     four times as large. A list or an object, which a record is, takes 200 bytes.
+
+    Raises:
+        RemoteProtocolError: it would take more than any frame may.
     """
     data = bytes(frame)
     lists, quotes = data.count(b"[") + data.count(b"{"), data.count(b'"')
-    return 16 * len(data) + 200 * lists + 40 * quotes
+    size = 16 * len(data) + 200 * lists + 40 * quotes
+    if size > JSON_MEMORY_MAX:
+        raise RemoteProtocolError("too many records in JSON: send fewer at a time")
+    return size
 
 
 def decode_document(payload: Buffer) -> tuple[str, dict[str, Any]]:
@@ -248,8 +254,7 @@ def decode_document(payload: Buffer) -> tuple[str, dict[str, Any]]:
     Raises:
         RemoteProtocolError: it is not JSON, not a message, or takes too much memory.
     """
-    if find_json_memory(payload) > JSON_MEMORY_MAX:
-        raise RemoteProtocolError("too many records in JSON: send fewer at a time")
+    find_json_memory(payload)
     try:
         document = json.loads(bytes(payload).decode())
     except (ValueError, RecursionError) as error:

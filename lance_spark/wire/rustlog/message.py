@@ -22,6 +22,7 @@ from lance_spark.wire.rustlog import field
 from lance_spark.wire.rustlog.error import code_of, kind_of, name_kind
 from lance_spark.wire.rustlog.field import Field, Reader
 from lance_spark.wire.rustlog.frame import encode_frame, is_json
+from lance_spark.wire.rustlog.record import LENGTH_BYTES
 
 M = TypeVar("M", bound="Message")
 
@@ -37,6 +38,8 @@ Values = Annotated[Records, field.VALUES]
 _TEXT_BYTES = 0x8000
 # Records have positions of 64 bits with a sign.
 _OFFSET_MAX = 2**63 - 1
+# What is kept of a record while it is looked at.
+_SPAN_BYTES = 24
 
 REQUESTS: dict[int, type[Message]] = {}
 RESPONSES: dict[int, type[Message]] = {}
@@ -373,6 +376,24 @@ def encode_produce(
     """
     head = Produce(topic, partition, Records(NO_SPANS)).encode()[:-2]
     return encode_frame([*head, *field.U32.encode(count), data])
+
+
+def find_memory(frame: Buffer) -> int:
+    """Say how much memory the reading of a request takes at most, beside its frame.
+
+    Raises:
+        RemoteProtocolError: it would take more than any may.
+    """
+    if is_json(frame):
+        return field.find_json_memory(frame)
+    reader = Reader(frame)
+    if reader.take(1)[0] != Produce.COMMAND:
+        return 0
+    reader.take(field.U16.read(reader))
+    reader.take(4)
+    announced: int = field.U32.read(reader)
+    # No more than have a length there.
+    return _SPAN_BYTES * min(announced, len(reader.rest) // LENGTH_BYTES)
 
 
 def decode_request(frame: Buffer) -> Message:

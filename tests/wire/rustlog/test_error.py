@@ -15,7 +15,10 @@ from lance_spark.wire.rustlog import (
 )
 from tests.wire.rustlog.plain import join
 
-KINDS = sorted(BrokerError.__subclasses__(), key=lambda kind: kind.__name__)
+KINDS = sorted(
+    {*BrokerError.__subclasses__(), errors.InvalidPartitionCount},
+    key=lambda kind: kind.__name__,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -42,6 +45,9 @@ def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
         (errors.InvalidOffset, 0x02, 4),
         (errors.TopicNotFound, 0x03, 5),
         (errors.StorageError, 0x03, 5),
+        (errors.OffsetOutOfRange, 0x03, 5),
+        (errors.InvalidPayload, 0x03, 5),
+        (errors.InvalidPartitionCount, 0x05, 12),
         (errors.TopicNotFound, 0x01, 10),
         (errors.TopicNotFound, 0x02, 10),
         (errors.TopicDeleted, 0x02, 10),
