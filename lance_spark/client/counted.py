@@ -48,6 +48,7 @@ from lance_spark.errors import (
     InvalidOffset,
     LanceError,
     OffsetOutOfRange,
+    RecordTooLarge,
     RemoteProtocolError,
     RowError,
     StorageError,
@@ -84,7 +85,7 @@ class Fetched:
         start: the first position that is covered.
         next: the position behind the last. Positions in between without a record have
             none: the protocol said so.
-        needed_bytes: ask for as much: not even the first record was whole.
+        needed_bytes: ask for at least as much: the first record was not there whole.
     """
 
     records: Records
@@ -112,6 +113,8 @@ class CountedDriver(ABC):
     append_bytes_max: int
     record_bytes_max: int
     key_bytes_max: int | None = None
+    # The most that is asked for at once, where an answer may need more than was asked.
+    fetch_bytes_max: int = 2**31
     # How many appends may be under way; None for as many as the writer is told.
     appends_max: int | None = None
 
@@ -460,8 +463,8 @@ class CountedReader:
                 raise DataLoss(
                     show(self._at), self.position, fetched.start, end, _REMOVED
                 )
-            if fetched.needed_bytes > self._fetch_bytes:
-                self._fetch_bytes = fetched.needed_bytes
+            if fetched.needed_bytes:
+                self._ask_for_more(fetched.needed_bytes)
                 continue
             records = self._trim(fetched.records)
             is_over = fetched.next <= self.position
@@ -512,6 +515,17 @@ class CountedReader:
             start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
             reason = _REMOVED if start is not None and start > position else str(error)
             raise DataLoss(show(at), position, start, end, reason) from error
+
+    def _ask_for_more(self, needed_bytes: int) -> None:
+        most = self._driver.fetch_bytes_max
+        if max(needed_bytes, self._fetch_bytes + 1) > most:
+            raise RecordTooLarge(
+                f"{show(self._at)}: {needed_bytes} bytes have to be fetched at once to "
+                f"get record {self.position}, and {most} can be: raise "
+                "response_bytes_max, of which that is the half",
+                self.position,
+            )
+        self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
 
     def _ask_ahead(self) -> None:
         request = self._driver.make_fetch(self._at, self.position, self._fetch_bytes)

@@ -22,7 +22,6 @@ from lance_spark.errors import (
     ConnectionLost,
     OptionError,
     RecordError,
-    RecordTooLarge,
     RemoteProtocolError,
     TlsRefused,
     TopicNotFound,
@@ -201,7 +200,7 @@ class TankDriver(CountedDriver):
 
     def __init__(self, config: Config, runtime: Runtime | None = None) -> None:
         super().__init__(config, TankDialects(config), runtime)
-        self._fetch_bytes_max = config.response_bytes_max // 2
+        self.fetch_bytes_max = config.response_bytes_max // 2
 
     # Topics.
 
@@ -242,7 +241,7 @@ class TankDriver(CountedDriver):
         wait_ms = 0
         if wait_s > 0:
             wait_ms = int(1000 * min(max(wait_s, _WAIT_S_MIN), _WAIT_S_MAX))
-        fetch = wire.Fetch(at.number, position, min(max_bytes, self._fetch_bytes_max))
+        fetch = wire.Fetch(at.number, position, min(max_bytes, self.fetch_bytes_max))
         return wire.Consume(
             max_wait_ms=wait_ms, topics=(wire.FetchTopic(at.topic, (fetch,)),)
         )
@@ -275,16 +274,12 @@ class TankDriver(CountedDriver):
         # A sparse bundle says itself which numbers there are none of.
         start = position if is_sparse else base
         needed = 0
-        if chunk.cut_bytes and next_seq <= position:
-            # Bundles before it may have come, too.
-            whole_bytes = memoryview(found.chunk).nbytes if next_seq > base else 0
-            needed = whole_bytes + chunk.cut_bytes
-        if needed > self._fetch_bytes_max:
-            raise RecordTooLarge(
-                f"{show(at)}: a bundle has {needed} bytes: raise response_bytes_max, "
-                "of which one fetch may take the half",
-                position,
-            )
+        if next_seq <= position <= found.hwm:
+            # The bundle is cut off; or others came, and it is behind them.
+            size = memoryview(found.chunk).nbytes
+            needed = size + (chunk.cut_bytes or size)
+            if chunk.next_seq == base:
+                needed = chunk.cut_bytes
         return Fetched(records, start, max(next_seq, position), needed)
 
     def make_append(
