@@ -265,7 +265,6 @@ def test_marks(server: str, open_one: Opener) -> None:
 
 def test_what_tank_has_not(server: str, open_one: Opener) -> None:
     driver = open_one(server)
-    assert driver.stages() is None
     with pytest.raises(Unsupported):
         driver.locate_time(ORDERS, 0, option="startingTimestamp")
     with pytest.raises(Unsupported):
