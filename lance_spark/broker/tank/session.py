@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 # All partitions of an answer together; one record may be larger.
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
+# One of them. Buffers of twice the size are made of new pages each time, which costs
+# more than to be asked twice.
+_PARTITION_BYTES_MAX = 2 * 1024 * 1024
 # What a message takes beside its bytes while it is looked at: its positions.
 _ROW_BYTES = 64
 # Codes that depend on more than the class of an error.
@@ -364,7 +367,7 @@ class TankSession(Session[wire.Frame]):
                 self._client,
                 wanted.log,
                 wanted.start,
-                max_bytes=min(max(wanted.size, 1), room),
+                max_bytes=min(max(wanted.size, 1), room, _PARTITION_BYTES_MAX),
                 times=True,
                 hold=self._hold_found,
             )
