@@ -111,9 +111,12 @@ class Exchange:
             PartitionedTopic: the topic has several, and the client knows of none.
             AccessDenied: it is not for this client.
         """
-        names = [] if partition else [topic]
-        if partition is not None:
-            names.append(f"{topic}/{partition}")
+        if partition is None:
+            names = [topic]
+        elif partition or self.service.store.partitions(topic) > 1:
+            names = [f"{topic}/{partition}"]
+        else:
+            names = [topic, f"{topic}/0"]
         for log in self.service.resolve(client, names).values():
             found = self.service.topic(client, log).metadata.partition
             if partition is None or found == Partition(topic, partition):

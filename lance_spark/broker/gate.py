@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 
@@ -121,7 +122,11 @@ class Gate:
             )
 
     def _find(self, name: str) -> Topic | None:
-        # All partitions of a topic have the same rule.
+        # All partitions of a topic have the same rule, and one may be damaged.
+        count = self._store.partitions(name)
+        for number in range(count) if count > 1 else ():
+            with suppress(DamagedFile):
+                return self._store.find_topic(f"{name}/{number}")
         return self._store.find_topic(name) or self._store.find_topic(f"{name}/0")
 
     def _may_make(self, client: Principal, name: str) -> bool:

@@ -48,8 +48,10 @@ from lance_spark.errors import (
     InvalidOffset,
     LanceError,
     OffsetOutOfRange,
+    RecordTooLarge,
     RemoteProtocolError,
     RowError,
+    StorageError,
     Timeout,
     TopicAlreadyExists,
     TopicDeleted,
@@ -84,7 +86,7 @@ class Fetched:
         start: the first position that is covered.
         next: the position behind the last. Positions in between without a record have
             none: the protocol said so.
-        needed_bytes: ask for as much: not even the first record was whole.
+        needed_bytes: ask for at least as much: the first record was not there whole.
     """
 
     records: Records
@@ -105,9 +107,15 @@ class CountedDriver(ABC):
     traits: Traits
     # The server appends only if the records get the numbers that were expected.
     is_conditional = False
+    # It need not, and a writer that is not alone appends without: the records at a
+    # number that is taken may then be those of others, equal or not.
+    is_conditional_alone = False
     # The most that one append holds, unless it is one record, and what that may have.
     append_bytes_max: int
     record_bytes_max: int
+    key_bytes_max: int | None = None
+    # The most that is asked for at once, where an answer may need more than was asked.
+    fetch_bytes_max: int = 2**31
     # How many appends may be under way; None for as many as the writer is told.
     appends_max: int | None = None
 
@@ -453,8 +461,8 @@ class CountedReader:
             if fetched.start > self.position:
                 bounds = Bounds(fetched.start, fetched.next)
                 raise _lose(self._at, self.position, bounds, _REMOVED)
-            if fetched.needed_bytes > self._fetch_bytes:
-                self._fetch_bytes = fetched.needed_bytes
+            if fetched.needed_bytes:
+                self._ask_for_more(fetched.needed_bytes)
                 continue
             records = self._trim(fetched.records)
             is_over = fetched.next <= self.position
@@ -506,6 +514,17 @@ class CountedReader:
             reason = _REMOVED if is_removed else str(error)
             raise _lose(at, position, bounds, reason) from error
 
+    def _ask_for_more(self, needed_bytes: int) -> None:
+        most = self._driver.fetch_bytes_max
+        if max(needed_bytes, self._fetch_bytes + 1) > most:
+            raise RecordTooLarge(
+                f"{show(self._at)}: {needed_bytes} bytes have to be fetched at once to "
+                f"get record {self.position}, and {most} can be: raise "
+                "response_bytes_max, of which that is the half",
+                self.position,
+            )
+        self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
+
     def _ask_ahead(self) -> None:
         request = self._driver.make_fetch(self._at, self.position, self._fetch_bytes)
         deadline = Deadline.after(self._driver.config.request_timeout_s)
@@ -555,6 +574,9 @@ class CountedWriter:
         self._batch_bytes = min(options.batch_bytes, driver.append_bytes_max)
         in_flight = max(1, options.max_in_flight)
         self._in_flight_max = min(in_flight, driver.appends_max or in_flight)
+        self._is_conditional = driver.is_conditional and (
+            options.sole_writer or not driver.is_conditional_alone
+        )
         self._rows: list[pa.RecordBatch] = []
         self._row_bytes = 0
         self._sent: deque[_Sent] = deque()
@@ -629,6 +651,11 @@ class CountedWriter:
             if len(rows) and column not in traits.columns:
                 text = f"it has a {column}, which {traits.protocol} can't carry"
                 faults.append((int(rows[0]), f"{text}: drop the column {column}"))
+        keys, key_max = records.keys.lengths, self._driver.key_bytes_max
+        if key_max is not None and len(keys) and keys.max() > key_max:
+            number = int((keys > key_max).argmax())
+            text = f"its key has {keys[number]} bytes, and {traits.protocol} carries"
+            faults.append((int(records.keyed[number]), f"{text} {key_max}"))
         sizes = _measure(records) - _ROW_BYTES
         if len(sizes) and sizes.max() > most:
             row = int((sizes > most).argmax())
@@ -651,7 +678,7 @@ class CountedWriter:
         size, self._rows, self._row_bytes = self._row_bytes, [], 0
         while len(self._sent) >= self._in_flight_max:
             self._settle()
-        if self._driver.is_conditional and self._next is None:
+        if self._is_conditional and self._next is None:
             # After a conflict: what is behind it goes before this batch.
             while self._sent:
                 self._settle()
@@ -695,9 +722,14 @@ class CountedWriter:
                 self._sent.popleft()
                 return
         except LanceError as error:
-            if not (error.retriable or isinstance(error, RemoteProtocolError)):
+            # Behind a batch that moved, a number that is still free is a gap.
+            is_gap = batch.is_behind and isinstance(error, StorageError)
+            is_lost = error.retriable or isinstance(error, RemoteProtocolError)
+            if not (is_gap or is_lost):
                 raise
             logger.warning("%s: %s; sending again", show(self._to), error)
+            if batch.is_behind:
+                batch.expected = self._find_end()
         self._append_again(batch)
         self._sent.popleft()
 
@@ -735,6 +767,8 @@ class CountedWriter:
         batch.expected = self._find_end()
         # Batches behind this one expect numbers that they will not get.
         self._next = None
+        for later in self._sent:
+            later.is_behind = later is not batch
         return False
 
     def _is_stored(self, batch: _Sent) -> bool:
@@ -770,6 +804,8 @@ class _Sent:
     size: int
     expected: int | None
     pending: Pending | None = None
+    # One before it has got other numbers than were expected.
+    is_behind: bool = False
 
 
 def _measure(records: Records) -> NDArray[np.int64]:

@@ -9,14 +9,20 @@ and the log says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
-from lance_spark.broker.exchange import Loaded
+from lance_spark.broker.exchange import Family, Loaded
 from lance_spark.broker.service import to_broker_error
-from lance_spark.broker.session import Owed, Session, StandingRequest
+from lance_spark.broker.session import (
+    WAIT_POSITION_BYTES,
+    Owed,
+    Session,
+    StandingRequest,
+)
 from lance_spark.errors import (
     AppendConflict,
     AuthenticationRequired,
@@ -24,14 +30,18 @@ from lance_spark.errors import (
     ConnectionLost,
     InvalidPayload,
     LanceError,
+    OffsetOutOfRange,
+    PayloadTooLarge,
     RemoteProtocolError,
     StorageError,
     Timeout,
+    TopicAlreadyExists,
     TopicNotFound,
     UnknownTopic,
 )
 from lance_spark.model import Bounds, Buffer, Retention
 from lance_spark.records import Records
+from lance_spark.store import Slice
 from lance_spark.wire import tank as wire
 
 logger = logging.getLogger(__name__)
@@ -40,10 +50,20 @@ logger = logging.getLogger(__name__)
 _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 # All partitions of an answer together; one record may be larger.
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
+# One of them. Buffers of twice the size are made of new pages each time, which costs
+# more than to be asked twice.
+_PARTITION_BYTES_MAX = 2 * 1024 * 1024
+# What a message takes beside its bytes while it is looked at: its positions.
+_ROW_BYTES = 64
 # Codes that depend on more than the class of an error.
 _UNKNOWN_PARTITION = 0x01
 _FAILED = 0x02
 _RETENTION = "log.retention.secs"
+_RETENTION_S_MAX = 2**32
+
+
+class _AnswerFull(LanceError):
+    """There is no memory for more partitions in an answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,13 +72,13 @@ class _Writing:
 
     Args:
         request: it.
-        codes: the code of each write, in the order of the request.
-        left: how many writes wait.
+        codes: the code of each write, by the places of its topic and itself.
+        left: how many writes wait; while the request is being read, one more.
     """
 
     request: wire.Produce
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
-    left: int = 0
+    left: int = 1
 
     def answer(self) -> wire.Produced:
         """Make the answer: a topic that is unknown has one code for all its writes."""
@@ -69,6 +89,34 @@ class _Writing:
                 codes = codes[:1]
             outcomes += map(wire.Outcome, codes)
         return wire.Produced(self.request.request_id, tuple(outcomes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A partition that is to be read.
+
+    Args:
+        topic: its topic.
+        partition: its number.
+        size: how much to send, about.
+        flag: why it can't be read, or OK.
+        log: the id of its log.
+        start: the first record.
+        end: where it ended when it was asked for.
+    """
+
+    topic: str
+    partition: int
+    size: int
+    flag: int = wire.OK
+    log: int = 0
+    start: int = 0
+    end: int = 0
+
+    @property
+    def where(self) -> str:
+        """Its name in the log."""
+        return f"{self.topic}/{self.partition}"
 
 
 class TankSession(Session[wire.Frame]):
@@ -96,16 +144,14 @@ class TankSession(Session[wire.Frame]):
         if handler is not None:
             answer = handler(self, message)
             if answer is not None:
-                self._answer(answer)
-
-    def _answer(self, message: wire.Message) -> None:
-        self._observe(type(message).__name__, self._began_s)
-        self._send(wire.encode_message(message))
+                self._observe(type(message).__name__, self._began_s)
+                self._send(wire.encode_message(answer))
 
     def _refuse(self, error: BrokerError, frame: wire.Frame | None) -> None:
-        logger.info("%s: closed: %s", self._stream.peer, error)
+        logger.warning("%s: closed: %s", self._stream.peer, error)
         self._settle()
-        self._ending = True
+        # TANK can't say it. Whatever stands on the connection ends with it.
+        raise ConnectionLost(f"{self._stream.peer}: closed")
 
     def _code(self, kind: wire.Kind, error: LanceError, where: str) -> int:
         """Give the code of a failure, and say in the log what it was.
@@ -115,19 +161,24 @@ class TankSession(Session[wire.Frame]):
         """
         told = to_broker_error(error)
         code = wire.code_of(kind, told)
+        if code is None:
+            raise told
         if isinstance(error, AppendConflict) and error.next_record < error.expected:
             # A gap. A writer that replays takes 0a for "written before".
             code = _FAILED
-        if code is None:
-            raise told
-        self._count("requests_refused")
-        log = logger.debug if isinstance(told, TopicNotFound) else logger.warning
+        is_usual = isinstance(told, TopicNotFound | TopicAlreadyExists)
+        log = logger.debug if is_usual else logger.warning
         log("%s: %s: %s", self._stream.peer, where, told)
         return code
 
+    def _fail(self, kind: wire.Kind, error: LanceError, where: str) -> int:
+        """Give the code of a failure as `_code` does, and count it."""
+        self._count("requests_refused")
+        return self._code(kind, error, where)
+
     # Writing.
 
-    def _produce(self, message: wire.Produce) -> None:
+    def _produce(self, message: wire.Produce) -> wire.Message | None:
         writing, done = _Writing(message), set()
         for at, topic in enumerate(message.topics):
             for n, write in enumerate(topic.writes):
@@ -137,13 +188,15 @@ class TankSession(Session[wire.Frame]):
                         raise InvalidPayload("a partition is named twice")
                     done.add(where)
                     self._write(writing, (at, n), topic.name, write)
+                except ConnectionLost:
+                    raise
                 except LanceError as error:
-                    code = self._code(message.KIND, error, where)
+                    code = self._fail(message.KIND, error, where)
                     if code == wire.UNKNOWN and self._has(topic.name):
                         code = _UNKNOWN_PARTITION
                     writing.codes[at, n] = code
-        if not writing.left:
-            self._answer(writing.answer())
+        writing.left -= 1
+        return None if writing.left else writing.answer()
 
     def _write(
         self, writing: _Writing, key: tuple[int, int], topic: str, write: wire.Write
@@ -153,27 +206,26 @@ class TankSession(Session[wire.Frame]):
         if not len(records):
             writing.codes[key] = wire.OK
             return
-        expected = None
-        if write.first_seq:
-            expected = write.first_seq - 1
-        elif records.base:
-            # A sparse bundle, which says its numbers itself.
-            expected = records.base - 1
+        # A sparse bundle says its numbers itself.
+        first_seq = write.first_seq or records.base
+        if records.base and records.base != first_seq:
+            raise StorageError(
+                f"malformed bundle: it begins at {records.base}, and not at {first_seq}"
+            )
+        expected = first_seq - 1 if first_seq else None
+        # Owed answers may be settled on the way, this one not before it is owed.
+        self._store((writing, key), log, records, expected=expected)
         writing.left += 1
-        try:
-            self._store((writing, key), log, records, expected=expected)
-        except BaseException:
-            writing.left -= 1
-            raise
 
     def _read_bundle(self, write: wire.Write) -> Records:
         try:
             head = wire.inspect_bundle(write.bundle)
-            if not self._hold(head.expanded_bytes):
+            self._check_size("bundle", head.expanded_bytes, "payload_bytes_max")
+            self._check_size("batch", head.stored_bytes_max, "batch_bytes_max")
+            size = head.expanded_bytes if head.is_compressed else 0
+            if not self._hold(size + _ROW_BYTES * head.count):
                 raise Timeout("there was no memory to read the bundle")
-            records = wire.read_records(
-                write.bundle, expanded_bytes_max=self._config.payload_bytes_max
-            )
+            records = wire.read_records(write.bundle)
         except RemoteProtocolError as error:
             raise StorageError(f"malformed bundle: {error}") from error
         if records.fault is not None:
@@ -182,16 +234,27 @@ class TankSession(Session[wire.Frame]):
             raise StorageError("a bundle leaves numbers out, which can't be stored")
         return records
 
+    def _check_size(self, what: str, size: int, setting: str) -> None:
+        most = getattr(self._config, setting)
+        if size > most:
+            raise PayloadTooLarge(
+                f"a {what} of {size} bytes, and {setting} is {most}: send fewer "
+                "messages at a time"
+            )
+
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
         writing, key = owed.request
+        request: wire.Produce = writing.request
         code = wire.OK
         if failure is not None:
-            code = self._code(writing.request.KIND, failure, "append")
+            topic = request.topics[key[0]]
+            where = f"{topic.name}/{topic.writes[key[1]].partition}"
+            code = self._code(request.KIND, failure, where)
         writing.codes[key] = code
         writing.left -= 1
         if writing.left:
             return []
-        self._observe("Produced", owed.began_s)
+        self._observe(type(request).__name__, owed.began_s)
         return wire.encode_message(writing.answer())
 
     # Reading.
@@ -199,95 +262,141 @@ class TankSession(Session[wire.Frame]):
     def _consume(self, message: wire.Consume) -> wire.Message | None:
         if not message.topics:
             raise InvalidPayload("no topics are asked for")
-        logs = self._find_logs(message)
+        wanted = [self._find(t.name, f) for t in message.topics for f in t.fetches]
         # Taken before the look at the records: what comes between the two wakes.
-        ends = self._service.ends(self._client, logs.values())
-        if message.max_wait_ms and self._is_at_end(message, logs):
+        logs = [one.log for one in wanted if one.flag == wire.OK]
+        ends = self._service.ends(self._client, logs)
+        wanted = [self._place(one) for one in wanted]
+        is_tail = all(one.flag == wire.OK and one.start == one.end for one in wanted)
+        if message.max_wait_ms and wanted and is_tail:
             wait_s = min(max(message.max_wait_ms / 1000, _WAIT_S_MIN), _WAIT_S_MAX)
-            wait_s = min(wait_s, self._config.wait_s_max)
             standing = StandingRequest(
-                ends, lambda final: self._poll(message, logs, final), wait_s
+                ends,
+                lambda final: self._poll(message, wanted, ends, final),
+                min(wait_s, self._config.wait_s_max),
+                command=type(message).__name__,
             )
+            # A partition may be asked for many times.
+            standing.size = WAIT_POSITION_BYTES * (len(wanted) + len(message.topics))
             if self._stand(standing):
                 return None
-        return self._read(message, logs)
+        return self._read(message, wanted, _ANSWER_BYTES_MAX)
 
-    def _find_logs(self, message: wire.Consume) -> dict[tuple[str, int], int]:
-        logs = {}
-        for topic in message.topics:
-            for fetch in topic.fetches:
-                with suppress(UnknownTopic):
-                    key = topic.name, fetch.partition
-                    logs[key] = self._exchange.find(self._client, *key)
-        return logs
+    def _find(self, topic: str, fetch: wire.Fetch) -> _Wanted:
+        wanted = _Wanted(topic, fetch.partition, fetch.fetch_size, start=fetch.seq)
+        try:
+            log = self._exchange.find(self._client, topic, fetch.partition)
+        except LanceError as error:
+            return self._excuse(wanted, error)
+        return replace(wanted, log=log)
 
-    def _is_at_end(
-        self, message: wire.Consume, logs: dict[tuple[str, int], int]
-    ) -> bool:
-        """Tell whether all partitions are there and have nothing to send."""
-        return all(
-            (log := logs.get((topic.name, fetch.partition))) is not None
-            and self._is_tail(log, fetch.seq)
-            for topic in message.topics
-            for fetch in topic.fetches
-        )
+    def _place(self, wanted: _Wanted) -> _Wanted:
+        """Say what a sequence number stands for at this moment."""
+        if wanted.flag != wire.OK:
+            return wanted
+        try:
+            bounds = self._exchange.bounds(self._client, wanted.log)
+        except LanceError as error:
+            return self._excuse(wanted, error)
+        start = _to_record(wanted.start, bounds)
+        return replace(wanted, start=start, end=bounds.end)
 
-    def _is_tail(self, log: int, seq: int) -> bool:
-        bounds = self._exchange.bounds(self._client, log)
-        return _to_record(seq, bounds) == bounds.end
+    def _excuse(self, wanted: _Wanted, error: LanceError) -> _Wanted:
+        flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
+        return replace(wanted, flag=flag)
 
     def _poll(
-        self, message: wire.Consume, logs: dict[tuple[str, int], int], final: bool
+        self,
+        message: wire.Consume,
+        wanted: list[_Wanted],
+        ends: Mapping[int, int],
+        final: bool,
     ) -> bool:
-        if not final and self._is_at_end(message, logs):
+        now = self._service.ends(self._client, ends)
+        is_whole = len(now) == len(ends)
+        grown = sum(now[log] - ends[log] for log in now)
+        is_full = grown >= message.min_bytes and any(map(self._has_grown, wanted))
+        if is_whole and not (is_full or final):
             return False
-        self._answer(self._read(message, logs))
+        # TANK's broker sends nothing at all if it is less than was asked for.
+        room = _ANSWER_BYTES_MAX if is_full or not is_whole else 0
+        self._send(wire.encode_message(self._read(message, wanted, room)))
         return True
 
+    def _has_grown(self, wanted: _Wanted) -> bool:
+        try:
+            bounds = self._exchange.bounds(self._client, wanted.log)
+        except LanceError:
+            # The answer tells of it.
+            return True
+        return bounds.end > wanted.start
+
     def _read(
-        self, message: wire.Consume, logs: dict[tuple[str, int], int]
+        self, message: wire.Consume, wanted: list[_Wanted], room: int
     ) -> wire.Consumed:
-        asked = sum(f.fetch_size for t in message.topics for f in t.fetches)
-        room = min(asked, _ANSWER_BYTES_MAX)
-        # What is stored, and the bundles that are made of it.
-        self._hold_answer(2 * room)
-        topics = []
+        topics, left = [], iter(wanted)
         for topic in message.topics:
             found = []
-            for fetch in topic.fetches:
-                key = topic.name, fetch.partition
-                size = min(fetch.fetch_size, max(room, 1))
-                found.append(self._read_one(key, logs.get(key), fetch, size))
-                room -= min(room, memoryview(found[-1].chunk).nbytes)
-            if all(one.flag == wire.UNKNOWN for one in found) and not self._has(
-                topic.name
-            ):
+            for one in islice(left, len(topic.fetches)):
+                found.append(self._read_one(one, room))
+                room -= memoryview(found[-1].chunk).nbytes
+            is_unknown = all(one.flag == wire.UNKNOWN for one in found)
+            if found and is_unknown and not self._has(topic.name):
                 topics.append(wire.FetchedTopic(topic.name, unknown=len(found)))
             else:
                 topics.append(wire.FetchedTopic(topic.name, tuple(found)))
         return wire.Consumed(message.request_id, tuple(topics))
 
-    def _read_one(
-        self, key: tuple[str, int], log: int | None, fetch: wire.Fetch, size: int
-    ) -> wire.Fetched:
-        number, where = key[1], f"{key[0]}/{key[1]}"
-        if log is None:
-            return wire.Fetched(number, wire.UNKNOWN)
+    def _read_one(self, wanted: _Wanted, room: int) -> wire.Fetched:
+        number, seq = wanted.partition, wanted.start + 1
+        if wanted.flag != wire.OK:
+            return wire.Fetched(number, wanted.flag)
         try:
-            bounds = self._exchange.bounds(self._client, log)
-            start = _to_record(fetch.seq, bounds)
-            if not bounds.start <= start <= bounds.end:
-                first = bounds.start + 1
-                return wire.Fetched(
-                    number, wire.OUT_OF_RANGE, hwm=bounds.end, first_seq=first
-                )
+            if room <= 0:
+                return self._read_none(wanted)
             loaded = self._exchange.load(
-                self._client, log, start, max_bytes=max(size, 1), times=True
+                self._client,
+                wanted.log,
+                wanted.start,
+                max_bytes=min(max(wanted.size, 1), room, _PARTITION_BYTES_MAX),
+                times=True,
+                hold=self._hold_found,
             )
-            end, chunk = loaded.bounds.end, self._write_chunk(loaded, where)
+            chunk = self._write_chunk(loaded, wanted.where)
+            return wire.Fetched(number, wire.OK, seq, loaded.bounds.end, chunk)
+        except _AnswerFull:
+            return self._read_none(wanted)
+        except OffsetOutOfRange as error:
+            first, end = error.details["log_start"] + 1, error.details["log_end"]
+            return wire.Fetched(number, wire.OUT_OF_RANGE, hwm=end, first_seq=first)
+        except (ConnectionLost, Timeout):
+            raise
         except LanceError as error:
-            return wire.Fetched(number, self._code(wire.Kind.CONSUME, error, where))
-        return wire.Fetched(number, wire.OK, start + 1, end, chunk)
+            flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
+            return wire.Fetched(number, flag)
+
+    def _read_none(self, wanted: _Wanted) -> wire.Fetched:
+        """Send nothing of a partition: the client asks again."""
+        end = self._exchange.bounds(self._client, wanted.log).end
+        return wire.Fetched(wanted.partition, wire.OK, wanted.start + 1, end)
+
+    def _hold_found(self, found: Slice) -> None:
+        """Charge what is stored, and the bundle that is made of it.
+
+        Raises:
+            _AnswerFull: there is none left, and the answer has others already. They
+                can't wait: so do those that have the memory, maybe.
+        """
+        size = 2 * len(found) + _ROW_BYTES * found.records
+        if not self._lent:
+            self._hold_answer(size)
+            return
+        if not self._waiting.try_take(size):
+            raise _AnswerFull
+        self._lent += size
+        if not self._memory.try_take(size):
+            raise _AnswerFull
+        self._reserved += size
 
     def _write_chunk(self, loaded: Loaded, where: str) -> Buffer:
         records = loaded.records
@@ -296,7 +405,7 @@ class TankSession(Session[wire.Frame]):
             if row == 0:
                 self._count("records_refused")
                 raise StorageError(
-                    f"record {records.position(0)} has a key of more than "
+                    f"message {records.position(0) + 1} has a key of more than "
                     f"{wire.KEY_BYTES_MAX} bytes, which TANK can't carry"
                 )
             records = records.cut(0, row)
@@ -320,17 +429,26 @@ class TankSession(Session[wire.Frame]):
             family = self._exchange.family(self._client, message.topic)
         except UnknownTopic:
             return wire.Partitions(message.request_id, message.topic)
-        states = []
-        for number in range(family.partitions):
-            log = family.logs.get(number)
-            if log is None:
-                code = wire.code_of(message.KIND, StorageError("damaged"))
-                assert code is not None
-                states.append(wire.PartitionState(reason=wire.Outcome(code)))
-            else:
-                bounds = self._exchange.bounds(self._client, log.metadata.id)
-                states.append(wire.PartitionState(bounds.start + 1, bounds.end))
+        except LanceError as error:
+            # It can't be told how many it has.
+            state = self._excuse_state(error, message.topic)
+            return wire.Partitions(message.request_id, message.topic, (state,))
+        states = [self._describe(family, number) for number in range(family.partitions)]
         return wire.Partitions(message.request_id, message.topic, tuple(states))
+
+    def _describe(self, family: Family, number: int) -> wire.PartitionState:
+        try:
+            if number not in family.logs:
+                raise StorageError("its metadata is damaged")
+            log = family.logs[number].metadata.id
+            bounds = self._exchange.bounds(self._client, log)
+        except LanceError as error:
+            return self._excuse_state(error, f"{family.name}/{number}")
+        return wire.PartitionState(bounds.start + 1, bounds.end)
+
+    def _excuse_state(self, error: LanceError, where: str) -> wire.PartitionState:
+        code = self._fail(wire.Kind.DISCOVER_PARTITIONS, error, where)
+        return wire.PartitionState(reason=wire.Outcome(code))
 
     def _discover_topics(self, message: wire.DiscoverTopics) -> wire.Message:
         families = self._exchange.topics(self._client)
@@ -345,7 +463,7 @@ class TankSession(Session[wire.Frame]):
                 self._client, message.topic, message.partitions, retention=retention
             )
         except LanceError as error:
-            code = self._code(message.KIND, error, message.topic)
+            code = self._fail(message.KIND, error, message.topic)
         return wire.Created(message.request_id, message.topic, code)
 
     def _reload_conf(self, message: wire.ReloadConf) -> wire.Message:
@@ -353,7 +471,7 @@ class TankSession(Session[wire.Frame]):
         try:
             self._exchange.find(self._client, message.topic, message.partition)
         except LanceError as error:
-            code = self._code(message.KIND, error, message.topic)
+            code = self._fail(message.KIND, error, message.topic)
         return wire.Reloaded(message.request_id, message.topic, message.partition, code)
 
     def _get_status(self, message: wire.GetStatus) -> wire.Message:
@@ -387,7 +505,8 @@ def _read_retention(config: str) -> Retention | None:
     for line in config.splitlines():
         name, _, value = line.partition("=")
         if name.strip() == _RETENTION:
-            if not value.strip().isdecimal():
+            value = value.strip()
+            if not value.isdecimal() or int(value) > _RETENTION_S_MAX:
                 raise InvalidPayload(f"{_RETENTION}={value!r} is no number of seconds")
             return Retention(max_age_s=int(value))
     return None

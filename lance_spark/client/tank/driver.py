@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, show
 from lance_spark.client.dialect import ConnectionEnded
@@ -20,8 +20,8 @@ from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     ConnectionLost,
+    OptionError,
     RecordError,
-    RecordTooLarge,
     RemoteProtocolError,
     TlsRefused,
     TopicNotFound,
@@ -50,10 +50,22 @@ _REQUESTS_MAX = 2**32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ConnectionConfig):
-    """How TANK's servers are reached."""
+    """How TANK's servers are reached.
+
+    Raises:
+        OptionError: a value can't be used. TANK can't carry a token.
+    """
 
     protocol: ClassVar[str] = "tank"
     default_port: ClassVar[int] = 11011
+
+    def __post_init__(self) -> None:
+        super(Config, self).__post_init__()
+        if self.auth_token is not None:
+            raise OptionError(
+                "auth_token: TANK can't carry a token; where the broker asks for one, "
+                "use TLS with a client certificate (tls_cert)"
+            )
 
 
 class TankDialect:
@@ -159,14 +171,16 @@ class TankDriver(CountedDriver):
 
     traits = TRAITS
     is_conditional = True
+    # With other writers a number that is taken tells nothing.
+    is_conditional_alone = True
+    key_bytes_max = wire.KEY_BYTES_MAX
     append_bytes_max = _APPEND_BYTES_MAX
     record_bytes_max = _RECORD_BYTES_MAX
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(
-            config, lambda address: [TankDialect(config.response_bytes_max)]
-        )
-        self._fetch_bytes_max = config.response_bytes_max // 2
+    def __init__(self, config: Config, runtime: Runtime | None = None) -> None:
+        size = config.response_bytes_max
+        super().__init__(config, lambda address: [TankDialect(size)], runtime)
+        self.fetch_bytes_max = config.response_bytes_max // 2
 
     # Topics.
 
@@ -207,7 +221,7 @@ class TankDriver(CountedDriver):
         wait_ms = 0
         if wait_s > 0:
             wait_ms = int(1000 * min(max(wait_s, _WAIT_S_MIN), _WAIT_S_MAX))
-        fetch = wire.Fetch(at.number, position, min(max_bytes, self._fetch_bytes_max))
+        fetch = wire.Fetch(at.number, position, min(max_bytes, self.fetch_bytes_max))
         return wire.Consume(
             max_wait_ms=wait_ms, topics=(wire.FetchTopic(at.topic, (fetch,)),)
         )
@@ -229,24 +243,24 @@ class TankDriver(CountedDriver):
             end=found.hwm + 1,
             expanded_bytes_max=8 * self.config.response_bytes_max,
         )
-        records = chunk.records
+        records, next_seq = chunk.records, min(chunk.next_seq, found.hwm + 1)
         if records.fault is not None:
-            at_seq = chunk.next_seq
-            reason = f"{show(at)}: bundle at {at_seq}: {records.fault}"
-            fault = RecordError(reason, at_seq)
+            # It is raised when it is first in an answer.
             if not len(records):
-                raise fault
-            records = replace(records, fault=fault)
+                reason = f"{show(at)}: bundle behind {position - 1}: {records.fault}"
+                raise RecordError(reason, position)
+            records = replace(records, fault=None)
+            next_seq = records.position(len(records) - 1) + 1
         # A sparse bundle says itself which numbers there are none of.
         start = position if is_sparse else base
-        needed = chunk.cut_bytes if chunk.next_seq <= position else 0
-        if needed > self._fetch_bytes_max:
-            raise RecordTooLarge(
-                f"{show(at)}: a bundle has {needed} bytes: raise response_bytes_max, "
-                "of which one fetch may take the half",
-                position,
-            )
-        return Fetched(records, start, max(chunk.next_seq, position), needed)
+        needed = 0
+        if next_seq <= position <= found.hwm:
+            # The bundle is cut off; or others came, and it is behind them.
+            size = memoryview(found.chunk).nbytes
+            needed = size + (chunk.cut_bytes or size)
+            if chunk.next_seq == base:
+                needed = chunk.cut_bytes
+        return Fetched(records, start, max(next_seq, position), needed)
 
     def make_append(
         self,

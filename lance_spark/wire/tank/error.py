@@ -53,6 +53,11 @@ ERROR_CODES: Mapping[Kind, _Rows] = {
     Kind.RELOAD_CONF: _CREATE,
 }
 _NOT_SENT = {0x03}
+# Classes that share the code of another.
+_LIKE: Mapping[type[BrokerError], type[BrokerError]] = {
+    errors.InvalidPartitionCount: errors.InvalidTopicName,
+    errors.TopicDeleted: errors.TopicNotFound,
+}
 # Anything else that goes wrong.
 _FAILED = {Kind.CONSUME: 0xFB, Kind.DISCOVER_PARTITIONS: 0xFB}
 _FAILED_ELSE = 0x02
@@ -74,8 +79,9 @@ def code_of(kind: Kind, error: BrokerError) -> int | None:
     """
     if isinstance(error, REFUSALS):
         return None
+    found = _LIKE.get(type(error), type(error))
     for code, (exception, _) in ERROR_CODES[kind].items():
-        if type(error) is exception and code not in _NOT_SENT:
+        if found is exception and code not in _NOT_SENT:
             return code
     return _FAILED.get(kind, _FAILED_ELSE)
 

@@ -78,6 +78,11 @@ class Bundle:
     expanded_bytes: int
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether its messages have to be expanded."""
+        return bool(self.flags & _CODEC)
+
+    @property
     def stored_bytes_max(self) -> int:
         """The most that its records take as TLV: a header and a time each."""
         return self.expanded_bytes + 13 * self.count
