@@ -245,7 +245,7 @@ class EmbeddedBroker:
             self._service,
             self.config,
             address=address,
-            broker_address=self._addresses[LWP],
+            addresses=self._addresses,
             tls=None if settings is None else make_server_context(settings),
         )
         self._started.callback(self._console.stop)
