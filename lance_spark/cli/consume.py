@@ -309,28 +309,29 @@ def _read_log(
         wanted = ("partition", *FORMATS["json"][0])
         columns = [n for n in wanted if n.removesuffix("_ns") in traits.columns]
     schema = make_schema(columns)
-    left, pause_s = how["most"], 0.0
+    left = sys.maxsize if how["most"] is None else how["most"]
+    pause_s = 0.0
     try:
-        while readers and left != 0:
-            is_idle = True
+        while readers and left:
+            pause_s = min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
             for number, reader in list(readers.items()):
-                if reader.is_finished:
-                    del readers[number]
-                elif left != 0 and (records := reader.next_records()) is not None:
-                    is_idle = False
-                    records = records if left is None else records.cut(0, left)
-                    left = None if left is None else left - len(records)
-                    size = int(records.values.lengths.sum())
-                    yield (
-                        write_records(records, schema, topic=topic, partition=number),
-                        size,
-                    )
+                records = reader.next_records()
+                if records is not None:
+                    pause_s = 0.0
+                    records = records.cut(0, min(left, len(records)))
+                    left -= len(records)
+                    rows = write_records(records, schema, topic=topic, partition=number)
+                    yield rows, int(records.values.lengths.sum())
+                    if not left:
+                        return
                     if records.fault is not None:
                         raise records.fault
-                elif left != 0 and not how["follow"]:
+                elif reader.is_finished:
+                    readers.pop(number).close()
+                elif not how["follow"]:
                     raise DataLoss(topic, reader.position, None, None, _CUT)
-            pause_s = min(2 * pause_s + 0.005, _PAUSE_S_MAX) if is_idle else 0.0
-            time.sleep(pause_s if readers else 0.0)
+            if readers and pause_s:
+                time.sleep(pause_s)
     finally:
         for reader in readers.values():
             reader.close()
@@ -338,7 +339,7 @@ def _read_log(
 
 _CUT = "the log ends before the range"
 # How long a log's end is left alone if nothing comes.
-_PAUSE_S_MAX = 0.25
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.005, 0.25
 _FETCH_BYTES = 1024 * 1024
 
 
