@@ -14,6 +14,7 @@ import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.log import connect
+from lance_spark.errors import TopicAlreadyExists, Unsupported
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
 from lance_spark.wire import rustlog, tank
 from tests.child import Child
@@ -232,6 +233,21 @@ def test_lwp_has_no_partitions(
     assert run("produce", "t", *to).code == 0
     for protocol in PROTOCOLS:
         assert run("consume", "t", "-s", _url(broker, protocol)).out == "x\n"
+
+
+def test_every_driver_creates_topics(broker: EmbeddedBroker) -> None:
+    for protocol in ("lance", *PROTOCOLS):
+        with connect(_url(broker, protocol)) as client:
+            client.driver.create_topic(f"by-{protocol}")
+            with pytest.raises(TopicAlreadyExists):
+                client.driver.create_topic(f"by-{protocol}")
+            names = [topic.name for topic in client.topics()]
+            assert f"by-{protocol}" in names
+    with (
+        connect(_url(broker, "lance")) as client,
+        pytest.raises(Unsupported, match="a topic with 2 partitions"),
+    ):
+        client.driver.create_topic("more", 2)
 
 
 def test_token_of_the_environment_is_for_lwp(
