@@ -7,6 +7,7 @@ shared by all of it.
 from __future__ import annotations
 
 import glob
+import importlib.util
 import io
 import json
 import re
@@ -52,6 +53,7 @@ WITH_SNIPPETS = (
     "docs/columnar.md",
     "docs/console.md",
     "docs/errors.md",
+    "docs/protocols.md",
     "docs/security.md",
     "docs/store.md",
     "docs/store-format.md",
@@ -304,6 +306,17 @@ def read_journal(path: Path) -> list[Any]:
         found.append(json.loads(data[at + 12 : at + 12 + length]))
         at += 12 + length
     return found
+
+
+def test_tables_of_protocols_are_those_of_the_code() -> None:
+    path = ROOT / "scripts" / "write_protocols.py"
+    spec = importlib.util.spec_from_file_location("write_protocols", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = "".join(read(f"docs/{name}") for name in script.PAGES)
+    assert found == script.replace_tables(found)
+    assert {*re.findall(r"<!-- protocols:([\w-]+) -->", found)} == set(script.TABLES)
 
 
 # The command line.

@@ -99,6 +99,21 @@ def test_replay(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None
     assert "And what came from then on is 2,000 payments\n" in said
 
 
+def test_protocols(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    places = {"rustlog": "127.0.0.1:0", "tank": "127.0.0.1:0"}
+    with EmbeddedBroker(fsync="none", **places) as broker:
+        load("protocols").run(spark, broker.addresses)
+        partitions = {f"orders/{number}": 500 for number in range(4)}
+        assert count_records(broker.address) == {**partitions, "totals": 4}
+    said = capsys.readouterr().out
+    assert re.findall(r"\| +(\d)\| +(\d+)\|", said) == [
+        (f"{n}", "500") for n in range(4)
+    ]
+    found = re.findall(r"^   (\w+): 500 orders, (\d+) in all$", said, re.MULTILINE)
+    assert [country for country, _ in found] == ["at", "ch", "de", "fr"]
+    assert sum(int(total) for _, total in found) == 20 * sum(range(1, 101))
+
+
 def test_foreach_batch(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,11 @@ class EmbeddedBroker:
         return str(self._addresses[protocol])
 
     @property
+    def addresses(self) -> dict[str, str]:
+        """`host:port` of each protocol that it serves, LWP (`lance`) first."""
+        return {protocol: str(at) for protocol, at in self._addresses.items()}
+
+    @property
     def port(self) -> int:
         """The port that it listens on."""
         return parse_address(self.address).port
@@ -240,7 +245,7 @@ class EmbeddedBroker:
             self._service,
             self.config,
             address=address,
-            broker_address=self._addresses[LWP],
+            addresses=self._addresses,
             tls=None if settings is None else make_server_context(settings),
         )
         self._started.callback(self._console.stop)

@@ -23,7 +23,8 @@ from lance_spark.cli.options import (
     option,
     server_options,
 )
-from lance_spark.client import ClientConfig, LanceClient, Producer, RecordReader
+from lance_spark.client import LanceClient, Producer, RecordReader
+from lance_spark.client.config import ConnectionConfig
 from lance_spark.errors import LanceError
 from lance_spark.quantity import format_bytes, format_rate
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
@@ -38,7 +39,7 @@ _WRITE_BYTES = 4 * 1024 * 1024
 @batch_option
 @compression_option
 @server_options
-def command(config: ClientConfig, **how: Any) -> None:
+def command(config: ConnectionConfig, **how: Any) -> None:
     """Send records to a server, read them back, and print both rates.
 
     Without --servers a broker is started inside this process, with its data in a

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
-from lance_spark.broker.config import DEFAULT_PORT, read_settings
+from lance_spark.broker.config import DEFAULT_PORT, LWP, read_settings
 from lance_spark.cli.options import (
     ADDRESS,
     CHECKSUMS,
@@ -73,6 +73,8 @@ _M_MMAP_THRESHOLD = -3
     *("--dialect", ["lwp", "plain"]),
     "plain: as the LANCE server in the field behaves.  [default: lwp]",
 )
+@option("--rustlog", ADDRESS, "Serve RustLog's protocol there, on the same topics.")
+@option("--tank", ADDRESS, "Serve TANK's protocol there, on the same topics.")
 @option("--metrics", ADDRESS, "Serve Prometheus metrics there.")
 @option("--ui", ADDRESS, "Serve the web console there.")
 @option(
@@ -95,6 +97,9 @@ def command(config_file: Path | None, verbose: bool, **flags: Any) -> None:
         with EmbeddedBroker(config) as broker:
             where = f"{broker.address}, data in {config.data_dir}"
             print(f"lance-spark broker listening on {where}", flush=True)
+            for protocol, address in broker.addresses.items():
+                if protocol != LWP:
+                    print(f"{protocol} on {address}", flush=True)
             if broker.metrics_address is not None:
                 print(f"metrics on http://{broker.metrics_address}/metrics", flush=True)
             if broker.ui_url is not None:

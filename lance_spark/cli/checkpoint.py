@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from lance_spark.errors import CheckpointError
-from lance_spark.offset import StreamOffset, is_offset_document
+from lance_spark.offset import (
+    LANCE,
+    StreamOffset,
+    is_offset_document,
+    read_protocol,
+)
 
 # A file has some KiB of settings, and about 100 bytes for each topic.
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -40,10 +45,12 @@ class SourceOffset:
     Args:
         document: what the file says, None if the source had nothing yet.
         offset: what it means, None if it is a source of another format.
+        protocol: what the source's servers speak.
     """
 
     document: Any
     offset: StreamOffset | None
+    protocol: str = LANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,9 @@ def _read_source(line: str, file: Path, number: int) -> SourceOffset:
     if not is_offset_document(document):
         return SourceOffset(document, None)
     try:
-        return SourceOffset(document, StreamOffset.from_document(document))
+        protocol = read_protocol(document)
+        offset = StreamOffset.from_document(document, protocol)
+        return SourceOffset(document, offset, protocol)
     except CheckpointError as error:
         where = f"{file}, source {number}: {error.where}"
         raise CheckpointError(where, error.reason, error.remedy) from None

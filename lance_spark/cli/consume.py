@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -21,8 +21,10 @@ from lance_spark.cli.options import (
     TOPIC,
     OptionType,
     connected,
+    connected_log,
     option,
     server_options,
+    take_name,
 )
 from lance_spark.client import (
     ClientConfig,
@@ -32,9 +34,12 @@ from lance_spark.client import (
     SeekPosition,
     consumer_id,
 )
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.driver import ChunkReader, Driver
+from lance_spark.columnar import make_schema, write_records
 from lance_spark.columnar.decode import decode
-from lance_spark.errors import OptionError
-from lance_spark.model import Buffer
+from lance_spark.errors import DataLoss, OptionError, TopicNotFound
+from lance_spark.model import Bounds, Buffer
 from lance_spark.quantity import parse_time
 from lance_spark.wire.lwp import Capability
 
@@ -138,7 +143,7 @@ def encode_raw(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buf
 def encode_hex(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Buffer:
     """Write values as hexadecimal digits."""
     digits = {}
-    for name in _PAIR:
+    for name in rows.schema.names:
         values = rows.column(name).to_pylist()
         digits[name] = pa.array(
             [(v or b"").hex().encode() for v in values], pa.binary()
@@ -150,14 +155,9 @@ def encode_json(rows: pa.RecordBatch, topic: str, separator: bytes | None) -> Bu
     """Write one object per record; bytes that are no text are in base64."""
     lines = []
     for row in rows.to_pylist():
-        document = {
-            "topic": topic,
-            "offset": row["offset"],
-            "type": row["type"],
-            **_to_field("key", row["key"]),
-            **_to_field("value", row["value"]),
-            "timestamp_ns": row["timestamp_ns"],
-        }
+        document: dict[str, Any] = {"topic": topic}
+        for name, value in row.items():
+            document |= _to_field(name, value) if name in _PAIR else {name: value}
         lines.append(f"{format_json(document)}\n")
     return "".join(lines).encode()
 
@@ -204,8 +204,9 @@ FORMATS: dict[str, tuple[Sequence[str], Encode]] = {
     *("--group --consumer consumer", NAME),
     "Commit on the server what was printed, and go on there next time.",
 )
+@option("--partition", NUMBER, "Which one; not by LWP.  [default: all of them]")
 @server_options
-def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
+def command(config: ConnectionConfig, topic: int | str, **how: Any) -> None:
     """Print the records of TOPIC, one per line.
 
     raw prints values as they are, hex as digits, json an object with all there is.
@@ -215,6 +216,17 @@ def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
         raise click.UsageError("--follow goes beyond --to end: leave one of them out")
     if how["separator"] is not None and how["output"] == "json":
         raise click.UsageError("--key-separator is for raw and hex; json has the key")
+    if not isinstance(config, ClientConfig):
+        if how["consumer"] is not None:
+            raise click.UsageError(
+                f"--group: offsets are committed by LWP only, not by {config.protocol}"
+            )
+        name = take_name(topic, config)
+        with connected_log(config) as log:
+            _print(_read_log(log.driver, name, how), name, how)
+        return
+    if how["partition"] is not None:
+        raise click.UsageError("--partition: LWP has no partitions")
     # Commits have a connection of their own: a fetch that waits would hold them up.
     with connected(config) as client, client.dedicated() as other:
         commits = _Commits(other, topic, how["consumer"])
@@ -227,7 +239,7 @@ def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
         name = topic if isinstance(topic, str) else client.topic(topic).name
         reader = RecordReader(client, topic, start, end=end)
         try:
-            _print(reader, name, how, commits)
+            _print(_read(reader, how, commits), name, how)
         except (KeyboardInterrupt, BrokenPipeError):
             # What was printed before counts. After trouble with the server a commit
             # would only meet the same.
@@ -239,35 +251,143 @@ def command(config: ClientConfig, topic: int | str, **how: Any) -> None:
 
 
 def _print(
-    reader: RecordReader, topic: str, how: dict[str, Any], commits: _Commits
+    found: Iterator[tuple[pa.RecordBatch, int]], topic: str, how: dict[str, Any]
 ) -> None:
+    """Print rows; each batch comes with how many bytes were read for it."""
     records = size = 0
-    most, follow = how["most"], how["follow"]
-    columns, encode = FORMATS[how["output"]]
+    _, encode = FORMATS[how["output"]]
     # On a terminal the records themselves show how far it is.
     with show_progress("consuming", hidden=sys.stdout.isatty()) as update:
-        while most is None or records < most:
-            chunk = reader.next_chunk(_FOLLOW_S if follow else 0.0)
-            if chunk is None:
-                if not follow or reader.is_finished:
-                    return
-                commits.finish_if_due()
-                continue
-            if most is not None:
-                chunk, _ = chunk.split(most - records)
-            rows = decode(
-                chunk.data,
-                base_offset=chunk.start,
-                columns=columns,
-                stamp_type=pa.uint64(),
-            ).batch
+        for rows, read in found:
             sys.stdout.buffer.write(encode(rows, topic, how["separator"]))
             # What is committed must have been seen.
             sys.stdout.buffer.flush()
-            records, size = records + chunk.records, size + len(chunk.data)
+            records, size = records + rows.num_rows, size + read
             update(records, size, None)
-            commits.position = chunk.end
+
+
+def _read(
+    reader: RecordReader, how: dict[str, Any], commits: _Commits
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Read by LWP, and commit each batch when the next one is asked for."""
+    records, most, follow = 0, how["most"], how["follow"]
+    columns, _ = FORMATS[how["output"]]
+    while most is None or records < most:
+        chunk = reader.next_chunk(_FOLLOW_S if follow else 0.0)
+        if chunk is None:
+            if not follow or reader.is_finished:
+                return
             commits.finish_if_due()
+            continue
+        if most is not None:
+            chunk, _ = chunk.split(most - records)
+        found = decode(
+            chunk.data,
+            base_offset=chunk.start,
+            columns=columns,
+            stamp_type=pa.uint64(),
+        )
+        yield found.batch, len(chunk.data)
+        records += chunk.records
+        commits.position = chunk.end
+        commits.finish_if_due()
+
+
+# Other protocols than LWP: positions of partitions that count records.
+
+
+def _read_log(
+    driver: Driver, topic: str, how: dict[str, Any]
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Read partitions in turns, a batch of each."""
+    traits = driver.traits
+    if how["separator"] is not None and "key" not in traits.columns:
+        raise OptionError(f"--key-separator: {traits.protocol} has no keys")
+    readers = dict(_open_readers(driver, topic, how))
+    columns: Sequence[str] = _PAIR if how["separator"] is not None else ("value",)
+    if how["output"] == "json":
+        wanted = ("partition", *FORMATS["json"][0])
+        columns = [n for n in wanted if n.removesuffix("_ns") in traits.columns]
+    schema = make_schema(columns)
+    left = sys.maxsize if how["most"] is None else how["most"]
+    pause_s = 0.0
+    try:
+        while readers and left:
+            pause_s = min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
+            for number, reader in list(readers.items()):
+                records = reader.next_records()
+                if records is not None:
+                    pause_s = 0.0
+                    records = records.cut(0, min(left, len(records)))
+                    left -= len(records)
+                    rows = write_records(records, schema, topic=topic, partition=number)
+                    yield rows, int(records.values.lengths.sum())
+                    if not left:
+                        return
+                    if records.fault is not None:
+                        raise records.fault
+                elif reader.is_finished:
+                    readers.pop(number).close()
+                elif not how["follow"]:
+                    raise DataLoss(topic, reader.position, None, None, _CUT)
+            if readers and pause_s:
+                time.sleep(pause_s)
+    finally:
+        for reader in readers.values():
+            reader.close()
+
+
+_CUT = "the log ends before the range"
+# How long a log's end is left alone if nothing comes.
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.005, 0.25
+_FETCH_BYTES = 1024 * 1024
+
+
+def _open_readers(
+    driver: Driver, topic: str, how: dict[str, Any]
+) -> Iterator[tuple[int, ChunkReader]]:
+    """Open a reader for each partition that is asked for."""
+    found = driver.topics([topic])
+    if not found:
+        raise TopicNotFound(f"there is no topic {topic!r}")
+    logs = {log.partition.number: log for log in found[0].logs}
+    if (partition := how["partition"]) is not None:
+        if partition not in logs:
+            raise TopicNotFound(f"topic {topic!r} has no partition {partition}")
+        logs = {partition: logs[partition]}
+    bounds = driver.bounds(list(logs.values()))
+    start, end = how["start"] or SeekPosition.BEGINNING, how["end"]
+    if start.kind is SeekKind.TIME:
+        reason = f"{driver.traits.protocol} can't look for a time: give an offset"
+        raise OptionError(f"--from: {reason}")
+    if len(logs) > 1 and SeekKind.OFFSET in (start.kind, end and end.kind):
+        raise OptionError("an offset is one of a partition: give --partition, too")
+    for number, log in logs.items():
+        at = bounds.get(log.partition)
+        if at is None:
+            raise TopicNotFound(f"topic {topic!r} is gone")
+        stop = None
+        if end is not None or not how["follow"]:
+            stop = _place(end or SeekPosition.END, at)
+            stop = stop if how["follow"] else min(stop, at.end)
+        asked = _place(start, at)
+        first = min(max(asked, at.start), at.end)
+        if first != asked:
+            _note(asked, first, at.start)
+        reader = driver.open_reader(log, first, end=stop, fetch_bytes=_FETCH_BYTES)
+        yield number, reader
+
+
+def _place(position: SeekPosition, bounds: Bounds) -> int:
+    if position.kind is SeekKind.OFFSET:
+        return position.value
+    return bounds.start if position.kind is SeekKind.BEGINNING else bounds.end
+
+
+def _note(asked: int, found: int, start: int) -> None:
+    when = "any more" if asked < start else "yet"
+    text = f"offset {asked} is not there {when}, starting at {found}"
+    print(f"lance-spark: {text}", file=sys.stderr)
 
 
 class _Commits:

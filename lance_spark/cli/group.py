@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, message="lance-spark %(version)s")
 def group() -> None:
-    """LANCE log topics: a broker, its clients, and tools for its files.
+    """Log topics: a broker, clients of its protocols, and tools for its files.
 
     Each command has --help. The exit code is 0 when all went well, 1 when something
     could not be done (one line says why), 2 for wrong usage, 130 after Ctrl-C.

@@ -9,14 +9,14 @@ import click
 from lance_spark.cli.display import Row, print_list, show_name
 from lance_spark.cli.options import connected, option, server_options
 from lance_spark.cli.summary import Document, find_lag, read_groups, summarise_named
-from lance_spark.client import ClientConfig
+from lance_spark.client.config import ConnectionConfig
 from lance_spark.wire.lwp import Capability
 
 
 @click.command("groups")
 @option("--json as_json", bool, "One JSON object per group.")
 @server_options
-def command(config: ClientConfig, as_json: bool) -> None:
+def command(config: ConnectionConfig, as_json: bool) -> None:
     """Show the consumer groups that are active: members, topics, lag in bytes.
 
     What a group that is not active has committed is shown by `topics describe`.

@@ -1,6 +1,6 @@
 """`lance-spark inspect`: find out what a file is, and show it.
 
-Files of a store are shown by `inspect_store`, captured LWP frames here.
+Files of a store are shown by `inspect_store`, captured frames here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from lance_spark.cli.inspect_store import (
 from lance_spark.cli.options import NUMBER, PATH, option
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.store import consumers, format, journal
-from lance_spark.wire import lwp
+from lance_spark.wire import lwp, rustlog, tank
+from lance_spark.wire.assembler import Assembler
 
 # Captured frames: one direction of a connection, or both one after the other. A payload
 # with a wrong checksum is shown as such, because its length still says where the next
@@ -159,6 +160,65 @@ def _list_fields(message: Any, selection: Selection) -> str:
     return selection.show_text(" ".join(parts))
 
 
+# Captured frames of other protocols. Nothing at their start tells what they are, so the
+# user has to.
+
+
+class OtherFrames(NamedTuple):
+    """How the frames of a protocol are found and shown."""
+
+    make_parser: Callable[[], Assembler[Any, Any]]
+    header_bytes: int
+    take_payload: Callable[[Any], memoryview]
+    describe: Callable[[Any], str]
+
+
+OTHER_FRAMES = {
+    "rustlog": OtherFrames(
+        rustlog.FrameParser, 4, lambda frame: frame, rustlog.describe
+    ),
+    "tank": OtherFrames(
+        tank.FrameParser, tank.HEADER_BYTES, lambda frame: frame.payload, tank.describe
+    ),
+}
+
+
+def show_other_frames(protocol: str, file: InspectedFile, selection: Selection) -> None:
+    """Print the frames of a capture of another protocol than LWP.
+
+    Raises:
+        LanceError: at the first header that can't be read, or where a frame is cut off.
+    """
+    print(f"{protocol} frames, {count(file.size, 'byte')}")
+    frames = OTHER_FRAMES[protocol]
+
+    def show(found: tuple[int, int, Any]) -> Row:
+        position, size, frame = found
+        content = selection.show_text(frames.describe(frame))
+        return {"byte": position, "payload": size, "content": content}
+
+    print_items(_parse_frames(frames, file), "frames", selection, show)
+
+
+def _parse_frames(
+    frames: OtherFrames, file: InspectedFile
+) -> Iterator[tuple[int, int, Any]]:
+    """Give frames with their positions and the sizes of their payloads."""
+    parser, read, position = frames.make_parser(), 0, 0
+    try:
+        while data := file.read(read, _PIECE_BYTES):
+            read += len(data)
+            parser.receive_data(data)
+            if read == file.size:
+                parser.receive_eof()
+            for frame in parser.frames():
+                size = frames.take_payload(frame).nbytes
+                yield position, size, frame
+                position += frames.header_bytes + size
+    except RemoteProtocolError as error:
+        raise file.error(f"no frame at byte {position}: {error.reason}") from error
+
+
 # The command.
 
 Show = Callable[[InspectedFile, Selection], None]
@@ -194,16 +254,30 @@ _HEAD_BYTES = 4096
 @option("--skip=0", NUMBER, "How many to pass over first.")
 @option("--full", bool, "Show whole keys and values.")
 @option("--hex as_hex", bool, "Show keys and values as hex.")
-def command(file: Path, limit: int, skip: int, full: bool, as_hex: bool) -> None:
+@option(
+    *("--protocol", list(OTHER_FRAMES)),
+    "The file is a capture of this protocol; LWP's are recognised.",
+)
+def command(
+    file: Path,
+    limit: int,
+    skip: int,
+    full: bool,
+    as_hex: bool,
+    protocol: str | None,
+) -> None:
     """Show what is inside FILE: a segment, an index, the journal, consumer offsets,
-    metadata, or captured LWP frames.
+    metadata, or captured frames.
 
     A file is recognised by its content, then by its name. What is damaged or cut off
     is shown as far as it can be read; the exit code is 1 then.
     """
     selection = Selection(skip, limit, full, as_hex)
     with open_file(file) as opened:
-        recognise(opened)(opened, selection)
+        if protocol is not None:
+            show_other_frames(protocol, opened, selection)
+        else:
+            recognise(opened)(opened, selection)
 
 
 def recognise(file: InspectedFile) -> Show:

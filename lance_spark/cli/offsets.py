@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ from lance_spark.cli.display import (
 from lance_spark.cli.options import (
     NUMBER,
     connected,
+    connected_log,
     is_server_given,
     option,
     server_options,
 )
-from lance_spark.cli.summary import Document, summarise_named
+from lance_spark.cli.summary import Document, summarise_logs, summarise_named
 from lance_spark.client import ClientConfig
-from lance_spark.offset import TopicPlace
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.offset import LANCE, OffsetMark, TopicPlace
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
@@ -59,32 +61,61 @@ def _to_path(context: click.Context, parameter: click.Parameter, value: str) -> 
 @option("--json as_json", bool, "One JSON object.")
 @server_options
 def command(
-    config: ClientConfig, checkpoint: Path, batch: int | None, as_json: bool
+    config: ConnectionConfig, checkpoint: Path, batch: int | None, as_json: bool
 ) -> None:
     """Show how far a Spark query has read, by its CHECKPOINT, a local directory.
 
-    With --servers the server is asked, too: how many bytes are behind that, and whether
-    the topics are still the same ones. Nothing is changed.
+    With --servers the server is asked, too: how much is behind that, and whether the
+    topics are still the same ones. Nothing is changed.
     """
     opened = Checkpoint(checkpoint)
     query_id, found = opened.read_query_id(), opened.read_batch(batch)
-    topics = None
+    topics: dict[str, Topics] = {}
     if is_server_given():
-        names = {n for s in found.sources if s.offset for n, _ in s.offset.topics}
-        with connected(config) as client:
-            topics = summarise_named(client, names)
+        sources = [source for source in found.sources if source.offset]
+        others = {source.protocol for source in sources} - {config.protocol}
+        if others and len(others) == len({source.protocol for source in sources}):
+            raise click.UsageError(
+                f"the query reads {', '.join(sorted(others))}, not {config.protocol}: "
+                "give --protocol"
+            )
+        topics[config.protocol] = _ask(config, sources)
     if as_json:
         print(format_json(_to_document(query_id, found, topics)))
     else:
         _print(query_id, found, topics)
 
 
+# What a server says of topics, by name. In LWP a topic is its only partition.
 Topics = Mapping[str, Document]
 
 
-def _judge(place: TopicPlace, topic: Document | None) -> tuple[str, str, int | None]:
+def _ask(config: ConnectionConfig, sources: Iterable[SourceOffset]) -> Topics:
+    mine = [s.offset for s in sources if s.offset and s.protocol == config.protocol]
+    names = {name for offset in mine for name, _ in offset.topics}
+    if isinstance(config, ClientConfig):
+        with connected(config) as client:
+            return summarise_named(client, names)
+    with connected_log(config) as log:
+        found = summarise_logs(log, log.driver.topics(names))
+    # Topics without ids are the same as long as their names are.
+    return {t["name"]: {**t, "id": 0, "created_at": 0} for t in found}
+
+
+def _find_log(topic: Document | None, partition: int) -> Document:
+    """Give the bounds of a partition; nothing if it is not there."""
+    logs = (topic or {}).get("partitions")
+    if logs is None:
+        return topic or {}
+    return next((log for log in logs if log["partition"] == partition), {})
+
+
+def _judge(
+    place: TopicPlace, partition: int, topic: Document | None
+) -> tuple[str, str, int | None]:
     """Compare a place with what the server says: a word, a text for people, the lag."""
-    if topic is None:
+    log, offset = _find_log(topic, partition), place.position(partition)
+    if topic is None or log.get("log_end") is None:
         return "gone", "the topic is gone", None
     identity = topic["id"], topic["created_at"]
     if not place.same_topic(*identity):
@@ -93,20 +124,19 @@ def _judge(place: TopicPlace, topic: Document | None) -> tuple[str, str, int | N
         if earlier is not None:
             now = f"{now}, which was read up to {earlier.offset} before"
         return "recreated", f"another topic of that name: {now}", None
-    start, end = topic["log_start"] or 0, topic["log_end"]
+    unit = "record" if "partitions" in topic else "byte"
+    start, end = log["log_start"] or 0, log["log_end"]
     # No query lags behind what retention has dropped.
-    lag = max(0, end - max(place.offset, start))
-    if place.offset < start:
-        dropped = count(start - place.offset, "byte")
-        return "dropped", f"{dropped} dropped before read", lag
-    if place.offset > end:
-        missing = count(place.offset - end, "byte")
-        return "cut", f"{missing} gone from the log's end", lag
+    lag = max(0, end - max(offset, start))
+    if offset < start:
+        return "dropped", f"{count(start - offset, unit)} dropped before read", lag
+    if offset > end:
+        return "cut", f"{count(offset - end, unit)} gone from the log's end", lag
     return "same", "the same topic", lag
 
 
 def _to_document(
-    query_id: str | None, batch: PlannedBatch, topics: Topics | None
+    query_id: str | None, batch: PlannedBatch, topics: Mapping[str, Topics]
 ) -> dict[str, Any]:
     return {
         "query_id": query_id,
@@ -117,38 +147,55 @@ def _to_document(
     }
 
 
-def _to_source(source: SourceOffset, topics: Topics | None) -> dict[str, Any]:
+def _to_source(source: SourceOffset, topics: Mapping[str, Topics]) -> dict[str, Any]:
     # The offset as it stands in the file can be given as `startingOffsets`.
-    document = {"lance": source.offset is not None, "offset": source.document}
+    is_lance = source.offset is not None and source.protocol == LANCE
+    document = {"lance": is_lance, "offset": source.document}
     if source.offset is None:
         return document
-    places = source.offset.topics
-    return {**document, "topics": [_to_topic(*place, topics) for place in places]}
+    if not is_lance:
+        document["protocol"] = source.protocol
+    found = topics.get(source.protocol)
+    places = [
+        _to_topic(name, place, partition, found, is_lance=is_lance)
+        for name, place in source.offset.topics
+        for partition, _ in place.positions
+    ]
+    return {**document, "topics": places}
 
 
-def _to_topic(name: str, place: TopicPlace, topics: Topics | None) -> dict[str, Any]:
-    mark = place.mark
+def _to_topic(
+    name: str,
+    place: TopicPlace,
+    partition: int,
+    topics: Topics | None,
+    *,
+    is_lance: bool,
+) -> dict[str, Any]:
+    mark = place.mark_of(partition)
+    what = {"id": place.topic_id, "created_at": place.created_s}
     document: dict[str, Any] = {
         "topic": name,
-        "id": place.topic_id,
-        "created_at": place.created_s,
-        "offset": place.offset,
+        **(what if is_lance else {"partition": partition}),
+        "offset": place.position(partition),
         "mark": None if mark is None else mark.to_document(),
     }
     if topics is None:
         return document
-    state, _, lag = _judge(place, topics.get(name))
-    topic = topics.get(name) or {}
+    state, _, lag = _judge(place, partition, topics.get(name))
+    log = _find_log(topics.get(name), partition)
     return {
         **document,
-        "log_start": topic.get("log_start"),
-        "log_end": topic.get("log_end"),
-        "lag_bytes": lag,
+        "log_start": log.get("log_start"),
+        "log_end": log.get("log_end"),
+        "lag_bytes" if is_lance else "lag_records": lag,
         "state": state,
     }
 
 
-def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> None:
+def _print(
+    query_id: str | None, batch: PlannedBatch, topics: Mapping[str, Topics]
+) -> None:
     planned = UNKNOWN
     if batch.planned_ms is not None:
         planned = _show_time(batch.planned_ms, _NS_PER_MS)
@@ -163,10 +210,8 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
         print()
         if source.offset is not None:
             topics_in = count(len(source.offset.topics), "topic")
-            print(f"source {number}: lance, {topics_in}")
-            places = source.offset.topics
-            has_marks = any(place.marks for _, place in places)
-            print_table(_show_topic(*at, topics, has_marks=has_marks) for at in places)
+            print(f"source {number}: {source.protocol}, {topics_in}")
+            print_table(_show_source(source, topics.get(source.protocol)))
         elif source.document is None:
             print(f"source {number}: no offset yet")
         else:
@@ -175,27 +220,39 @@ def _print(query_id: str | None, batch: PlannedBatch, topics: Topics | None) -> 
             print(f"source {number}: not lance, skipped: {text}")
 
 
-def _show_topic(
-    name: str, place: TopicPlace, topics: Topics | None, *, has_marks: bool
-) -> Row:
-    mark = place.mark
-    at = [f"{partition}: {position}" for partition, position in place.positions]
-    row: dict[str, Cell] = {
-        "topic": show_name(name),
-        "id": place.topic_id,
-        "offset": place.offset if len(at) == 1 else ", ".join(at),
-        "created": _show_time(place.created_s, _NS_PER_S) if place.created_s else None,
-    }
-    if has_marks:
-        row["mark"] = None
-        if mark is not None:
-            row["mark"] = f"{count(mark.size, 'byte')}, crc32c {mark.crc:08x}"
-    if topics is not None:
-        _, text, lag = _judge(place, topics.get(name))
-        topic = topics.get(name) or {}
-        row["log start"], row["log end"] = topic.get("log_start"), topic.get("log_end")
-        row |= {"behind": lag, "state": text}
-    return row
+def _show_source(source: SourceOffset, topics: Topics | None) -> Iterator[Row]:
+    """Give a row for each partition."""
+    assert source.offset is not None
+    places = source.offset.topics
+    has_marks = any(place.marks for _, place in places)
+    is_lance = source.protocol == LANCE
+    has_parts = not is_lance or any(len(place.positions) > 1 for _, place in places)
+    for name, place in places:
+        created = _show_time(place.created_s, _NS_PER_S) if place.created_s else None
+        for partition, offset in place.positions:
+            row: dict[str, Cell] = {"topic": show_name(name)}
+            if is_lance:
+                row["id"] = place.topic_id
+            if has_parts:
+                row["partition"] = partition
+            row["offset"] = offset
+            if is_lance:
+                row["created"] = created
+            if has_marks:
+                row["mark"] = _show_mark(place.mark_of(partition), is_lance=is_lance)
+            if topics is not None:
+                _, text, lag = _judge(place, partition, topics.get(name))
+                log = _find_log(topics.get(name), partition)
+                row["log start"] = log.get("log_start")
+                row |= {"log end": log.get("log_end"), "behind": lag, "state": text}
+            yield row
+
+
+def _show_mark(mark: OffsetMark | None, *, is_lance: bool) -> str | None:
+    if mark is None:
+        return None
+    size = count(mark.size, "byte" if is_lance else "record")
+    return f"{size}, crc32c {mark.crc:08x}"
 
 
 def _show_time(number: int, unit_ns: int) -> str:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lance_spark.client import ClientConfig, LanceClient
-from lance_spark.client.config import DURATION_S_MAX
+from lance_spark.client.config import DURATION_S_MAX, ConnectionConfig
+from lance_spark.client.driver import find_driver, open_driver, protocols
+from lance_spark.client.log import LogClient
 from lance_spark.errors import OptionError, StoreError
 from lance_spark.net.address import parse_address, parse_addresses
 from lance_spark.quantity import (
@@ -56,6 +58,23 @@ def parse_age(text: str) -> int:
     if seconds != int(seconds):
         raise OptionError(f"{text!r} is not a whole number of seconds")
     return int(seconds)
+
+
+def split_servers(text: str) -> tuple[str | None, str]:
+    """Read addresses, before which a protocol may stand: `tank://host:port,...`.
+
+    A port that is missing is chosen by the protocol.
+
+    Raises:
+        OptionError: there is no such protocol, or one of them is no address.
+    """
+    protocol, mark, servers = text.partition("://")
+    if not mark:
+        protocol, servers = "", text
+    else:
+        find_driver(protocol)
+    parse_addresses(servers, default_port=1)
+    return protocol or None, servers
 
 
 def parse_separator(text: str) -> bytes:
@@ -128,10 +147,7 @@ NUMBER = click.IntRange(min=0)
 PATH = click.Path(path_type=Path)
 CHECKSUMS = ["crc32c", "crc32", "auto"]
 ADDRESS = OptionType("host:port", _checked(parse_address))
-# The port of a server is known if it is not given; see `ClientConfig`.
-ADDRESSES = OptionType(
-    "host:port,...", _checked(lambda text: parse_addresses(text, default_port=1992))
-)
+ADDRESSES = OptionType("host:port,...", _checked(lambda text: split_servers(text)))
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -162,8 +178,8 @@ def option(
 
 batch_option = option("--batch-bytes=1m", BATCH_SIZE, "Size of a batch.")
 compression_option = option(
-    *("--compression=none", ["none", "lz4"]),
-    "Compression of batches on the wire; not for plain servers.",
+    *("--compression=none", ["none", "lz4", "snappy"]),
+    "Compression of batches on the wire: lz4 by LWP, snappy by TANK.",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
@@ -171,7 +187,13 @@ _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _DEFAULTS = ClientConfig()
 _SERVER_OPTIONS = (
     option(
-        f"--servers={_DEFAULTS.servers} -s", ADDRESSES, "Addresses, tried in order."
+        *("--servers=127.0.0.1 -s", ADDRESSES),
+        "Addresses, tried in order, as in a:1,b:1 or tank://a:1; the protocol knows "
+        "the port.",
+    ),
+    option(
+        *("--protocol", protocols()),
+        "What the servers speak, if --servers does not say it.  [default: lance]",
     ),
     option(
         *(f"--checksum={_DEFAULTS.checksum}", CHECKSUMS),
@@ -193,13 +215,16 @@ _SERVER_OPTIONS = (
         "How long to wait for a server that does not answer.",
     ),
 )
-_NAMES = ("servers", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
+_NAMES = ("servers", "protocol", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
+# Settings that only LWP has a use for.
+_LWP_ONLY = {"checksum": "--checksum", "auth_token": "--token"}
 
 
 def server_options(command: Command) -> Command:
     """Give a command the options of a server, as one argument `config`.
 
-    The command is called with a `ClientConfig`, which `connected` takes.
+    The command is called with the configuration of a protocol. `connected` takes that
+    of LWP, `connected_log` takes any.
     """
 
     @functools.wraps(command)
@@ -220,16 +245,25 @@ def is_server_given() -> bool:
     return source is not click.core.ParameterSource.DEFAULT
 
 
-def make_config(given: Mapping[str, Any]) -> ClientConfig:
+def make_config(given: Mapping[str, Any]) -> ConnectionConfig:
     """Turn the values of these options into the settings of a client.
 
     Raises:
         OptionError: they can't be used together.
     """
-    timeout_s = given["timeout_s"]
-    settings = {name: value for name, value in given.items() if name != "timeout_s"}
+    settings = dict(given)
+    timeout_s, asked = settings.pop("timeout_s"), settings.pop("protocol")
+    named, settings["servers"] = split_servers(given["servers"])
+    if named and asked and named != asked:
+        raise OptionError(f"--protocol {asked} is not that of --servers {named}://")
+    protocol = named or asked or ClientConfig.protocol
+    if protocol != ClientConfig.protocol:
+        for name, flag in _LWP_ONLY.items():
+            if _is_typed(name):
+                raise OptionError(f"{protocol} has no place for {flag}: leave it out")
+            del settings[name]
     settings["tls"] = given["tls"] or any(given[name] is not None for name in _TLS)
-    return ClientConfig(
+    return find_driver(protocol).Config(
         **settings,
         connect_timeout_s=min(_DEFAULTS.connect_timeout_s, timeout_s),
         request_timeout_s=min(_DEFAULTS.request_timeout_s, timeout_s),
@@ -237,15 +271,46 @@ def make_config(given: Mapping[str, Any]) -> ClientConfig:
     )
 
 
+def _is_typed(name: str) -> bool:
+    """Tell whether an option stands in the command, and not in the environment."""
+    context = click.get_current_context(silent=True)
+    typed = click.core.ParameterSource.COMMANDLINE
+    return context is not None and context.get_parameter_source(name) is typed
+
+
 @contextmanager
-def connected(config: ClientConfig) -> Iterator[LanceClient]:
-    """Connect, and show what the client warns of until it is closed.
+def connected(config: ConnectionConfig) -> Iterator[LanceClient]:
+    """Connect by LWP, and show what the client warns of until it is closed.
 
     A server that can't be reached at the start is an error at once; one that goes
     later is waited for.
+
+    Raises:
+        UsageError: another protocol was asked for, which can't do what the command is
+            for.
     """
+    if not isinstance(config, ClientConfig):
+        name = click.get_current_context().command_path
+        raise click.UsageError(
+            f"{config.protocol} has no request for this: `{name}` needs LWP, and a "
+            "server that speaks it"
+        )
     with shown_log(), LanceClient(config=config) as client:
         yield client.connect()
+
+
+@contextmanager
+def connected_log(config: ConnectionConfig) -> Iterator[LogClient]:
+    """Connect by any protocol, and show what the client warns of until it is closed."""
+    with shown_log(), LogClient(open_driver(config)) as client:
+        yield client
+
+
+def take_name(topic: int | str, config: ConnectionConfig) -> str:
+    """Return a topic's name where the protocol knows topics by name alone."""
+    if isinstance(topic, int):
+        raise click.UsageError(f"{config.protocol} has no topic ids: give the name")
+    return topic
 
 
 _ROOT = "lance_spark"

@@ -15,9 +15,11 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 
 from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
+    NUMBER,
     PATH,
     RECORD_TYPE,
     SEPARATOR,
@@ -25,11 +27,16 @@ from lance_spark.cli.options import (
     batch_option,
     compression_option,
     connected,
+    connected_log,
     option,
     server_options,
+    take_name,
 )
 from lance_spark.client import ClientConfig, Producer
-from lance_spark.errors import LanceError, RowError
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.driver import Driver, RecordWriter, WriterSettings
+from lance_spark.errors import LanceError, OptionError, RowError, TopicNotFound
+from lance_spark.model import Partition
 from lance_spark.quantity import RECORD_TYPES, format_bytes
 from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 
@@ -52,9 +59,17 @@ from lance_spark.wire.lwp import RECORD_VALUE_BYTES_MAX
 @option("--rate", click.FloatRange(min=0.001), "Records per second at most.")
 @batch_option
 @option("--create create_topic", bool, "Create the topic if it does not exist.")
+@option(
+    *("--partitions=1", click.IntRange(min=1)),
+    "How many a topic gets that is created; not by LWP.",
+)
+@option(
+    *("--partition", NUMBER),
+    "Where to; not by LWP.  [default: by the key, or one after the other]",
+)
 @server_options
 def command(
-    config: ClientConfig, topic: int | str, file: Path | None, **how: Any
+    config: ConnectionConfig, topic: int | str, file: Path | None, **how: Any
 ) -> None:
     """Send the lines of FILE, or of standard input, to TOPIC, a record each.
 
@@ -66,17 +81,117 @@ def command(
         raise click.UsageError("--type is for records without key and timestamp")
     if how["whole_file"] and (how["null_delimited"] or how["separator"] is not None):
         raise click.UsageError("--whole-file has no lines to be separated")
-    with _open(file) as stream, connected(config) as client:
-        producer = Producer(
-            client,
-            topic,
-            batch_bytes=how["batch_bytes"],
-            compression=how["compression"],
-            create_topic=how["create_topic"],
-            record_type=how["record_type"] or RECORD_TYPES["raw"],
-        )
-        _send(producer, stream, how)
+    producer: Producer | LogProducer
+    if not isinstance(config, ClientConfig):
+        name = take_name(topic, config)
+        with _open(file) as stream, connected_log(config) as log:
+            producer = LogProducer(log.driver, name, how)
+            _send(producer, stream, how)
+    else:
+        if how["partition"] is not None or how["partitions"] != 1:
+            raise click.UsageError("LWP has no partitions: give --protocol, too")
+        with _open(file) as stream, connected(config) as client:
+            producer = Producer(
+                client,
+                topic,
+                batch_bytes=how["batch_bytes"],
+                compression=how["compression"],
+                create_topic=how["create_topic"],
+                record_type=how["record_type"] or RECORD_TYPES["raw"],
+            )
+            _send(producer, stream, how)
     print(_tell(producer), file=sys.stderr)
+
+
+class LogProducer:
+    """Appends rows by any protocol, as `Producer` does by LWP.
+
+    Rows with a key go to the partition that the key's CRC32C says, modulo the number of
+    partitions; others go to one partition after the other, block by block.
+
+    Args:
+        driver: speaks the protocol.
+        topic: where to.
+        how: the command's options.
+
+    Raises:
+        OptionError: the protocol does not carry what the options add to a value.
+        TopicNotFound: there is no such topic, and none is to be created.
+    """
+
+    def __init__(self, driver: Driver, topic: str, how: dict[str, Any]) -> None:
+        self._driver, self._topic = driver, topic
+        self._check(how)
+        if how["create_topic"] and not driver.topics([topic]):
+            driver.create_topic(topic, how["partitions"])
+        found = driver.topics([topic])
+        if not found:
+            raise TopicNotFound(f"there is no topic {topic!r}: create it with --create")
+        numbers = found[0].partitions
+        if (partition := how["partition"]) is not None:
+            if partition not in numbers:
+                there = count(len(numbers), "partition")
+                raise TopicNotFound(f"topic {topic!r} has {there}, from 0 on")
+            numbers = (partition,)
+        self._settings = WriterSettings(
+            batch_bytes=how["batch_bytes"],
+            linger_s=0.0,
+            max_in_flight=4,
+            buffer_bytes=16 * how["batch_bytes"],
+            compression=how["compression"],
+            record_type=RECORD_TYPES["raw"],
+            allow_null_records=False,
+        )
+        self._numbers = numbers
+        self._writers: dict[int, RecordWriter] = {}
+        self._blocks = 0
+        self.acked_records = self.acked_bytes = 0
+
+    def _check(self, how: dict[str, Any]) -> None:
+        traits = self._driver.traits
+        carried = {
+            "--key-separator": how["separator"] is None or "key" in traits.columns,
+            "--timestamp": not how["stamped"] or "timestamp" in traits.columns,
+            "--type": how["record_type"] is None or "type" in traits.columns,
+            "--compression": how["compression"] in traits.compressions,
+        }
+        for flag, is_carried in carried.items():
+            if not is_carried:
+                raise OptionError(f"{flag}: {traits.protocol} does not carry that")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows, and wait until the server has all of them."""
+        for number, part in self._spread(rows):
+            writer = self._writers.get(number)
+            if writer is None:
+                writer = self._writers[number] = self._driver.open_writer(
+                    Partition(self._topic, number),
+                    options=self._settings,
+                    create_topic=False,
+                    check=lambda server: None,
+                )
+            writer.write(pa.Table.from_batches([part]))
+            writer.flush()
+            self.acked_records += part.num_rows
+            for name in {"key", "value"} & {*part.schema.names}:
+                sizes = pc.sum(pc.binary_length(part.column(name)))
+                self.acked_bytes += sizes.as_py() or 0
+
+    def _spread(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        numbers, block = self._numbers, self._blocks
+        self._blocks += 1
+        if "key" not in rows.schema.names or len(numbers) == 1:
+            yield numbers[block % len(numbers)], rows
+            return
+        keys = rows.column("key").to_pylist()
+        chosen = np.array([crc32c(key) % len(numbers) for key in keys])
+        for number in np.unique(chosen):
+            yield int(number), rows.take(pa.array(np.flatnonzero(chosen == number)))
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Let go of the writers."""
+        for writer in self._writers.values():
+            writer.close(abandon=abandon)
 
 
 def _open(file: Path | None) -> AbstractContextManager[BinaryIO]:
@@ -110,7 +225,9 @@ def _find_size(stream: BinaryIO) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _send(producer: Producer, stream: BinaryIO, how: dict[str, Any]) -> None:
+def _send(
+    producer: Producer | LogProducer, stream: BinaryIO, how: dict[str, Any]
+) -> None:
     """Send everything and wait for the acknowledgements."""
     rate = SteadyRate(how["rate"]) if how["rate"] else None
     try:
@@ -131,14 +248,18 @@ def _send(producer: Producer, stream: BinaryIO, how: dict[str, Any]) -> None:
         raise
 
 
-def _write(producer: Producer, rows: pa.RecordBatch, line: int) -> None:
+def _write(producer: Producer | LogProducer, rows: pa.RecordBatch, line: int) -> None:
     try:
         producer.write(rows)
     except RowError as error:
-        raise LanceError(f"line {line + error.row}: {error.reason}") from error
+        where = f"line {line + error.row}"
+        if isinstance(producer, LogProducer):
+            # Rows were sorted into partitions and batches since.
+            where = f"a line from {line} to {line + rows.num_rows - 1}"
+        raise LanceError(f"{where}: {error.reason}") from error
 
 
-def _tell(producer: Producer) -> str:
+def _tell(producer: Producer | LogProducer) -> str:
     records = count(producer.acked_records, "record")
     return f"{records}, {format_bytes(producer.acked_bytes)} acknowledged"
 

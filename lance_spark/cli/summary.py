@@ -9,8 +9,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lance_spark.cli.display import UNKNOWN, ByteCount, Cell, format_time, show_name
+from lance_spark.cli.display import (
+    UNKNOWN,
+    ByteCount,
+    Cell,
+    Row,
+    format_time,
+    show_name,
+)
 from lance_spark.client import LanceClient, consumer_id
+from lance_spark.client.driver import TopicEntry
+from lance_spark.client.log import LogClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.model import Retention
 from lance_spark.quantity import format_limits
@@ -76,6 +85,27 @@ def summarise_named(client: LanceClient, names: Iterable[str]) -> dict[str, Docu
     return found
 
 
+def summarise_logs(client: LogClient, topics: Iterable[TopicEntry]) -> list[Document]:
+    """Ask for the bounds of all partitions of topics, by any protocol."""
+    entries = list(topics)
+    found = client.driver.bounds([log for entry in entries for log in entry.logs])
+    return [
+        {
+            "name": entry.name,
+            "partitions": [
+                {
+                    "partition": log.partition.number,
+                    "log_start": bounds and bounds.start,
+                    "log_end": bounds and bounds.end,
+                }
+                for log in entry.logs
+                for bounds in [found.get(log.partition)]
+            ],
+        }
+        for entry in entries
+    ]
+
+
 def find_lag(topic: Document | None, group: str) -> Document:
     """Tell how far a group has come in a topic, also one that committed nothing."""
     found = {"committed_offset": None, "lag_bytes": topic and topic["bytes"]}
@@ -136,6 +166,19 @@ def show_topic(topic: Document) -> dict[str, Cell]:
         "stages": topic["stages"],
         "consumers": None if consumers is None else len(consumers),
     }
+
+
+def show_logs(topic: Document) -> list[Row]:
+    """Give what tables print of a topic's partitions."""
+    return [
+        {
+            "name": show_name(topic["name"]),
+            "partition": log["partition"],
+            "log start": log["log_start"],
+            "log end": log["log_end"],
+        }
+        for log in topic["partitions"]
+    ]
 
 
 def show_retention(retention: Retention | None) -> str:

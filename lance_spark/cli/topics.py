@@ -35,18 +35,23 @@ from lance_spark.cli.options import (
     OptionType,
     check_is_store,
     connected,
+    connected_log,
     option,
     server_options,
+    take_name,
 )
 from lance_spark.cli.summary import (
     Document,
     read_groups,
+    show_logs,
     show_retention,
     show_topic,
     summarise,
+    summarise_logs,
 )
 from lance_spark.client import ClientConfig, consumer_id
-from lance_spark.errors import UnknownTopic
+from lance_spark.client.config import ConnectionConfig
+from lance_spark.errors import TopicNotFound, UnknownTopic
 from lance_spark.model import Retention
 from lance_spark.net.tls import fingerprints
 from lance_spark.store import Store
@@ -61,7 +66,8 @@ _DESCRIBED_ONLY = ("stages", "consumers")
 def command() -> None:
     """List, create, describe, change and delete topics.
 
-    A topic is given by its name, or as id: and its number.
+    A topic is given by its name, or as id: and its number. By other protocols than LWP,
+    topics have partitions, and only list, create and describe are there.
     """
 
 
@@ -75,11 +81,15 @@ def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("list")
 @option("--json as_json", bool, "One JSON object per topic.")
 @server_options
-def list_topics(config: ClientConfig, as_json: bool) -> None:
+def list_topics(config: ConnectionConfig, as_json: bool) -> None:
     """List the topics: records and bytes that are there, from where to where.
 
-    Retention is the age and the size above which data is dropped.
+    Retention is the age and the size above which data is dropped. By other protocols
+    than LWP there is a row for each partition, from its first record to its next one.
     """
+    if not isinstance(config, ClientConfig):
+        _print_logs(config, None, as_json=as_json)
+        return
     with connected(config) as client:
         topics = [summarise(client, info) for info in client.topics()]
     shown = map(show_topic, topics)
@@ -90,17 +100,53 @@ def list_topics(config: ClientConfig, as_json: bool) -> None:
     print_list("topics", listed, rows, as_json=as_json)
 
 
+def _print_logs(
+    config: ConnectionConfig, topic: int | str | None, *, as_json: bool
+) -> None:
+    """Print the partitions of all topics or of one, by a protocol that has some."""
+    names = None if topic is None else [take_name(topic, config)]
+    with connected_log(config) as client:
+        found = summarise_logs(client, client.driver.topics(names))
+    if names and not found:
+        raise TopicNotFound(f"there is no topic {names[0]!r}")
+    rows = (row for document in found for row in show_logs(document))
+    print_list("topics", found, rows, as_json=as_json)
+
+
 @command.command("create")
 @click.argument("name")
 @_limits
+@option(
+    *("--partitions=1", click.IntRange(min=1)),
+    "How many it gets; LWP creates topics with one.",
+)
 @server_options
 def create(
-    config: ClientConfig, name: str, max_age: int | None, max_bytes: int | None
+    config: ConnectionConfig,
+    name: str,
+    max_age: int | None,
+    max_bytes: int | None,
+    partitions: int,
 ) -> None:
     """Create the topic NAME."""
     retention = None
     if max_age is not None or max_bytes is not None:
         retention = Retention(max_age or 0, max_bytes or 0)
+    if not isinstance(config, ClientConfig):
+        if retention is not None:
+            raise click.UsageError(
+                f"{config.protocol} can't be told what to drop: set the limits by LWP, "
+                "or in the broker's configuration"
+            )
+        with connected_log(config) as log:
+            log.driver.create_topic(name, partitions)
+        print(f"topic {show_name(name)} created, {count(partitions, 'partition')}")
+        return
+    if partitions != 1:
+        raise click.UsageError(
+            "LWP creates topics with one partition: give --protocol rustlog or tank, "
+            "or set `partitions` in the broker's configuration"
+        )
     with connected(config) as client:
         info = client.create_topic(name, retention=retention)
     print(f"topic {show_name(info.name)} created, id {info.id}")
@@ -110,7 +156,7 @@ def create(
 @click.argument("topic", type=TOPIC)
 @option("--yes -y", bool, "Do not ask.")
 @server_options
-def delete(config: ClientConfig, topic: int | str, yes: bool) -> int:
+def delete(config: ConnectionConfig, topic: int | str, yes: bool) -> int:
     """Delete TOPIC and all of its records."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError("there is no terminal to ask on: say --yes")
@@ -139,7 +185,10 @@ def _confirm(topic: Document) -> bool:
 @_limits
 @server_options
 def retention(
-    config: ClientConfig, topic: int | str, max_age: int | None, max_bytes: int | None
+    config: ConnectionConfig,
+    topic: int | str,
+    max_age: int | None,
+    max_bytes: int | None,
 ) -> None:
     """Show or change what TOPIC drops; a limit that is not given stays as it is."""
     given = max_age, max_bytes
@@ -161,12 +210,16 @@ def retention(
 @click.argument("topic", type=TOPIC)
 @option("--json as_json", bool, "One JSON object.")
 @server_options
-def describe(config: ClientConfig, topic: int | str, as_json: bool) -> None:
+def describe(config: ConnectionConfig, topic: int | str, as_json: bool) -> None:
     """Show all that is known of TOPIC, and how far its consumers are.
 
     A consumer's lag is in bytes. The server knows consumers by number; the names of
-    groups that are active are shown beside it.
+    groups that are active are shown beside it. By other protocols than LWP, it shows
+    where each partition starts and ends.
     """
+    if not isinstance(config, ClientConfig):
+        _print_logs(config, topic, as_json=as_json)
+        return
     with connected(config) as client:
         groups = {consumer_id(g["group"]): g["group"] for g in read_groups(client)}
         found = summarise(client, client.topic(topic), groups)

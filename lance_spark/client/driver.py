@@ -471,6 +471,14 @@ class Driver(Protocol):
     def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
         """List topics, all or those of some names, sorted by name."""
 
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic.
+
+        Raises:
+            TopicAlreadyExists: it is there.
+            Unsupported: the protocol can't create several partitions.
+        """
+
     def describe(self, log: LogRef) -> TopicEntry:
         """Describe the topic that has a log's id, or its name where there are no ids.
 

@@ -297,3 +297,12 @@ def test_topics_of_a_client() -> None:
         one = Reader(client.topic("events")._repr_html_())
     assert one.outside.strip() == "topic events"
     assert ["records", "3"] in one.rows and ["retention", "all is kept"] in one.rows
+
+
+def test_addresses_of_all_protocols() -> None:
+    broker = EmbeddedBroker(fsync="none", tank="127.0.0.1:0")
+    assert broker.addresses == {}
+    with broker:
+        assert list(broker.addresses) == ["lance", "tank"]
+        assert broker.addresses["lance"] == broker.address
+        assert broker.addresses["tank"] == broker.address_of("tank")

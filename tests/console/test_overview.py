@@ -9,7 +9,8 @@ from playwright.sync_api import expect
 from lance_spark import __version__
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LanceClient
-from tests.console.kit import OpenPage, cells, numbered, write
+from lance_spark.client.log import connect
+from tests.console.kit import OpenPage, StartConsole, cells, numbered, overflow, write
 
 
 def test_it_lists_topics_and_says_who_it_is(
@@ -120,6 +121,37 @@ def test_many_topics_are_shown_in_parts(
     assert len(cells(page, "Name")) == 230
     page.get_by_label("Filter").fill("topic-229")
     expect(page.get_by_text("1 of 230 topics")).to_be_visible()
+
+
+def test_protocols_and_partitions(start: StartConsole, open_page: OpenPage) -> None:
+    broker = start(tank="127.0.0.1:0", ui_admin=True)
+    tank = f"tank://{broker.address_of('tank')}"
+    with connect(tank) as client:
+        client.append("orders", [b"a", b"b"], 1, create=True, partitions=12)
+    write(broker, "alone", numbered(1))
+    page = open_page(broker)
+    protocols = page.get_by_role("region", name="Protocols")
+    expect(protocols).to_be_visible()
+    assert protocols.locator("dt").all_inner_texts() == ["lance", "tank"]
+    with connect(tank):
+        said = f"{broker.address_of('tank')}, 1 client"
+        expect(protocols.locator("dd").nth(1)).to_have_text(said)
+    expect(protocols.locator("dd").nth(1)).to_contain_text("0 clients")
+    expect(page.get_by_text("2 topics", exact=True)).to_be_visible()
+    names = [f"orders partition {n} of 12" for n in range(12)]
+    assert cells(page, "Name") == ["alone", *names]
+    assert overflow(page) <= 0
+    page.get_by_role("link", name=names[1], exact=True).click()
+    expect(page.get_by_role("heading", name="orders/1", level=1)).to_be_visible()
+    expect(page.locator("dl.facts")).to_contain_text("1 of 12")
+    expect(page.get_by_role("button", name="Delete…")).to_have_count(0)
+    expect(page.locator("tbody").first).to_contain_text("b")
+
+
+def test_lwp_alone_needs_no_list(broker: EmbeddedBroker, open_page: OpenPage) -> None:
+    page = open_page(broker)
+    expect(page.locator("#badge")).to_be_visible()
+    expect(page.get_by_role("region", name="Protocols")).to_be_hidden()
 
 
 def test_health_says_how_the_broker_is_set_up(

@@ -73,6 +73,8 @@ def tidied(spark: SparkSession) -> Iterator[None]:
         "docs/reading.md",
         "docs/writing.md",
         "docs/streaming.md",
+        "docs/rustlog.md",
+        "docs/tank.md",
     ],
 )
 def test_spark_snippets_run_and_print_what_is_shown(

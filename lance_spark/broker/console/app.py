@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ class Requests:
         service: the broker.
         config: its settings.
         sampler: its rates.
-        broker_address: where the broker's clients connect to.
+        addresses: where the broker's clients connect to, by protocol, LWP first.
 
     Attributes:
         streams: have to end before the application can.
@@ -83,12 +83,12 @@ class Requests:
         service: Service,
         config: BrokerConfig,
         sampler: Sampler,
-        broker_address: Address,
+        addresses: Mapping[str, Address],
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._overview = Overview(service, config, sampler, broker_address)
+        self._overview = Overview(service, config, sampler, addresses)
         self.streams = Streams(self._overview, sampler)
         self._visitors = Visitors(service.gate.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)

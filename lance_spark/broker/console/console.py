@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ class Console:
         service: the broker.
         config: its settings.
         address: where to listen; port 0 takes a free one.
-        broker_address: where the broker's clients connect to.
+        addresses: where the broker's clients connect to, by protocol, LWP first.
         tls: to speak HTTPS, and nothing else.
     """
 
@@ -33,13 +34,13 @@ class Console:
         config: BrokerConfig,
         *,
         address: Address,
-        broker_address: Address,
+        addresses: Mapping[str, Address],
         tls: TlsContext | None = None,
     ) -> None:
         self._service = service
         self._config = config
         self._address = address
-        self._broker_address = broker_address
+        self._addresses = addresses
         self._tls = tls
         self._sampler = Sampler(service)
         self._server: WebServer | None = None
@@ -74,9 +75,7 @@ class Console:
                 f"the console needs the package {error.name}, which is not installed: "
                 "pip install 'lance-spark[ui]'"
             ) from error
-        requests = Requests(
-            self._service, self._config, self._sampler, self._broker_address
-        )
+        requests = Requests(self._service, self._config, self._sampler, self._addresses)
         app, ending = requests.make_app(self._address.host), requests.streams.end
         try:
             server = WebServer(app, self._address, tls=self._tls, ending=ending)

@@ -6,14 +6,14 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import lance_spark
 from lance_spark.broker.access import Principal
-from lance_spark.broker.config import BrokerConfig
+from lance_spark.broker.config import LWP, BrokerConfig
 from lance_spark.broker.console.sampler import OFFSETS_MAX, Pulse, Sampler
 from lance_spark.broker.service import ConsumerState, Service
 from lance_spark.errors import LanceError, TopicNotFound
@@ -134,19 +134,25 @@ class Overview:
         service: the broker.
         config: its settings.
         sampler: its rates.
-        address: where its clients connect to.
+        addresses: where its clients connect to, by protocol, LWP first.
 
     Attributes:
         facts: what everybody may know: version and address.
     """
 
     def __init__(
-        self, service: Service, config: BrokerConfig, sampler: Sampler, address: Address
+        self,
+        service: Service,
+        config: BrokerConfig,
+        sampler: Sampler,
+        addresses: Mapping[str, Address],
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self.facts = {"version": lance_spark.__version__, "address": str(address)}
+        self._addresses = addresses
+        address = str(addresses[LWP])
+        self.facts = {"version": lance_spark.__version__, "address": address}
 
     def describe(self, client: Principal) -> dict[str, Any]:
         """Describe everything, for one visitor.
@@ -165,6 +171,7 @@ class Overview:
             # Some rates are of one second and some of the next. With this number the
             # overview that follows looks late to a page, which then asks for them all.
             tick -= 1
+        connections = self._sampler.connections()
         rules = self._service.gate.policy.rules.values()
         now_ns, active = time.time_ns(), _find_activity(stages)
         health = judge(
@@ -181,6 +188,14 @@ class Overview:
             "uptime_s": round(self._sampler.uptime_s, 1),
             "broker": {
                 **self.facts,
+                "protocols": [
+                    {
+                        "name": name,
+                        "address": str(address),
+                        "connections": connections.get(name, 0),
+                    }
+                    for name, address in self._addresses.items()
+                ],
                 "dialect": config.dialect,
                 "fsync": config.fsync.value,
                 "tls": config.tls_enabled,
@@ -243,6 +258,9 @@ class Overview:
         return {
             "id": metadata.id,
             "name": metadata.name,
+            "topic": metadata.partition.topic,
+            "partition": metadata.partition.number,
+            "partitions": metadata.partitions or 1,
             "created_ms": metadata.created_at * 1000,
             "records": end.record - start.record,
             "bytes": end.offset - start.offset,

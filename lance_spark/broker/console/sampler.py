@@ -208,6 +208,11 @@ class Sampler:
     def _newest(self) -> _Point:
         return self._points[-1] if self._points else _Point()
 
+    def connections(self) -> dict[str, int]:
+        """Tell how many connections each protocol had at the last look."""
+        found = self._last.protocols
+        return {protocol: counts.connections for protocol, counts in found.items()}
+
     def pulse(self) -> Pulse:
         """Tell what the broker does at the moment."""
         return self._newest.pulse

@@ -141,6 +141,12 @@ class _LanceDriver:
         infos = sorted(self.client.topics(), key=lambda info: info.name)
         return [self._to_entry(i) for i in infos if names is None or i.name in names]
 
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic, which has one partition in LWP."""
+        if partitions != 1:
+            raise self.make_unsupported(f"a topic with {partitions} partitions")
+        self.client.create_topic(name)
+
     def describe(self, log: LogRef) -> TopicEntry:
         """Ask by id: another topic may have the name by now."""
         return self._to_entry(self.client.topic(log.topic_id))

@@ -100,7 +100,7 @@ def test_package_missing(directory: Path, package: str) -> None:
 def test_url(broker: EmbeddedBroker, host: str, url: str) -> None:
     address = Address(host, 80)
     console = Console(
-        broker.service, broker.config, address=address, broker_address=address
+        broker.service, broker.config, address=address, addresses={"lance": address}
     )
     assert (console.address, console.url) == (address, url)
     console.stop()

@@ -19,6 +19,7 @@ from lance_spark.broker.console.overview import (
     judge,
 )
 from lance_spark.broker.console.sampler import Pulse, Rates, Sampler
+from lance_spark.client.log import connect
 from lance_spark.client.lwp.offsets import consumer_id
 from lance_spark.errors import Corrupt
 from lance_spark.net.address import Address
@@ -73,14 +74,14 @@ class Moving(Sampler):
 
 def test_the_number_of_an_overview(broker: EmbeddedBroker) -> None:
     """Numbers rise by one, unless rates of some second are missing between two."""
-    service, address = broker.service, Address("127.0.0.1", 1)
+    service, addresses = broker.service, {"lance": Address("127.0.0.1", 1)}
     sampler = Sampler(service)
-    overview = Overview(service, broker.config, sampler, address)
+    overview = Overview(service, broker.config, sampler, addresses)
     for number in range(3):
         assert overview.describe(Principal())["tick"] == number
         sampler.sample()
     moving = Moving(service)
-    overview = Overview(service, broker.config, moving, address)
+    overview = Overview(service, broker.config, moving, addresses)
     told = overview.describe(Principal())["tick"]
     # The next one is two behind it, at least.
     assert moving.ticks == 1 and told + 2 <= moving.ticks
@@ -93,6 +94,34 @@ def test_a_rule_that_protects_nothing(start: StartBroker) -> None:
     expected = {"mtls": False, "allowed_cns": ["a", "b"], "allowed_topics": []}
     assert found["rule"] == expected
     assert visitor.get("/api/overview")["health"]["status"] == "ok"
+
+
+def test_protocols_and_partitions(start: StartBroker) -> None:
+    broker = start(ui=True, rustlog="127.0.0.1:0", tank="127.0.0.1:0")
+    visitor = Visitor(broker)
+    with connect(f"tank://{broker.address_of('tank')}") as client:
+        client.append("orders", [b"a", b"b"], 2, create=True, partitions=3)
+        client.append("alone", [b"c"], create=True)
+        assert broker._console is not None
+        broker._console._sampler.sample()
+        found = visitor.get("/api/overview")
+    assert found["broker"]["protocols"] == [
+        {"name": "lance", "address": broker.address, "connections": 0},
+        {
+            "name": "rustlog",
+            "address": broker.address_of("rustlog"),
+            "connections": 0,
+        },
+        {"name": "tank", "address": broker.address_of("tank"), "connections": 1},
+    ]
+    keys = ("name", "topic", "partition", "partitions", "records")
+    assert [tuple(topic[key] for key in keys) for topic in found["topics"]] == [
+        ("alone", "alone", 0, 1, 1),
+        *(("orders/0", "orders", 0, 3, 0), ("orders/1", "orders", 1, 3, 0)),
+        ("orders/2", "orders", 2, 3, 2),
+    ]
+    assert visitor.get("/api/topics/orders%2F2")["records"] == 2
+    assert len(visitor.records("orders/2")["records"]) == 2
 
 
 def test_plain_dialect(start: StartBroker) -> None:

@@ -40,7 +40,7 @@ export class HealthView {
       ["Durability (fsync)", broker.fsync],
       ["TLS", broker.tls ? "on" : "off"],
       ["Tokens", broker.tokens ? "needed" : "not needed"],
-      ["Topics", count(topics.length)],
+      ["Topics", count(new Set(topics.map(({ topic }) => topic)).size)],
       ["Connections", count(traffic.connections)],
       ["Requests", `${rate(traffic.requests_per_s)} per second`],
       ["Errors", `${rate(traffic.errors_per_s)} per second`],

@@ -45,6 +45,11 @@ export function topicName(topic) {
   return topic.name === "" ? "(default topic)" : topic.name;
 }
 
+/** Partitions in the order of their numbers. */
+function nameKey({ topic, partition, partitions }) {
+  return partitions > 1 ? `${topic}/${String(partition).padStart(5, "0")}` : topic;
+}
+
 export class OverviewView {
   constructor(app) {
     this.app = app;
@@ -70,6 +75,13 @@ export class OverviewView {
     this.table = this.makeTable();
     this.hidden = el("p", { class: "muted", hidden: true });
     this.uptime = el("span", { class: "muted" });
+    this.protocols = el("dl", { class: "facts" });
+    this.served = el(
+      "section",
+      { class: "panel pad", "aria-labelledby": "protocols-title", hidden: true },
+      el("h2", { id: "protocols-title", text: "Protocols" }),
+      this.protocols,
+    );
     const create = app.isAdmin
       ? el("button", { type: "button", class: "primary", text: "Create topic", onclick: () => createTopic(app) })
       : null;
@@ -78,6 +90,7 @@ export class OverviewView {
       {},
       el("div", { class: "view-head" }, el("h1", { text: "Overview" }), this.uptime),
       el("div", { class: "tiles" }, Object.values(this.tiles).map((tile) => tile.node)),
+      this.served,
       el(
         "section",
         { class: "panel", "aria-labelledby": "topics-title" },
@@ -106,7 +119,7 @@ export class OverviewView {
       sort: "name",
       empty: this.makeEmpty(),
       columns: [
-        { key: "name", label: "Name", isHeader: true, sort: (t) => t.name, fill: fillName },
+        { key: "name", label: "Name", isHeader: true, sort: nameKey, fill: fillName },
         { key: "records", label: "Records", numeric: true, sort: (t) => t.records, cell: (t) => count(t.records) },
         { key: "bytes", label: "Size", numeric: true, sort: (t) => t.bytes, cell: (t) => bytes(t.bytes) },
         { key: "in", label: "In/s", numeric: true, hint: "records per second that are written", sort: (t) => t.records_in_per_s, cell: (t) => rate(t.records_in_per_s) },
@@ -159,6 +172,7 @@ export class OverviewView {
     ]);
     setText(this.uptime, `up ${duration(overview.uptime_s)}`);
     this.showTiles(overview);
+    this.showProtocols(overview.broker.protocols);
     this.showTopics();
     this.hidden.hidden = !overview.hidden_topics;
     const many = overview.hidden_topics === 1 ? "1 topic is" : `${overview.hidden_topics} topics are`;
@@ -181,13 +195,28 @@ export class OverviewView {
     this.meter.value = broker.disk_total_bytes ? used / broker.disk_total_bytes : 0;
   }
 
+  /** Where each protocol is served; with LWP alone, the header says it. */
+  showProtocols(protocols) {
+    this.served.hidden = protocols.length < 2;
+    if (this.protocols.children.length !== protocols.length) {
+      this.protocols.replaceChildren(
+        ...protocols.map(({ name }) => el("div", {}, el("dt", { text: name }), el("dd", {}))),
+      );
+    }
+    protocols.forEach(({ address, connections }, at) => {
+      const clients = connections === 1 ? "1 client" : `${count(connections)} clients`;
+      setText(this.protocols.children[at].lastChild, `${address}, ${clients}`);
+    });
+  }
+
   showTopics() {
     const topics = this.app.overview?.topics ?? [];
     const wanted = this.filter.value.trim().toLowerCase();
     const shown = wanted ? topics.filter((t) => topicName(t).toLowerCase().includes(wanted)) : topics;
     this.table.update(shown);
-    const all = topics.length === 1 ? "1 topic" : `${count(topics.length)} topics`;
-    setText(this.counted, wanted ? `${count(shown.length)} of ${all}` : all);
+    const number = countTopics(topics);
+    const all = number === 1 ? "1 topic" : `${count(number)} topics`;
+    setText(this.counted, wanted ? `${count(countTopics(shown))} of ${all}` : all);
     if (!shown.length) this.showEmpty(topics.length > 0);
   }
 
@@ -206,6 +235,13 @@ export class OverviewView {
 
 function fillName(cell, topic) {
   if (cell.firstChild) return; // The name is part of the row's key.
-  const link = el("a", { href: topicLink(topic.name) }, quote(topicName(topic)));
+  const part = topic.partitions > 1 ? `partition ${topic.partition} of ${topic.partitions}` : null;
+  const name = quote(topicName({ name: topic.topic }));
+  const link = el("a", { href: topicLink(topic.name) }, name, part && " ", part && el("span", { class: "muted", text: part }));
   cell.append(link);
+}
+
+/** How many topics there are: one may have several partitions. */
+function countTopics(logs) {
+  return new Set(logs.map(({ topic }) => topic)).size;
 }

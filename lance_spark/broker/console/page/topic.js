@@ -38,7 +38,8 @@ export class TopicView {
     const back = el("a", { href: "#/", class: "back", text: "← Topics" });
     const title = el("h1", {}, quote(topicName({ name: this.name })));
     const actions = [];
-    if (this.app.isAdmin && this.name !== "") {
+    // A partition can't be changed or deleted alone; only its name has a slash.
+    if (this.app.isAdmin && this.name !== "" && !this.name.includes("/")) {
       actions.push(
         el("button", { type: "button", text: "Retention…", onclick: () => this.detail && setRetention(this.detail, () => this.reload()) }),
         el("button", { type: "button", class: "danger", text: "Delete…", onclick: () => deleteTopic({ name: this.name }) }),
@@ -190,6 +191,7 @@ export class TopicView {
     const now = this.app.overview?.time_ms ?? Date.now();
     const rule = detail.rule ? Object.entries(detail.rule).map(([key, value]) => `${key}: ${String(value)}`).join("; ") : "none";
     const facts = [
+      ...(detail.partitions > 1 ? [["Partition", `${detail.partition} of ${detail.partitions}`]] : []),
       ["Records", count(detail.records)],
       ["Size", bytes(detail.bytes)],
       ["On disk", bytes(detail.disk_bytes)],

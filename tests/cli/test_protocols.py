@@ -1,0 +1,340 @@
+"""The commands with other protocols than LWP, on the topics of one broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.log import connect
+from lance_spark.errors import TopicAlreadyExists, Unsupported
+from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
+from lance_spark.wire import rustlog, tank
+from tests.child import Child
+from tests.cli.checkpoint import write_batch, write_checkpoint
+from tests.cli.conftest import Run
+from tests.cli.test_broker import ENVIRONMENT
+
+PROTOCOLS = ("rustlog", "tank")
+TypeIn = Callable[[bytes], None]
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(
+        fsync="none", rustlog="127.0.0.1:0", tank="127.0.0.1:0"
+    ) as broker:
+        yield broker
+
+
+def _url(broker: EmbeddedBroker, protocol: str) -> str:
+    return f"{protocol}://{broker.address_of(protocol)}"
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ask(run: Run, broker: EmbeddedBroker, protocol: str) -> Run:
+    """Run a command against the broker, by one of the protocols."""
+
+    def call(*arguments: object) -> object:
+        return run(*arguments, "--servers", _url(broker, protocol))
+
+    return call  # type: ignore[return-value]
+
+
+def test_broker_says_where_each_protocol_is(tmp_path: Path) -> None:
+    (tmp_path / "broker.toml").write_text(
+        'tank = "127.0.0.1:0"\npartitions_max = 2\nidle_timeout_other_s = 9.5\n'
+    )
+    program = [sys.executable, "-m", "lance_spark", "broker"]
+    places = ["--listen", "127.0.0.1:0", "--rustlog", "127.0.0.1:0"]
+    files = ["--data-dir", tmp_path / "data", "--config", tmp_path / "broker.toml"]
+    with Child(
+        [*program, *places, *map(str, files)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        served = dict(line.rstrip("\n").split(" on ", 1) for line in lines)
+        assert list(served) == ["lance-spark broker listening", *PROTOCOLS]
+        for name in PROTOCOLS:
+            with connect(f"{name}://{served[name]}") as client:
+                assert client.topics() == []
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=30) == ("stopped\n", "")
+
+
+def test_topics(ask: Run, protocol: str) -> None:
+    assert ask("topics", "list") == (0, "", "no topics\n")
+    done = ask("topics", "create", "orders", "--partitions", 2)
+    assert done == (0, "topic orders created, 2 partitions\n", "")
+    assert ask("topics", "create", "alone").out == "topic alone created, 1 partition\n"
+    first = 1 if protocol == "tank" else 0
+    rows = [line.split() for line in ask("topics", "list").lines]
+    assert rows == [
+        ["name", "partition", "log", "start", "log", "end"],
+        *(["alone", "0", str(first), str(first)],),
+        *(["orders", str(n), str(first), str(first)] for n in (0, 1)),
+    ]
+    (listed,) = ask("topics", "describe", "orders", "--json").lines
+    assert json.loads(listed) == {
+        "name": "orders",
+        "partitions": [
+            {"partition": n, "log_start": first, "log_end": first} for n in (0, 1)
+        ],
+    }
+    done = ask("topics", "create", "orders")
+    assert (done.code, done.out) == (1, "") and "exists" in done.err
+    done = ask("topics", "describe", "nope")
+    assert done.code == 1 and "there is no topic 'nope'" in done.err
+
+
+def test_produce_and_consume(ask: Run, type_in: TypeIn, protocol: str) -> None:
+    type_in(b"one\ntwo\n")
+    done = ask("produce", "lines", "--create", "--partitions", 2, "--partition", 1)
+    assert done == (0, "", "2 records, 6 bytes acknowledged\n")
+    assert ask("consume", "lines").out == "one\ntwo\n"
+    assert ask("consume", "lines", "--partition", 0).out == ""
+    assert ask("consume", "lines", "-o", "hex", "--max", 1).out == "6f6e65\n"
+    first = 1 if protocol == "tank" else 0
+    found = [json.loads(line) for line in ask("consume", "lines", "-o", "json").lines]
+    for number, (row, value) in enumerate(zip(found, ["one", "two"], strict=True)):
+        if protocol == "tank":
+            assert row.pop("key") is None and row.pop("timestamp_ns") > 10**18
+        at = {"topic": "lines", "partition": 1, "offset": first + number}
+        assert row == {**at, "value": value}
+    at = ("consume", "lines", "--partition", 1)
+    assert ask(*at, "--from", first + 1).out == "two\n"
+    assert ask(*at, "--to", first + 1).out == "one\n"
+    assert ask(*at, "--from", "end") == (0, "", "")
+    done = ask(*at, "--from", 9)
+    assert done.err == (
+        f"lance-spark: offset 9 is not there yet, starting at {first + 2}\n"
+    )
+
+
+def test_follow(ask: Run, broker: EmbeddedBroker, protocol: str) -> None:
+    with connect(_url(broker, protocol)) as client:
+        client.append("t", [b"a"], 0, create=True, partitions=2)
+        client.append("t", [b"b", b"c"], 1)
+    done = ask("consume", "t", "--follow", "--max", 3)
+    assert done.code == 0 and sorted(done.lines) == ["a", "b", "c"]
+
+
+def test_keys_choose_the_partition(
+    run: Run, broker: EmbeddedBroker, type_in: TypeIn
+) -> None:
+    to = ("--servers", broker.address_of("tank"), "--protocol", "tank")
+    type_in(b"a=1\nb=2\nc=3\na=4\n")
+    arguments = ("--create", "--partitions", 3, "--compression", "snappy")
+    done = run("produce", "t", "--key-separator", "=", *arguments, *to)
+    assert done.code == 0, done.err
+    with connect(_url(broker, "tank")) as client:
+        tables = {
+            n: pa.Table.from_batches(client.read("t", n)).to_pylist()
+            for n, at in client.bounds("t").items()
+            if at.end > at.start
+        }
+    homes = {row["key"]: n for n, rows in tables.items() for row in rows}
+    (rows,) = (rows for n, rows in tables.items() if n == homes[b"a"])
+    assert [r["value"] for r in rows if r["key"] == b"a"] == [b"1", b"4"]
+    assert len(homes) == 3 and len(set(homes.values())) > 1
+    done = run("consume", "t", "--key-separator", ":", *to)
+    assert sorted(done.lines) == ["a:1", "a:4", "b:2", "c:3"]
+
+
+def test_rows_that_a_protocol_does_not_take(
+    run: Run, broker: EmbeddedBroker, type_in: TypeIn
+) -> None:
+    to = ("--servers", _url(broker, "tank"))
+    type_in(b"k=v\n" + b"x" * 256 + b"=v\n")
+    done = run("produce", "t", "--create", "--key-separator", "=", *to)
+    assert done.code == 1
+    assert "a line from 1 to 2: a key of 256 bytes, TANK takes 255" in done.err
+    to = ("--servers", _url(broker, "rustlog"))
+    for flags in (
+        ["--key-separator", "="],
+        ["--timestamp"],
+        ["--type", "json"],
+        ["--compression", "snappy"],
+    ):
+        type_in(b"x\n")
+        done = run("produce", "t", *flags, *to)
+        assert done.code == 1 and "rustlog does not carry that" in done.err, flags
+    done = run("consume", "t", "--key-separator", "=", *to)
+    assert done.code == 1 and "rustlog has no keys" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["topics", "delete", "t", "--yes"], "has no request for this"),
+        (["topics", "retention", "t"], "`lance-spark topics retention` needs LWP"),
+        (["groups"], "`lance-spark groups` needs LWP"),
+        (["bench", "--records", 1], "needs LWP"),
+        (["consume", "t", "--group", "g"], "committed by LWP only"),
+        (["topics", "create", "q", "--max-age", "1d"], "can't be told what to drop"),
+        (["consume", "id:1"], "has no topic ids"),
+    ],
+)
+def test_what_only_lwp_has(ask: Run, arguments: list[object], said: str) -> None:
+    done = ask(*arguments)
+    assert (done.code, done.out) == (2, "") and said in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["consume", "t", "--from", 3], "give --partition, too"),
+        (["consume", "t", "--from", "2024-05-01T12:00:00Z"], "can't look for a time"),
+        (["consume", "t", "--partition", 7], "has no partition 7"),
+        (["produce", "t", "--partition", 7], "'t' has 2 partitions"),
+        (["produce", "nope"], "there is no topic 'nope': create it with --create"),
+        (["topics", "list", "--token", "x"], "has no place for --token"),
+        (["topics", "list", "--checksum", "crc32"], "has no place for --checksum"),
+        (["topics", "list", "--protocol", "lance"], "is not that of --servers"),
+    ],
+)
+def test_errors(ask: Run, type_in: TypeIn, arguments: list[object], said: str) -> None:
+    ask("topics", "create", "t", "--partitions", 2)
+    type_in(b"x\n")
+    done = ask(*arguments)
+    assert (done.code, done.out) == (1, "") and said in done.err
+
+
+def test_lwp_has_no_partitions(
+    run: Run, broker: EmbeddedBroker, type_in: TypeIn
+) -> None:
+    to = ("--servers", f"lance://{broker.address}")
+    assert run("topics", "create", "t", *to).code == 0
+    type_in(b"x\n")
+    for command in (
+        ["topics", "create", "u", "--partitions", 2],
+        ["produce", "t", "--partition", 0],
+        ["consume", "t", "--partition", 0],
+    ):
+        done = run(*command, *to)
+        assert (done.code, done.out) == (2, "") and "partition" in done.err
+    # What one protocol has written another one reads.
+    type_in(b"x\n")
+    assert run("produce", "t", *to).code == 0
+    for protocol in PROTOCOLS:
+        assert run("consume", "t", "-s", _url(broker, protocol)).out == "x\n"
+
+
+def test_every_driver_creates_topics(broker: EmbeddedBroker) -> None:
+    for protocol in ("lance", *PROTOCOLS):
+        with connect(_url(broker, protocol)) as client:
+            client.driver.create_topic(f"by-{protocol}")
+            with pytest.raises(TopicAlreadyExists):
+                client.driver.create_topic(f"by-{protocol}")
+            names = [topic.name for topic in client.topics()]
+            assert f"by-{protocol}" in names
+    with (
+        connect(_url(broker, "lance")) as client,
+        pytest.raises(Unsupported, match="a topic with 2 partitions"),
+    ):
+        client.driver.create_topic("more", 2)
+
+
+def test_token_of_the_environment_is_for_lwp(
+    ask: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANCE_TOKEN", "secret")
+    assert ask("topics", "list").code == 0
+
+
+def test_port_is_the_protocols(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("topics", "list", "-s", "tank://127.0.0.2", "--timeout", "1s")
+    assert done.code == 1 and "127.0.0.2:11011" in done.err
+
+
+# Checkpoints.
+
+
+def test_offsets(run: Run, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    with connect(_url(broker, "tank")) as client:
+        client.append("orders", [b"a", b"b", b"c"], 0, create=True, partitions=2)
+    mark = OffsetMark(1, 0xABC)
+    places = {
+        "orders": TopicPlace(0, 0, ((0, 2), (1, 5)), ((0, mark),)),
+        "away": TopicPlace.at(0, 0, 1),
+    }
+    path = write_checkpoint(tmp_path / "checkpoint")
+    document = StreamOffset.of(places).to_document("tank")
+    write_batch(path, 0, [json.dumps(document)])
+    done = run("offsets", path)
+    assert done.code == 0 and "source 0: tank, 2 topics" in done.lines
+    rows = [" ".join(line.split()) for line in done.lines[-4:]]
+    assert rows == [
+        "topic partition offset mark",
+        "away 0 1 -",
+        "orders 0 2 1 record, crc32c 00000abc",
+        "orders 1 5 -",
+    ]
+    to = ("--servers", _url(broker, "tank"))
+    rows = [" ".join(line.split()) for line in run("offsets", path, *to).lines[-4:]]
+    assert rows[0] == "topic partition offset mark log start log end behind state"
+    assert rows[1] == "away 0 1 - - - - the topic is gone"
+    assert rows[2].endswith("00000abc 1 4 2 the same topic")
+    assert rows[3].endswith("1 1 0 4 records gone from the log's end")
+    (source,) = json.loads(run("offsets", path, "--json", *to).out)["sources"]
+    assert (source["lance"], source["protocol"]) == (False, "tank")
+    assert source["offset"] == document
+    assert source["topics"][1] == {
+        "topic": "orders",
+        "partition": 0,
+        "offset": 2,
+        "mark": mark.to_document(),
+        "log_start": 1,
+        "log_end": 4,
+        "lag_records": 2,
+        "state": "same",
+    }
+    done = run("offsets", path, "--servers", broker.address)
+    assert done.code == 2 and "the query reads tank, not lance" in done.err
+
+
+# Captures.
+
+
+def test_inspect(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "capture"
+    frames = [rustlog.CreateTopic("orders", 2), rustlog.ListTopics()]
+    data = [part for f in frames for part in rustlog.encode_message(f, as_json=False)]
+    file.write_bytes(b"".join(map(bytes, data)))
+    done = run("inspect", "--protocol", "rustlog", "--full", file)
+    assert (done.code, done.err) == (0, "")
+    assert [" ".join(line.split()) for line in done.lines] == [
+        "rustlog frames, 22 bytes",
+        "byte payload content",
+        "0 13 0x05 CreateTopic topic='orders' partitions=2",
+        "17 1 0x06 ListTopics",
+    ]
+    file.write_bytes(file.read_bytes()[:-3])
+    done = run("inspect", "--protocol", "rustlog", file)
+    assert done.code == 1 and "CreateTopic" in done.out
+    assert "no frame at byte 17: stream ended in a frame" in done.err
+
+
+def test_inspect_tank(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "capture"
+    parts = tank.encode_message(tank.CreateTopic(7, "orders", 2))
+    file.write_bytes(b"".join(map(bytes, parts)) + b"\x04\0\0\0\0")
+    done = run("inspect", "--protocol", "tank", file)
+    assert done.code == 1 and "no frame at byte " in done.err
+    assert "CreateTopic(request_id=7" in done.out
+    assert "unknown message 0x04" in done.err
