@@ -55,6 +55,8 @@ class Config(ConnectionConfig):
     protocol: ClassVar[str] = "tank"
     default_port: ClassVar[int] = 11011
 
+    servers: str = "127.0.0.1"
+
 
 class TankDialect:
     """TANK; answers have the ids of their requests and may overtake each other.
