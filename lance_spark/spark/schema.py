@@ -178,15 +178,40 @@ def _list_types(kinds: Iterable[DataType]) -> str:
     return " or ".join(kind.simpleString() for kind in kinds)
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What of a row a protocol's records can't hold.
+
+    Args:
+        refused: columns that have to be null.
+        ignored: columns that are passed over, so that rows of other formats can be
+            written.
+        needs_value: a value can't be null.
+    """
+
+    refused: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+    needs_value: bool = False
+
+
+ALL_CARRIED = Carried()
+
+
+def find_carried(protocol: str) -> Carried:
+    """Tell what of a row a format can't carry."""
+    written = {*list_written(protocol)}
+    return Carried(
+        refused=frozenset({*WRITE_COLUMNS} - {"type"} - written),
+        ignored=frozenset({"type"} - written),
+        # Only LWP's types tell a null from a value of no bytes.
+        needs_value="type" not in written,
+    )
+
+
 def list_written(protocol: str) -> list[str]:
     """List the columns of a write that end up in records."""
     carried = _list_readable(protocol)
     return [name for name in _WRITABLE if name in carried]
-
-
-def list_refused(protocol: str) -> set[str]:
-    """List the columns that have to be null in a write: no record would hold them."""
-    return {*WRITE_COLUMNS} - {"type", *list_written(protocol)}
 
 
 def check_write_schema(

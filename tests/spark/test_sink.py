@@ -524,8 +524,7 @@ def test_a_commit_of_something_else_is_refused(
 def test_an_expired_stage_has_its_own_error(broker: EmbeddedBroker) -> None:
     job = make_job(broker, topic="a")
     results = run_tasks(job, [values(b"1")])
-    store = broker._store
-    assert store is not None
+    store = broker.service.store
     store._staging.expire(time.time_ns() + 2 * store.config.stage_ttl_s * 10**9)
     with pytest.raises(StageExpiredError):
         commit_job(job, results)

@@ -684,8 +684,7 @@ def test_an_expired_stage_says_what_to_do(
 ) -> None:
     query = Query(broker, monkeypatch)
     messages = query.run_tasks(0, [values(b"1")])
-    store = broker._store
-    assert store is not None
+    store = broker.service.store
     now_ns = store._clock_ns() + (store.config.stage_ttl_s + 1) * 1_000_000_000
     store._staging.expire(now_ns)
     with pytest.raises(StageExpiredError, match="restart the query: it is replayed"):

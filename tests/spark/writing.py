@@ -119,8 +119,7 @@ def create_topics(broker: EmbeddedBroker, *topics: str) -> None:
 
 def count_stages(broker: EmbeddedBroker) -> int:
     """Count the stages that a broker has."""
-    store = broker._store
-    assert store is not None
+    store = broker.service.store
     return len(store.stages())
 
 

@@ -43,7 +43,7 @@ from lance_spark.client.lwp import mark
 from lance_spark.client.lwp.finder import LocatedFinder, ProbedFinder
 from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
 from lance_spark.client.lwp.ruler import LocatedRuler, WalkedRuler
-from lance_spark.errors import TopicDeleted, TopicNotFound, Unsupported
+from lance_spark.errors import OptionError, TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES, read_records
 
@@ -79,6 +79,14 @@ def open_driver(config: Config) -> LwpDriver | PlainDriver:
     except BaseException:
         client.close()
         raise
+
+
+def _read_settings(options: WriterSettings) -> dict[str, Any]:
+    """Give the settings that writers of LWP have."""
+    settings = asdict(options)
+    # Topics have one partition, and batches are told apart by their numbers.
+    del settings["partitions"], settings["sole_writer"]
+    return settings
 
 
 def make_driver(client: LanceClient) -> LwpDriver | PlainDriver:
@@ -205,14 +213,18 @@ class _LanceDriver:
         check: CheckServer,
     ) -> _TopicWriter:
         """Write rows to a topic, each at least once."""
-        assert to.number == 0, "LWP's topics have one partition"
+        if to.number:
+            raise OptionError(
+                f"topic {to.topic!r} has no partition {to.number}: topics of LWP have "
+                "the partition 0 alone"
+            )
         # Any of the servers may answer when a connection has to be made anew.
         return _TopicWriter(
             self.client,
             to.topic,
             create_topic=create_topic,
             check=lambda connection: check(_describe_server(connection)),
-            **asdict(options),
+            **_read_settings(options),
         )
 
     def stages(self) -> LwpStages | None:
@@ -367,7 +379,7 @@ class LwpStages:
         check: CheckServer,
     ) -> StageWriter:
         """Open a stage for a topic that need not exist yet."""
-        settings: dict[str, Any] = asdict(options)
+        settings = _read_settings(options)
         # Only plain servers have trouble with them.
         del settings["allow_null_records"]
         return StageWriter(
