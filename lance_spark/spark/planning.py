@@ -207,11 +207,25 @@ def choose_topics(
     names = sorted(entry.name for entry in chosen)
     missing = [name for name in options.topics if name not in names]
     if missing:
-        raise TopicNotFound(describe_missing(missing))
+        raise TopicNotFound(_explain_missing(missing, listing))
     for bound in (options.start, options.end):
         if isinstance(bound, AtOffsets):
             _check_named(bound, names)
     return sorted(chosen, key=lambda entry: entry.name)
+
+
+def _explain_missing(missing: Sequence[str], listing: Sequence[TopicEntry]) -> str:
+    """Say what to ask for instead of topics whose partitions are topics here."""
+    for name in missing:
+        parts = [e.name for e in listing if e.name.startswith(f"{name}/")]
+        if f"{name}/0" in parts:
+            return (
+                f"topic {name!r} has {len(parts)} partitions, which are topics of "
+                f"their own in this format: name them, {f'{name}/0'!r} to "
+                f"{f'{name}/{len(parts) - 1}'!r}, or read it with a format that has "
+                "partitions, such as tank"
+            )
+    return describe_missing(missing)
 
 
 def describe_missing(topics: Iterable[str]) -> str:

@@ -41,10 +41,10 @@ class LogDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of a read for which the user names none."""
         from lance_spark.spark.options import lists_topics
-        from lance_spark.spark.schema import TOPICS_SCHEMA, make_row_schema
+        from lance_spark.spark.schema import make_row_schema, make_topics_schema
 
         if lists_topics(self.options, self.protocol):
-            return TOPICS_SCHEMA
+            return make_topics_schema(self.protocol)
         return make_row_schema(self.protocol)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -136,7 +136,7 @@ def test_records_that_are_gone(logs: Logs) -> None:
 def test_topics_are_listed(logs: Logs) -> None:
     source = make_source(metadata="topics")
     rows = gather(source.reader(source.schema()).read(None))  # type: ignore[arg-type]
-    assert [row[1] for row in rows] == ["a", "b"]
+    assert [row[1:3] for row in rows] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
 
 
 # Streams.
