@@ -87,6 +87,12 @@ class LogRef:
         """The topic's name."""
         return self.partition.topic
 
+    @property
+    def name(self) -> str:
+        """What losses call it: the topic, and the partition if it is not the first."""
+        topic, number = self.partition.topic, self.partition.number
+        return f"{topic}/{number}" if number else topic
+
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:

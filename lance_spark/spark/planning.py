@@ -324,7 +324,7 @@ def _resolve_range(
         is_time = isinstance(bound, AtTime)
         asked.append(min(position, bounds.end) if is_time else position)
     start, end = asked
-    planned = plan_range(log.topic, start, end, bounds)
+    planned = plan_range(log.name, start, end, bounds)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)
     return planned
@@ -405,7 +405,7 @@ def _compare(
     for place in (before, end):
         if place is not None and not is_marked_right(driver, log, place):
             return [], [make_shifted(log, place, bounds)]
-    planned = plan_range(log.topic, asked.start, asked.end, bounds)
+    planned = plan_range(log.name, asked.start, asked.end, bounds)
     losses = [*planned.losses, *find_cut(log, end, bounds)]
     if planned.start == planned.end:
         return [], losses
@@ -442,7 +442,7 @@ def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLos
             "the log was longer when the offset was written down: the server has "
             "deleted data, or the log was cut or restored from a copy"
         )
-        yield DataLoss(log.topic, seen_end, bounds.start, bounds.end, reason)
+        yield DataLoss(log.name, seen_end, bounds.start, bounds.end, reason)
 
 
 def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
@@ -452,7 +452,7 @@ def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
         "written down: the server has deleted data and its offsets have shifted"
     )
     position = place.position(log.partition.number)
-    return DataLoss(log.topic, position, bounds.start, bounds.end, reason)
+    return DataLoss(log.name, position, bounds.start, bounds.end, reason)
 
 
 def check_range(driver: Driver, piece: Range) -> None:
@@ -472,7 +472,7 @@ def make_moved(piece: Range) -> DataLoss:
         "the server has deleted data and its offsets have shifted since the query was "
         "planned: run it again"
     )
-    return DataLoss(piece.topic, piece.start, None, None, reason)
+    return DataLoss(piece.log.name, piece.start, None, None, reason)
 
 
 def make_recreated(
@@ -500,10 +500,10 @@ def make_recreated(
         )
     position = place.position(log.partition.number)
     if bounds is None:
-        return DataLoss(log.topic, position, None, None, reason)
+        return DataLoss(log.name, position, None, None, reason)
     # A start behind the position would count as bytes that are missing in between.
     log_start = bounds.start if bounds.start <= position else None
-    return DataLoss(log.topic, position, log_start, bounds.end, reason)
+    return DataLoss(log.name, position, log_start, bounds.end, reason)
 
 
 def make_gone(log: LogRef, asked: int) -> DataLoss:
@@ -511,7 +511,7 @@ def make_gone(log: LogRef, asked: int) -> DataLoss:
     # Not every protocol has ids.
     which = f"topic id {log.topic_id}" if log.topic_id else "it"
     reason = f"{which} is gone: the topic was deleted"
-    return DataLoss(log.topic, asked, None, None, reason)
+    return DataLoss(log.name, asked, None, None, reason)
 
 
 def report_loss(loss: DataLoss, *, is_error: bool) -> None:

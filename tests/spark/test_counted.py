@@ -133,6 +133,29 @@ def test_records_that_are_gone(logs: Logs) -> None:
         strict.reader(strict.schema()).partitions()
 
 
+def test_a_task_without_all_of_its_rows_fails(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(topic="a")
+    reader = source.reader(source.schema())
+    [_, last] = reader.partitions()
+    monkeypatch.setattr(counted.LogReader, "next_records", lambda reader: None)
+    with pytest.raises(DataLoss, match=r"'a/2'.*the server gives no record there"):
+        gather(reader.read(last))
+
+
+def test_losses_are_reported_by_partition(
+    logs: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(topic="a", failOnDataLoss="false", maxRecordsPerTrigger="2")
+    query.run()
+    for number in (0, 2):
+        logs[Partition("a", number)].drop(4)
+    query.run()
+    for topic in ("a", "a/2"):
+        assert f"topic {topic!r}: " in caplog.text
+
+
 def test_topics_are_listed(logs: Logs) -> None:
     source = make_source(metadata="topics")
     rows = gather(source.reader(source.schema()).read(None))  # type: ignore[arg-type]
