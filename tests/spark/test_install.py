@@ -84,7 +84,12 @@ def test_the_format_is_there_without_a_call(
     spark: SparkSession, broker: EmbeddedBroker, topic: str
 ) -> None:
     # Sessions share nothing that is registered by hand.
-    check_round_trip(spark.newSession(), broker, topic)
+    session = spark.newSession()
+    check_round_trip(session, broker, topic)
+    listeners = {"rustlog": "127.0.0.1:0", "tank": "127.0.0.1:0"}
+    with EmbeddedBroker(fsync="none", **listeners) as other:
+        for name in listeners:
+            check_round_trip(session, other, f"{topic}-{name}", name)
 
 
 def test_the_format_can_be_registered(
@@ -107,7 +112,9 @@ def check_round_trip(
     session: SparkSession, broker: EmbeddedBroker, topic: str, name: str = "lance"
 ) -> None:
     """Write a row and read it."""
-    there = {"servers": broker.address, "topic": topic}
+    is_lance = name not in ("rustlog", "tank")
+    servers = broker.address if is_lance else broker.address_of(name)
+    there = {"servers": servers, "topic": topic}
     rows = session.sql("select 'one' as value")
     rows.write.format(name).mode("append").options(**there).save()
     found = session.read.format(name).options(**there).load()
