@@ -481,17 +481,19 @@ def route_rows(
 def _check_carried(batch: pa.RecordBatch, first_row: int, carried: Carried) -> None:
     """Check that rows have nothing that their records could not hold."""
     faults = [
-        (batch.column(name).is_valid(), f"its column {name} can't be", "set it to null")
+        (
+            batch.column(name).is_valid(),
+            f"its column {name} can't be written to this format: set it to null",
+        )
         for name in batch.schema.names
         if name in carried.refused
     ]
     if carried.needs_value:
-        is_null = batch.column("value").is_null()
-        faults.append((is_null, "its value is null, which can't be", "filter it out"))
-    for is_wrong, fault, remedy in faults:
+        text = "its value is null, which can't be written to this format: filter it out"
+        faults.append((batch.column("value").is_null(), text))
+    for is_wrong, text in faults:
         if is_wrong.true_count:
-            row = first_row + pc.index(is_wrong, True).as_py()
-            raise RowError(f"{fault} written to this format: {remedy}", row)
+            raise RowError(text, first_row + pc.index(is_wrong, True).as_py())
 
 
 def _read_targets(

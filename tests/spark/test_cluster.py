@@ -80,9 +80,9 @@ def check_jobs(
         found = cluster.run(cluster_job, broker.address, topic, str(tmp_path), *others)
     rows = cluster_job.ROWS
     for each in others:
-        # Four tasks, so each of the three partitions has rows.
-        copied = {"rows": rows, "partitions": 3, "sum": rows * (rows - 1) // 2}
-        assert found.pop(each) == copied
+        # Four tasks, so each of the three partitions has rows. Some may be there twice:
+        # the cluster starts slow tasks a second time, and delivery is at-least-once.
+        assert found.pop(each) == {"values": rows, "partitions": 3}
     once = {"rows": rows, "values": rows, "sum": rows * (rows - 1) // 2}
     assert all(each.pop("partitions") > 1 for each in found.values())
     # Both worked. Whose rows count is Spark's affair: it starts a task that is slow a

@@ -28,7 +28,9 @@ def test_a_topic_goes_from_format_to_format(
 
     def write(start: int, end: int) -> None:
         rows = spark.range(start, end, numPartitions=2)
-        rows = rows.selectExpr("cast(id as string) value", "cast(id % 50 as string) key")
+        rows = rows.selectExpr(
+            "cast(id as string) value", "cast(id % 50 as string) key"
+        )
         rows.write.format("tank").mode("append").options(
             servers=servers["tank"], topic="a", partitions="3"
         ).save()
