@@ -29,7 +29,7 @@ def __getattr__(name: str) -> str:
 
 
 def register(spark: SparkSession, name: str = "lance") -> None:
-    """Make `format("lance")` known to a session, on request by another name.
+    """Make the formats known to a session, `lance` on request by another name.
 
     Not needed where the package is installed: Spark finds it by itself there. Another
     name is for sessions with LanceDB's connector, which has this one.

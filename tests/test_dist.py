@@ -95,7 +95,12 @@ def test_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
         names = set(archive.namelist())
     there = {
         str(path.relative_to(ROOT))
-        for package in ("lance_spark", "pyspark_lance")
+        for package in (
+            "lance_spark",
+            "pyspark_lance",
+            "pyspark_rustlog",
+            "pyspark_tank",
+        )
         for path in (ROOT / package).rglob("*")
         if path.suffix not in (".pyc", ".so", ".c") and path.is_file()
     }

@@ -16,7 +16,7 @@ import lance_spark
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lance_spark"
-SHIM = ROOT / "pyspark_lance"
+SHIMS = [ROOT / f"pyspark_{name}" for name in ("lance", "rustlog", "tank")]
 
 _BLOCK = """
 import sys
@@ -115,7 +115,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from a copy: the checkout may hold what earlier builds left."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    for package in (PACKAGE, SHIM):
+    for package in (PACKAGE, *SHIMS):
         shutil.copytree(package, source / package.name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -139,12 +139,12 @@ def test_wheel_content(wheel: Path) -> None:
         names = set(archive.namelist())
         (scripts,) = [n for n in names if n.endswith(".dist-info/entry_points.txt")]
         assert b"lance-spark = lance_spark.cli.main:main" in archive.read(scripts)
-    files = [*PACKAGE.rglob("*.py"), *SHIM.rglob("*.py")]
+    files = [f for top in (PACKAGE, *SHIMS) for f in top.rglob("*.py")]
     assert {str(file.relative_to(ROOT)) for file in files} <= names
     assert "lance_spark/py.typed" in names
     assert any(name.endswith("/LICENSE") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"lance_spark", "pyspark_lance"}
+    assert tops == {"lance_spark", *(shim.name for shim in SHIMS)}
 
 
 @pytest.mark.slow

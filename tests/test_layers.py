@@ -22,6 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "lance_spark"
+# What Spark finds: one per format.
+SHIMS = ("pyspark_lance", "pyspark_rustlog", "pyspark_tank")
 
 # Each layer may import itself and these.
 _VALUES = {"errors", "model", "records"}
@@ -48,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {*_BASE, "quantity", "client", "broker", "spark"},
     "__init__": {*_VALUES, "spark"},  # `register` is in spark, and imported late.
     "__main__": {"cli"},
-    "pyspark_lance": {"spark"},
+    **{shim: {"spark"} for shim in SHIMS},
 }
 
 # What puts two layers together that do not know each other: LWP's bytes and Arrow. A
@@ -75,7 +77,7 @@ COMPOSERS = {
 
 # Foreign packages that only some layers may know.
 RESERVED: dict[str, set[str]] = {
-    "pyspark": {"spark", "demo", "pyspark_lance"},
+    "pyspark": {"spark", "demo", *SHIMS},
     "click": {"cli"},
     "rich": {"cli"},
     "pytest": {"testing"},
@@ -111,7 +113,7 @@ def find_faults(module: str, source: str) -> list[str]:
 
 def _judge(module: str, layer: str, target: str) -> str | None:
     top = target.split(".")[0]
-    if top not in (PACKAGE, "pyspark_lance"):
+    if top not in (PACKAGE, *SHIMS):
         if layer in RESERVED.get(top, {layer}):
             return None
         return f"only {', '.join(sorted(RESERVED[top]))} may"
@@ -188,10 +190,7 @@ def _is_import_call(node: ast.Call) -> bool:
 
 
 def _modules() -> dict[str, Path]:
-    files = [
-        f for top in (PACKAGE, "pyspark_lance") for f in (ROOT / top).rglob("*.py")
-    ]
-    files += ROOT.glob("pyspark_lance.py")
+    files = [f for top in (PACKAGE, *SHIMS) for f in (ROOT / top).rglob("*.py")]
     return {
         ".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files
     }

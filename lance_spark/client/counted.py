@@ -270,8 +270,9 @@ class CountedDriver(ABC):
         raise self.make_unsupported(f"{option}: use offsets")
 
     def align(self, log: LogRef, position: int) -> int:
-        """Return the position itself: each is a record's."""
-        return position
+        """Return the position itself, or the log's start if that is behind it."""
+        bounds = self.bounds([log]).get(log.partition)
+        return position if bounds is None else max(position, bounds.start)
 
     def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> CountedRuler:
         """Make a ruler that counts."""

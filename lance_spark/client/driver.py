@@ -49,6 +49,7 @@ class Traits:
         first_position: the position of the first record of a new partition.
         waits: the server answers `Driver.wait` when something has changed.
         compressions: what batches may be compressed with.
+        has_stages: writes can be staged, on servers that have all of the protocol.
         batch_units_max: how much a micro-batch reads if the user sets no limit.
         record_units_min: what the smallest record takes.
         split_units: how much one task reads if the user sets no limit.
@@ -61,6 +62,7 @@ class Traits:
     first_position: int = 0
     waits: bool = False
     compressions: tuple[str, ...] = ("none",)
+    has_stages: bool = False
     batch_units_max: int | None = None
     record_units_min: int = 1
     split_units: int = 500_000
@@ -84,6 +86,12 @@ class LogRef:
     def topic(self) -> str:
         """The topic's name."""
         return self.partition.topic
+
+    @property
+    def name(self) -> str:
+        """What losses call it: the topic, and the partition if it is not the first."""
+        topic, number = self.partition.topic, self.partition.number
+        return f"{topic}/{number}" if number else topic
 
 
 @dataclass(frozen=True, slots=True)

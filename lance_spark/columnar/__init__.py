@@ -13,4 +13,5 @@ from lance_spark.columnar.columns import write_records as write_records
 from lance_spark.columnar.inputs import IGNORED_COLUMNS as IGNORED_COLUMNS
 from lance_spark.columnar.inputs import WRITE_COLUMNS as WRITE_COLUMNS
 from lance_spark.columnar.inputs import check_columns as check_columns
+from lance_spark.columnar.inputs import hash_keys as hash_keys
 from lance_spark.columnar.inputs import read_records as read_records

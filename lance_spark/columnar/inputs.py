@@ -14,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lance_spark import kernel
 from lance_spark.errors import OptionError, RowError
 from lance_spark.records import NO_SPANS, Records, Spans, as_bytes
 
 # The columns that a write looks at, and those that it passes over, so that rows which
-# were read can be written. Whether `topic` says where a row goes, the caller decides.
+# were read can be written. Whether `topic` and `partition` say where a row goes, the
+# caller decides.
 WRITE_COLUMNS = ("value", "key", "timestamp", "timestamp_ns", "type")
-IGNORED_COLUMNS = ("topic", "offset", "next_offset")
+IGNORED_COLUMNS = ("topic", "partition", "offset", "next_offset", "append_time")
 
 _BYTES_OR_TEXT = (
     *(pa.binary(), pa.large_binary(), pa.binary_view()),
@@ -156,6 +158,15 @@ def read_columns(batch: pa.RecordBatch) -> Columns:
         # A uint64 that wraps turns negative, which is no type either.
         type=cast(_get(batch, "type"), pa.int64(), safe=False),
     )
+
+
+def hash_keys(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Compute the CRC-32C of keys; give the rows that have one, and those."""
+    column = _read_binary(batch, "key")
+    valid = read_flags(column)
+    rows = np.flatnonzero(valid)
+    keys = _read_spans(column, valid).select(rows)
+    return rows, kernel.sum_spans(keys.data, keys.starts, keys.ends)
 
 
 def _get(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -85,6 +85,23 @@ def measure(
     return total
 
 
+def sum_spans(
+    data: Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Compute the CRC-32C of each span.
+
+    Args:
+        data: the bytes.
+        starts: where each span starts.
+        ends: where each span ends.
+
+    Raises:
+        ValueError: a span is not in the data, or the arrays do not fit together.
+    """
+    sums: NDArray[np.uint32] = _source.sum_spans(data, starts, ends)
+    return sums
+
+
 def weave(out: Buffer, parts: Sequence[Part]) -> None:
     """Fill a buffer with the first span of each part, then the second of each, …
 

@@ -14,9 +14,10 @@ from lance_spark.kernel._kernel import (
     measure,
     weave,
 )
+from lance_spark.kernel._kernel import sum_spans as _sum_spans
 from lance_spark.model import Buffer
 
-__all__ = ["measure", "walk_be32", "walk_tank", "walk_tlv", "weave"]
+__all__ = ["measure", "sum_spans", "walk_be32", "walk_tank", "walk_tlv", "weave"]
 
 # First guess of a walk's output: a record per this many bytes.
 _GUESS_BYTES = 64
@@ -57,6 +58,15 @@ def _collect(
     # A view would keep the unused rest of a wrong guess alive.
     found = starts[:count]
     return found if 2 * count > len(starts) else found.copy(), position
+
+
+def sum_spans(
+    data: Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Do what `kernel.sum_spans` says."""
+    sums = np.empty(len(starts), np.uint32)
+    _sum_spans(data, starts, ends, sums)
+    return sums
 
 
 def walk_tank(

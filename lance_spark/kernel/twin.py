@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark.model import Buffer
@@ -143,6 +144,17 @@ def measure(starts: _Positions, ends: _Positions, offsets: NDArray[np.int32]) ->
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1:])
     return int(lengths.sum())
+
+
+def sum_spans(data: Buffer, starts: _Positions, ends: _Positions) -> NDArray[np.uint32]:
+    """Do what `kernel.sum_spans` says."""
+    view = np.frombuffer(data, np.uint8).data
+    fits = len(starts) == len(ends) and not (ends < starts).any()
+    if not fits or (starts < 0).any() or (ends > len(view)).any():
+        raise ValueError("sum_spans: argument out of range")
+    bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+    sums = [crc32c(view[start:end]) for start, end in bounds]
+    return np.array(sums, np.uint32)
 
 
 def weave(out: Buffer, parts: tuple[_Part, ...]) -> None:

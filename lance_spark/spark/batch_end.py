@@ -264,7 +264,7 @@ class BatchEnd:
                 "restored from a copy"
             )
             bounds = self._find_bounds(state)
-            loss = DataLoss(log.topic, position, bounds.start, bounds.end, reason)
+            loss = DataLoss(log.name, position, bounds.start, bounds.end, reason)
         elif is_marked_right(self._driver, log, place):
             # Also where nothing seems to be unread: as much may have come as was
             # deleted.
@@ -324,11 +324,11 @@ class BatchEnd:
                 "copy, and something else was appended since"
             )
             self._losses.report(
-                DataLoss(log.topic, position, log_start, state.end, reason)
+                DataLoss(log.name, position, log_start, state.end, reason)
             )
             return found
         bounds = Bounds(log_start, max(log_start, state.end))
-        planned = plan_range(log.topic, position, state.end, bounds)
+        planned = plan_range(log.name, position, state.end, bounds)
         for loss in planned.losses:
             self._losses.report(loss)
         return planned.start

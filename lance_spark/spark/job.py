@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lance_spark.client.driver import Driver, ServerKind, StageCalls
+from lance_spark.client.driver import Driver, ServerKind, StageCalls, find_driver
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
@@ -81,6 +81,13 @@ class WriteJob:
                 "ones a topic column names is only known when all rows were seen"
             )
         needs = self.find_need_of_stages()
+        protocol = self.options.client.protocol
+        if needs is not None and not find_driver(protocol).TRAITS.has_stages:
+            what, instead = needs
+            raise OptionError(
+                f"{what} can't be had with format {protocol}, which has no staged "
+                f"writes: {instead}"
+            )
         if needs is not None and self.options.delivery == "at-least-once":
             what, instead = needs
             raise OptionError(

@@ -123,9 +123,12 @@ class WriteOptions:
     Args:
         client: how to reach the servers.
         topic: where all rows go; None if a column says it row by row.
+        partition: the partition that all rows go to; None if a row's column, its key
+            or its task says it.
         create_topic: create a topic that is missing.
+        partitions: how many partitions it gets.
         record_type: the type of values without key and timestamp.
-        compression: `none` or `lz4`.
+        compression: `none`, or one that the protocol has.
         batch_bytes: how large a batch may get.
         max_in_flight: how many batches may be not acknowledged.
         allow_null_records: send Null records to a plain server, too.
@@ -136,7 +139,9 @@ class WriteOptions:
 
     client: ConnectionConfig
     topic: str | None
+    partition: int | None
     create_topic: bool
+    partitions: int
     record_type: int
     compression: str
     batch_bytes: int
@@ -280,10 +285,7 @@ def _find_option(key: str, protocol: str) -> Option:
     if found is None:
         raise OptionError(f"there is no option {key}; {_suggest(key, protocol)}")
     if not found.has_format(protocol):
-        raise OptionError(
-            f"option {found.name} is for format {', '.join(found.formats or ())}, not "
-            f"for {protocol}: leave it out"
-        )
+        raise found.refuse_format(protocol)
     return found
 
 
@@ -369,6 +371,7 @@ def check_conflicts(values: Values) -> None:
         _check_named(values, offsets)
     _check_order(values)
     _check_transaction(values)
+    _check_written(values)
 
 
 def _pick_bounds(values: Values) -> list[Bound]:
@@ -476,4 +479,25 @@ def _check_transaction(values: Values) -> None:
         raise OptionError(
             "options txnAppId and txnVersion are given with delivery at-least-once, "
             "which can't tell a repeated write: leave out delivery, or them"
+        )
+
+
+def _check_written(values: Values) -> None:
+    """Check that the protocol can do what a write asks for."""
+    traits, given = find_driver(values.protocol).TRAITS, values["compression"]
+    if given not in traits.compressions:
+        raise OptionError(
+            f"option compression: {values.protocol} has no {given!r}: give "
+            f"{' or '.join(traits.compressions)}"
+        )
+    if values["delivery"] == "exactly-once" and not traits.has_stages:
+        raise OptionError(
+            f"option delivery: {values.protocol} has no staged writes, so that rows "
+            "can't be written exactly-once: use auto or at-least-once"
+        )
+    partition = values["partition"]
+    if "partitions" in values and (partition or 0) >= values["partitions"]:
+        raise OptionError(
+            f"option partition is {partition}, and partitions {values['partitions']}: "
+            "partitions are counted from 0"
         )

@@ -200,11 +200,25 @@ def choose_topics(
     names = sorted(entry.name for entry in chosen)
     missing = [name for name in options.topics if name not in names]
     if missing:
-        raise TopicNotFound(describe_missing(missing))
+        raise TopicNotFound(_explain_missing(missing, listing))
     for bound in (options.start, options.end):
         if isinstance(bound, AtOffsets):
             _check_named(bound, names)
     return sorted(chosen, key=lambda entry: entry.name)
+
+
+def _explain_missing(missing: Sequence[str], listing: Sequence[TopicEntry]) -> str:
+    """Say what to ask for instead of topics whose partitions are topics here."""
+    for name in missing:
+        parts = [e.name for e in listing if e.name.startswith(f"{name}/")]
+        if f"{name}/0" in parts:
+            return (
+                f"topic {name!r} has {len(parts)} partitions, which are topics of "
+                f"their own in this format: name them, {f'{name}/0'!r} to "
+                f"{f'{name}/{len(parts) - 1}'!r}, or read it with a format that has "
+                "partitions, such as tank"
+            )
+    return describe_missing(missing)
 
 
 def describe_missing(topics: Iterable[str]) -> str:
@@ -303,7 +317,7 @@ def _resolve_range(
         is_time = isinstance(bound, AtTime)
         asked.append(min(position, bounds.end) if is_time else position)
     start, end = asked
-    planned = plan_range(log.topic, start, end, bounds)
+    planned = plan_range(log.name, start, end, bounds)
     for loss in planned.losses:
         report_loss(loss, is_error=options.fail_on_data_loss)
     return planned
@@ -384,7 +398,7 @@ def _compare(
     for place in (before, end):
         if place is not None and not is_marked_right(driver, log, place):
             return [], [make_shifted(log, place, bounds)]
-    planned = plan_range(log.topic, asked.start, asked.end, bounds)
+    planned = plan_range(log.name, asked.start, asked.end, bounds)
     losses = [*planned.losses, *find_cut(log, end, bounds)]
     if planned.start == planned.end:
         return [], losses
@@ -421,7 +435,7 @@ def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLos
             "the log was longer when the offset was written down: the server has "
             "deleted data, or the log was cut or restored from a copy"
         )
-        yield DataLoss(log.topic, seen_end, bounds.start, bounds.end, reason)
+        yield DataLoss(log.name, seen_end, bounds.start, bounds.end, reason)
 
 
 def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
@@ -431,7 +445,7 @@ def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
         "written down: the server has deleted data and its offsets have shifted"
     )
     position = place.position(log.partition.number)
-    return DataLoss(log.topic, position, bounds.start, bounds.end, reason)
+    return DataLoss(log.name, position, bounds.start, bounds.end, reason)
 
 
 def check_range(driver: Driver, piece: Range) -> None:
@@ -451,7 +465,7 @@ def make_moved(piece: Range) -> DataLoss:
         "the server has deleted data and its offsets have shifted since the query was "
         "planned: run it again"
     )
-    return DataLoss(piece.topic, piece.start, None, None, reason)
+    return DataLoss(piece.log.name, piece.start, None, None, reason)
 
 
 def make_recreated(
@@ -479,10 +493,10 @@ def make_recreated(
         )
     position = place.position(log.partition.number)
     if bounds is None:
-        return DataLoss(log.topic, position, None, None, reason)
+        return DataLoss(log.name, position, None, None, reason)
     # A start behind the position would count as bytes that are missing in between.
     log_start = bounds.start if bounds.start <= position else None
-    return DataLoss(log.topic, position, log_start, bounds.end, reason)
+    return DataLoss(log.name, position, log_start, bounds.end, reason)
 
 
 def make_gone(log: LogRef, asked: int) -> DataLoss:
@@ -490,7 +504,7 @@ def make_gone(log: LogRef, asked: int) -> DataLoss:
     # Not every protocol has ids.
     which = f"topic id {log.topic_id}" if log.topic_id else "it"
     reason = f"{which} is gone: the topic was deleted"
-    return DataLoss(log.topic, asked, None, None, reason)
+    return DataLoss(log.name, asked, None, None, reason)
 
 
 def report_loss(loss: DataLoss, *, is_error: bool) -> None:

@@ -23,7 +23,12 @@ from lance_spark.spark.planning import (
 )
 from lance_spark.spark.pool import lease
 from lance_spark.spark.scan import ReadTask, read_split
-from lance_spark.spark.schema import TOPICS_ARROW, project, project_topics
+from lance_spark.spark.schema import (
+    make_arrow_schema,
+    make_topics_schema,
+    project,
+    project_topics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +42,9 @@ class TopicsReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         # What is wanted of the topics, and the name that it gets.
-        self._columns = project_topics(schema)
+        protocol = options.client.protocol
+        self._columns = project_topics(schema, protocol)
+        self._arrow = make_arrow_schema(make_topics_schema(protocol))
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan one task."""
@@ -48,30 +55,36 @@ class TopicsReader(DataSourceReader):
         with lease(self._options.client) as driver:
             chosen = choose_topics(self._options, driver.topics())
             rows = [row for entry in chosen for row in _describe(driver, entry)]
-        batch = pa.RecordBatch.from_pylist(rows, schema=TOPICS_ARROW)
+        batch = pa.RecordBatch.from_pylist(rows, schema=self._arrow)
         names = list(self._columns.values())
         yield batch.select(list(self._columns)).rename_columns(names)
 
 
 def _describe(driver: Driver, entry: TopicEntry) -> Iterator[dict[str, Any]]:
-    """Give the row of a topic; none if it was deleted since it was listed."""
+    """Give a row for each partition; none if the topic is gone by now."""
     try:
-        bounds = find_bounds(driver, entry)[entry.logs[0]]
+        found = find_bounds(driver, entry)
     except (TopicNotFound, TopicDeleted):
         return
     limits = entry.retention and {
         name: min(most, _BIGINT_MAX) for name, most in asdict(entry.retention).items()
     }
-    yield {
-        "id": entry.topic_id,
-        "name": entry.name,
-        # A plain server does not say where its logs start.
-        "log_start": None if entry.bounds is None else bounds.start,
-        "log_end": bounds.end,
-        "records": entry.records,
-        "created": min(entry.created_s * 1_000_000, _BIGINT_MAX),
-        "retention": limits,
-    }
+    is_counted = driver.traits.unit == "records"
+    for log, bounds in found.items():
+        yield {
+            # Servers that count records give topics no ids and no times.
+            "id": None if is_counted else entry.topic_id,
+            "name": entry.name,
+            "partition": log.partition.number,
+            # A plain server does not say where its logs start.
+            "log_start": bounds.start if entry.bounds or is_counted else None,
+            "log_end": bounds.end,
+            "records": bounds.end - bounds.start if is_counted else entry.records,
+            "created": (
+                None if is_counted else min(entry.created_s * 1_000_000, _BIGINT_MAX)
+            ),
+            "retention": limits,
+        }
 
 
 class LanceReader(DataSourceReader):

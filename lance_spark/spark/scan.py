@@ -286,7 +286,10 @@ class SplitReader:
             raise make_gone(self._log, position)
         if found.end < piece.end:
             reason = "the log ends before the range that was planned"
-            raise DataLoss(piece.topic, position, None, found.end, reason)
+            raise DataLoss(piece.log.name, position, None, found.end, reason)
+        if piece.finder == "counted":
+            reason = "the server gives no record there, although its log goes on"
+            raise DataLoss(piece.log.name, position, None, found.end, reason)
         may_be_cut = extent.is_last and piece.ends_log and piece.mark is not None
         # Records behind one that seems to reach the log's end show that its length is
         # wrong.

@@ -35,7 +35,8 @@ _READABLE: Mapping[str, tuple[DataType, ...]] = {
 # Records without key, value or timestamp have nothing to put there.
 _CAN_BE_NULL = ("key", "value", "timestamp", "timestamp_ns")
 
-# What a read with `metadata=topics` gives.
+# What a read with `metadata=topics` gives. Where topics have partitions, each of them
+# has a row, with its number behind the name.
 TOPICS_SCHEMA = (
     StructType()
     .add("id", t.LongType())
@@ -46,17 +47,22 @@ TOPICS_SCHEMA = (
     .add("created", t.TimestampType())
     .add("retention", StructType().add("max_age_s", "long").add("max_bytes", "long"))
 )
-_TOPICS: Mapping[str, tuple[DataType, ...]] = {
-    field.name: (field.dataType,) for field in TOPICS_SCHEMA
-}
+
+
+def make_topics_schema(protocol: str = "lance") -> StructType:
+    """Make the schema of a read that lists topics."""
+    if "partition" not in find_driver(protocol).TRAITS.columns:
+        return TOPICS_SCHEMA
+    fields = [*TOPICS_SCHEMA]
+    return StructType(
+        [*fields[:2], StructField("partition", t.IntegerType()), *fields[2:]]
+    )
 
 
 def make_arrow_schema(schema: StructType) -> pa.Schema:
     """Make the Arrow schema that Spark compares batches of a schema with."""
     return to_arrow_schema(schema, timezone="UTC")
 
-
-TOPICS_ARROW = make_arrow_schema(TOPICS_SCHEMA)
 
 _TEXT_OR_BYTES = (t.BinaryType, t.StringType)
 # Types by column, and in words. A timestamp without a zone is taken as UTC.
@@ -118,7 +124,7 @@ def project(schema: StructType, protocol: str = "lance") -> Projection:
     return Projection(make_schema(tuple(kinds), **texts), arrow)
 
 
-def project_topics(schema: StructType) -> dict[str, str]:
+def project_topics(schema: StructType, protocol: str = "lance") -> dict[str, str]:
     """Find out which columns of the topics a user's schema asks for.
 
     Returns:
@@ -127,7 +133,8 @@ def project_topics(schema: StructType) -> dict[str, str]:
     Raises:
         OptionError: as `project` does; every column can be null here.
     """
-    _check_fields(schema, _TOPICS, tuple(_TOPICS))
+    there = {f.name: (f.dataType,) for f in make_topics_schema(protocol)}
+    _check_fields(schema, there, tuple(there))
     return {name.lower(): name for name in schema.fieldNames()}
 
 
@@ -178,15 +185,40 @@ def _list_types(kinds: Iterable[DataType]) -> str:
     return " or ".join(kind.simpleString() for kind in kinds)
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What of a row a protocol's records can't hold.
+
+    Args:
+        refused: columns that have to be null.
+        ignored: columns that are passed over, so that rows of other formats can be
+            written.
+        needs_value: a value can't be null.
+    """
+
+    refused: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+    needs_value: bool = False
+
+
+ALL_CARRIED = Carried()
+
+
+def find_carried(protocol: str) -> Carried:
+    """Tell what of a row a format can't carry."""
+    written = {*list_written(protocol)}
+    return Carried(
+        refused=frozenset({*WRITE_COLUMNS} - {"type"} - written),
+        ignored=frozenset({"type"} - written),
+        # Only LWP's types tell a null from a value of no bytes.
+        needs_value="type" not in written,
+    )
+
+
 def list_written(protocol: str) -> list[str]:
     """List the columns of a write that end up in records."""
     carried = _list_readable(protocol)
     return [name for name in _WRITABLE if name in carried]
-
-
-def list_refused(protocol: str) -> set[str]:
-    """List the columns that have to be null in a write: no record would hold them."""
-    return {*WRITE_COLUMNS} - {"type", *list_written(protocol)}
 
 
 def check_write_schema(

@@ -58,6 +58,7 @@ class Option:
         secret: the value may not be shown; `parse` does not show it either.
         scope: what it is for; all of its group if not given.
         formats: which formats have it; None for all of them.
+        needs: what servers of the other formats do not have, for errors.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Option:
     secret: bool = False
     scope: Scope = Scope.ALL
     formats: tuple[str, ...] | None = None
+    needs: str | None = None
 
     @property
     def field(self) -> str:
@@ -78,6 +80,15 @@ class Option:
     def has_format(self, protocol: str) -> bool:
         """Tell whether a format has it."""
         return self.formats is None or protocol in self.formats
+
+    def refuse_format(self, protocol: str) -> OptionError:
+        """Make the error for a format that does not have it."""
+        formats = ", ".join(self.formats or ())
+        why = f", whose servers have no {self.needs}" if self.needs else ""
+        return OptionError(
+            f"option {self.name} is for format {formats}, not for {protocol}{why}: "
+            "leave it out"
+        )
 
     def make_default(self, *, is_stream: bool = False) -> Any:
         """Return the value if none is given; None for none."""
@@ -198,15 +209,17 @@ parse_timeout = within(
 )
 
 
-# The only format that has some options.
+# Formats that have options which others do not have.
 _LANCE = ("lance",)
+_COUNTED = ("rustlog", "tank")
 
 _SHARED = (
     Option(
         "servers",
         check_servers,
         "Addresses `host:port`, separated by commas; tried in order. "
-        "Redirects to the leader are followed.",
+        "Redirects to the leader are followed. The port may be left out if it is the "
+        "usual one: 1992 (lance), 9092 (rustlog), 11011 (tank).",
         default_text="127.0.0.1:1992",
     ),
     Option(
@@ -261,6 +274,15 @@ _SHARED = (
         "Token for servers that ask for one. Never shown.",
         formats=_LANCE,
         secret=True,
+        needs="tokens",
+    ),
+    Option(
+        "dialect",
+        choice("binary", "json"),
+        "`binary`, which RustLog's broker speaks, or `json`, which its specification "
+        "has, too.",
+        default_text="binary",
+        formats=("rustlog",),
     ),
     Option(
         "connectTimeout",
@@ -293,7 +315,8 @@ _READ = (
         "startingOffsets",
         parse_bound,
         'Where to start: `earliest`, `latest`, or JSON as in `{"events": 4096}`, '
-        "where -2 is earliest and -1 is latest.",
+        "where -2 is earliest and -1 is latest. A topic with several partitions has "
+        'one for each, as in `{"events": {"0": 23, "1": -2}}`.',
         default_text="earliest",
         stream_default_text="latest",
     ),
@@ -311,6 +334,7 @@ _READ = (
         "this time or later. ISO 8601 (UTC if it names no zone) or milliseconds since "
         "1970. Plain servers keep no times.",
         formats=_LANCE,
+        needs="index of times",
     ),
     Option(
         "endingTimestamp",
@@ -319,6 +343,7 @@ _READ = (
         "appended at this time or later.",
         scope=Scope.BATCH_READ,
         formats=_LANCE,
+        needs="index of times",
     ),
     Option(
         "failOnDataLoss",
@@ -339,6 +364,14 @@ _READ = (
         "given and would make more than 256 partitions, they get larger instead.",
         default_text="64m",
         formats=_LANCE,
+    ),
+    Option(
+        "maxPartitionRecords",
+        within(parse_integer, "1", str(2**63 - 1)),
+        "How many records of a topic one Spark partition reads at most. If it is not "
+        "given and would make more than 256 partitions, they get larger instead.",
+        default_text="500000",
+        formats=_COUNTED,
     ),
     Option(
         "splitting",
@@ -376,8 +409,8 @@ _READ = (
     Option(
         "metadata",
         choice("topics"),
-        "`topics` gives one row per topic instead of records; all topics if none is "
-        "named.",
+        "`topics` gives one row per topic instead of records, or one per partition "
+        "where topics have several; all topics if none is named.",
         scope=Scope.BATCH_READ,
     ),
 )
@@ -401,6 +434,7 @@ _STREAM_READ = (
         "Commit the progress of the query under this name, so that other tools see "
         "it. The query itself goes by its checkpoint alone.",
         formats=_LANCE,
+        needs="offsets of groups that a driver could commit",
     ),
 )
 
@@ -412,6 +446,22 @@ _WRITE = (
         default_text="true",
     ),
     Option(
+        "partitions",
+        within(parse_integer, "1", "65535"),
+        "How many partitions a topic gets that is created.",
+        default_text="1",
+        formats=_COUNTED,
+    ),
+    Option(
+        "partition",
+        within(parse_integer, "0", str(2**31 - 1)),
+        "The partition that all rows go to, whatever a column `partition` says. "
+        "Without either, a row goes where the CRC32C of its key says, modulo the "
+        "number of partitions, and a row without a key where the number of its task "
+        "says.",
+        formats=_COUNTED,
+    ),
+    Option(
         "recordType",
         parse_record_type,
         "Type of values without key and timestamp: `raw`, `json`, `msgpack`, "
@@ -421,11 +471,11 @@ _WRITE = (
     ),
     Option(
         "compression",
-        choice("none", "lz4"),
-        "Compression of batches on the network: `none` or `lz4`. Plain servers take "
-        "`none` only.",
+        choice("none", "lz4", "snappy"),
+        "Compression of batches on the network: `none`, `lz4` (lance) or `snappy` "
+        "(tank). Plain servers take `none` only.",
         default_text="none",
-        formats=_LANCE,
+        formats=("lance", "tank"),
     ),
     Option(
         "batchBytes",
@@ -451,8 +501,8 @@ _WRITE = (
     Option(
         "delivery",
         choice("auto", "exactly-once", "at-least-once"),
-        "`exactly-once`, `at-least-once`, or `auto`: the strongest that the server "
-        "offers.",
+        "`exactly-once` (lance), `at-least-once`, or `auto`: the strongest that the "
+        "server offers.",
         default_text="auto",
     ),
     Option(
@@ -463,6 +513,7 @@ _WRITE = (
         "exactly-once.",
         scope=Scope.BATCH_WRITE,
         formats=_LANCE,
+        needs="staged writes",
     ),
     Option(
         "txnVersion",
@@ -471,6 +522,7 @@ _WRITE = (
         "of a micro-batch does.",
         scope=Scope.BATCH_WRITE,
         formats=_LANCE,
+        needs="staged writes",
     ),
 )
 
@@ -519,8 +571,12 @@ def render_options(scope: Scope) -> str:
             that alone, `Scope.ALL` what both reads and writes take.
     """
     shown = [o for o in OPTIONS if _narrowest(o.scope) == scope]
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{o.name}` | {o.render_default()} | {o.sentence} |" for o in shown]
+    lines = ["| option | default | formats | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{o.name}` | {o.render_default()} | {', '.join(o.formats or ('all',))} | "
+        f"{o.sentence} |"
+        for o in shown
+    ]
     return "\n".join(lines)
 
 

@@ -30,8 +30,8 @@ from lance_spark.errors import (
 )
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.pool import lease
-from lance_spark.spark.schema import list_refused, list_written
-from lance_spark.spark.task_writer import TaskWriter, TopicStage, route_rows
+from lance_spark.spark.schema import find_carried, list_written
+from lance_spark.spark.task_writer import Placement, TaskWriter, TopicStage, route_rows
 
 logger = logging.getLogger(__name__)
 
@@ -69,27 +69,37 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """
     partition_id = _find_partition()
     protocol = job.options.client.protocol
-    refused, written = list_refused(protocol), list_written(protocol)
+    carried, placement = find_carried(protocol), None
+    opened: list[TaskWriter] = []
     records = 0
     try:
         with ExitStack() as stack:
-            writer: TaskWriter | None = None
+
+            def get_writer() -> TaskWriter:
+                """Connect for the first row: a task without rows needs no server."""
+                if not opened:
+                    driver = stack.enter_context(lease(job.options.client))
+                    opened.append(TaskWriter(job, driver))
+                    stack.callback(opened[0].close)
+                return opened[0]
+
+            if "partition" in list_written(protocol):
+                placement = Placement(
+                    lambda topic: get_writer().count_partitions(topic),
+                    max(partition_id, 0),
+                    job.options.partition,
+                )
             for batch in batches:
                 for routed in route_rows(
                     batch,
                     job.options.topic,
                     first_row=records,
-                    refused=refused,
-                    has_partitions="partition" in written,
+                    carried=carried,
+                    placement=placement,
                 ):
-                    if writer is None:
-                        # A task without rows needs no server.
-                        driver = stack.enter_context(lease(job.options.client))
-                        writer = TaskWriter(job, driver)
-                        stack.callback(writer.close)
-                    writer.write(routed)
+                    get_writer().write(routed)
                 records += batch.num_rows
-            stages = () if writer is None else writer.finish()
+            stages = opened[0].finish() if opened else ()
     except RowError as error:
         where = f"(in partition {partition_id}, whose first row is row 0)"
         raise RowError(f"{error.reason} {where}", error.row) from None

@@ -41,10 +41,10 @@ class LogDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of a read for which the user names none."""
         from lance_spark.spark.options import lists_topics
-        from lance_spark.spark.schema import TOPICS_SCHEMA, make_row_schema
+        from lance_spark.spark.schema import make_row_schema, make_topics_schema
 
         if lists_topics(self.options, self.protocol):
-            return TOPICS_SCHEMA
+            return make_topics_schema(self.protocol)
         return make_row_schema(self.protocol)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -88,8 +88,23 @@ class LanceDataSource(LogDataSource):
     protocol = "lance"
 
 
+class RustLogDataSource(LogDataSource):
+    """Topics of RustLog: `format("rustlog")`."""
+
+    protocol = "rustlog"
+
+
+class TankDataSource(LogDataSource):
+    """Topics of TANK: `format("tank")`."""
+
+    protocol = "tank"
+
+
+SOURCES = (LanceDataSource, RustLogDataSource, TankDataSource)
+
+
 def register(spark: SparkSession, name: str = LanceDataSource.protocol) -> None:
-    """Make the source known to a session, on request by another name."""
+    """Make all formats known to a session, `lance` on request by another name."""
 
     class NamedDataSource(LanceDataSource):
         @classmethod
@@ -97,4 +112,5 @@ def register(spark: SparkSession, name: str = LanceDataSource.protocol) -> None:
             return name
 
     is_usual = name == LanceDataSource.protocol
-    spark.dataSource.register(LanceDataSource if is_usual else NamedDataSource)
+    for source in (LanceDataSource if is_usual else NamedDataSource, *SOURCES[1:]):
+        spark.dataSource.register(source)

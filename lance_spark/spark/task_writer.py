@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -36,7 +36,7 @@ from lance_spark.client.driver import (
     Staged,
     WriterSettings,
 )
-from lance_spark.columnar import IGNORED_COLUMNS
+from lance_spark.columnar import IGNORED_COLUMNS, hash_keys
 from lance_spark.errors import (
     LanceError,
     OptionError,
@@ -49,6 +49,7 @@ from lance_spark.errors import (
 from lance_spark.model import Partition, find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.options import WriteOptions
+from lance_spark.spark.schema import ALL_CARRIED, Carried
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ _PIECE_BYTES = 2560
 _LINGER_S = 0.25
 # Numbers of partitions are below this.
 _PARTITIONS_END = 2**31
+_NO_CODES = np.empty(0, np.int32)
 # What the user decides about a writer: the fields of both kinds of settings.
 _SETTINGS = {each.name for each in fields(WriterSettings)} & {
     each.name for each in fields(WriteOptions)
@@ -154,6 +156,8 @@ class TaskWriter:
         self._stages: list[TopicStage] = []
         # Topics that were there when we looked.
         self._known: set[str] = set()
+        # How many partitions topics have, or will have when they are created.
+        self._counts: dict[str, int] = {}
 
     # Rows in.
 
@@ -265,6 +269,18 @@ class TaskWriter:
             return
         self._job.check_server(self._driver.server)
         self._known = check_topics(self._driver, [topic])
+
+    def count_partitions(self, topic: str) -> int:
+        """Tell how many partitions a topic has, or gets when it is created.
+
+        Raises:
+            TopicNotFound: there is no such topic, and none may be created.
+        """
+        if topic not in self._counts:
+            self._check_topic(topic)
+            there = {e.name: len(e.partitions) for e in self._driver.topics()}
+            self._counts = {topic: self._job.options.partitions, **there}
+        return self._counts[topic]
 
     def _finish_writer(self, to: Partition) -> None:
         with self._explaining():
@@ -390,13 +406,29 @@ def _number_rows(piece: Routed) -> NDArray[np.int64]:
     return piece.first_row + rows.astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which partition of its topic a row goes to.
+
+    Args:
+        count: tells how many partitions a topic has.
+        task: the number of the task, for rows that neither a column `partition` nor a
+            key places.
+        number: the partition of all rows, whatever else they say; None to go by that.
+    """
+
+    count: Callable[[str], int]
+    task: int = 0
+    number: int | None = None
+
+
 def route_rows(
     batch: pa.RecordBatch,
     topic: str | None,
     *,
     first_row: int = 0,
-    refused: Collection[str] = (),
-    has_partitions: bool = False,
+    carried: Carried = ALL_CARRIED,
+    placement: Placement | None = None,
 ) -> Iterator[Routed]:
     """Split a batch by partition, in the order in which these turn up in it.
 
@@ -404,12 +436,12 @@ def route_rows(
         batch: the rows; names of columns in any case.
         topic: where all of them go, whatever their column says; None to go by that.
         first_row: the number of the batch's first row, for errors.
-        refused: columns that the protocol can't carry; they have to be null.
-        has_partitions: a column `partition` says where in its topic a row goes; rows
-            that name no partition go to number 0.
+        carried: what the protocol can't carry.
+        placement: where in its topic a row goes; None if topics have one partition.
 
     Raises:
-        RowError: a row has no topic, one that no server can have, or a refused column.
+        RowError: a row has no topic, one that no server can have, a partition that is
+            not there, or something that the protocol can't carry.
         OptionError: there is no topic column, or none of text.
     """
     if not batch.num_rows:
@@ -417,23 +449,15 @@ def route_rows(
     lowered = [name.lower() for name in batch.schema.names]
     if lowered != batch.schema.names:
         batch = batch.rename_columns(lowered)
-    for name in {*lowered} & {*refused}:
-        is_given = batch.column(name).is_valid()
-        if is_given.true_count:
-            row = first_row + pc.index(is_given, True).as_py()
-            reason = (
-                f"its column {name} can't be written to this format: set it to null"
-            )
-            raise RowError(reason, row)
-    by_number = has_partitions and "partition" in lowered
-    if topic is not None and not by_number:
-        yield Routed(Partition(topic), batch, first_row)
-        return
-    targets, codes = _read_targets(batch, topic, first_row, by_number=by_number)
-    # A record is not made of the others, so they need not be copied.
-    ignored = {*IGNORED_COLUMNS, "partition"}
-    kept = [name for name in batch.schema.names if name not in ignored]
-    batch = batch.select(kept)
+    _check_carried(batch, first_row, carried)
+    targets, codes = [Partition(topic or "")], _NO_CODES
+    ignored = carried.ignored
+    if topic is None or placement is not None:
+        targets, codes = _read_targets(batch, topic, first_row, placement)
+        # A record is not made of the others, so they need not be copied.
+        ignored = ignored | {*IGNORED_COLUMNS}
+    if not ignored.isdisjoint(lowered):
+        batch = batch.select([name for name in lowered if name not in ignored])
     if len(targets) == 1:
         yield Routed(targets[0], batch, first_row)
         return
@@ -454,26 +478,68 @@ def route_rows(
         start += count
 
 
+def _check_carried(batch: pa.RecordBatch, first_row: int, carried: Carried) -> None:
+    """Check that rows have nothing that their records could not hold."""
+    faults = [
+        (
+            batch.column(name).is_valid(),
+            f"its column {name} can't be written to this format: set it to null",
+        )
+        for name in batch.schema.names
+        if name in carried.refused
+    ]
+    if carried.needs_value:
+        text = "its value is null, which can't be written to this format: filter it out"
+        faults.append((batch.column("value").is_null(), text))
+    for is_wrong, text in faults:
+        if is_wrong.true_count:
+            raise RowError(text, first_row + pc.index(is_wrong, True).as_py())
+
+
 def _read_targets(
-    batch: pa.RecordBatch, topic: str | None, first_row: int, *, by_number: bool
+    batch: pa.RecordBatch,
+    topic: str | None,
+    first_row: int,
+    placement: Placement | None,
 ) -> tuple[list[Partition], NDArray[np.int32]]:
     """Give the partitions in the order in which they turn up, and each row's."""
     names, codes = [topic or ""], np.zeros(batch.num_rows, np.int32)
     if topic is None:
         names, codes = _read_topics(batch, first_row)
-    if not by_number:
+    if placement is None:
         return [Partition(name) for name in names], codes
-    numbers = batch.column("partition").cast(pa.int64()).fill_null(0).to_numpy()
-    wrong = (numbers < 0) | (numbers >= _PARTITIONS_END)
+    counts = np.array([placement.count(name) for name in names])[codes]
+    numbers = _place(batch, counts, placement)
+    wrong = (numbers < 0) | (numbers >= counts)
     if wrong.any():
         row = int(wrong.argmax())
-        reason = f"its partition {numbers[row]} can't be one: 0 and above can"
+        name, count = names[codes[row]], counts[row]
+        reason = (
+            f"topic {name!r} has no partition {numbers[row]}, only 0 to {count - 1}"
+        )
         raise RowError(reason, first_row + row)
     pairs = codes.astype(np.int64) * _PARTITIONS_END + numbers
     encoded = pa.array(pairs).dictionary_encode()
     targets = [divmod(pair, _PARTITIONS_END) for pair in encoded.dictionary.to_pylist()]
     indices: NDArray[np.int32] = encoded.indices.to_numpy()
     return [Partition(names[code], number) for code, number in targets], indices
+
+
+def _place(
+    batch: pa.RecordBatch, counts: NDArray[np.int64], placement: Placement
+) -> NDArray[np.int64]:
+    """Give each row's partition: its own, else by its key, else by the task."""
+    if placement.number is not None:
+        return np.full(len(counts), placement.number)
+    numbers = placement.task % counts
+    if "key" in batch.schema.names and counts.max() > 1:
+        keyed, sums = hash_keys(batch)
+        numbers[keyed] = sums % counts[keyed]
+    if "partition" in batch.schema.names:
+        given = batch.column("partition").cast(pa.int64())
+        own = given.is_valid().to_numpy(zero_copy_only=False)
+        numbers[own] = given.drop_null().to_numpy()
+    return numbers
 
 
 def _read_topics(

@@ -10,6 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -278,6 +279,40 @@ class TestMeasure:
             source(name).measure(starts, ends, np.empty(3, np.int32))
 
 
+@pytest.mark.parametrize("name", BOTH)
+class TestSumSpans:
+    def test_known_sums(self, name):
+        # Those of RFC 3720, and of nothing.
+        data = bytes(32) + b"\xff" * 32 + bytes(range(32)) + b"123456789"
+        starts, ends = np.array([0, 32, 64, 96, 7]), np.array([32, 64, 96, 105, 7])
+        found = source(name).sum_spans(data, starts, ends)
+        assert found.dtype == np.uint32
+        known = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0xE3069283, 0]
+        assert found.tolist() == known
+
+    def test_agrees_with_the_library(self, name):
+        data = random.Random(7).randbytes(300)
+        starts, ends = map(np.array, zip(*_all_spans(300), strict=True))
+        found = source(name).sum_spans(data, starts, ends)
+        expected = [crc32c(data[start:end]) for start, end in _all_spans(300)]
+        assert found.tolist() == expected
+        assert source(name).sum_spans(b"", starts[:0], ends[:0]).tolist() == []
+
+    @pytest.mark.parametrize("span", [(0, 5), (-1, 2), (3, 2), (5, 5), (2**62, -1)])
+    def test_refuses_a_span(self, name, span):
+        starts, ends = np.array([0, span[0]]), np.array([4, span[1]])
+        with pytest.raises(ValueError, match="sum_spans"):
+            source(name).sum_spans(b"abcd", starts, ends)
+        with pytest.raises(ValueError, match="sum_spans"):
+            source(name).sum_spans(b"abcd", starts[:1], ends[:0])
+
+
+def _all_spans(size):
+    return [
+        (start, start + length) for start in range(9) for length in range(size // 4)
+    ]
+
+
 @needs_build
 class TestArguments:
     """It is C: a mistake in the code that calls it must not be a crash."""
@@ -308,6 +343,8 @@ class TestArguments:
             _kernel.weave(bytearray(), ((b"", unaligned, unaligned),))
         with pytest.raises(ValueError, match="out of range"):
             _kernel.measure(unaligned, unaligned, np.empty(3, np.int32))
+        with pytest.raises(ValueError, match="out of range"):
+            _kernel.sum_spans(b"", unaligned, unaligned, np.empty(2, np.uint32))
         with pytest.raises(ValueError, match="int64"):
             _kernel.weave(bytearray(), ((b"", bytes(7), bytes(7)),))
 

@@ -42,7 +42,7 @@ PARSERS: list[Parse] = [
     *STREAM_PARSERS,
 ]
 
-# Of each option a value that can be used.
+# Of each option of `lance` a value that can be used.
 GOOD = {
     "servers": "a:1,b:2",
     "topic": "a",

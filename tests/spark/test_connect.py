@@ -13,6 +13,7 @@ from tests.spark.engine import connect_job
 from tests.spark.engine.daemon import run_script
 
 ROWS = connect_job.ROWS
+OTHERS = ("rustlog", "tank")
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +21,11 @@ def found(connect: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     """What a client has found; one does it all, as each takes seconds to start."""
     script = Path(connect_job.__file__)
     directory = tmp_path_factory.mktemp("client")
-    with EmbeddedBroker(fsync="none") as broker:
+    listeners = dict.fromkeys(OTHERS, "127.0.0.1:0")
+    with EmbeddedBroker(fsync="none", **listeners) as broker:
+        others = [f"{name}={broker.address_of(name)}" for name in OTHERS]
         printed = run_script(
-            script, connect, broker.address, "events", directory=directory
+            *(script, connect, broker.address, "events", *others), directory=directory
         )
     results: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return results
@@ -34,6 +37,10 @@ def test_rows_are_written_and_read(found: dict[str, Any]) -> None:
 
 def test_rows_are_read_by_a_view(found: dict[str, Any]) -> None:
     assert found["viewed"] == [ROWS, sum(range(ROWS))]
+
+
+def test_other_formats_are_found(found: dict[str, Any]) -> None:
+    assert found["others"] == [ROWS] * len(OTHERS)
 
 
 def test_a_schema_selects_columns(found: dict[str, Any]) -> None:

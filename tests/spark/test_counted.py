@@ -133,10 +133,33 @@ def test_records_that_are_gone(logs: Logs) -> None:
         strict.reader(strict.schema()).partitions()
 
 
+def test_a_task_without_all_of_its_rows_fails(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(topic="a")
+    reader = source.reader(source.schema())
+    [_, last] = reader.partitions()
+    monkeypatch.setattr(counted.LogReader, "next_records", lambda reader: None)
+    with pytest.raises(DataLoss, match=r"'a/2'.*the server gives no record there"):
+        gather(reader.read(last))
+
+
+def test_losses_are_reported_by_partition(
+    logs: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(topic="a", failOnDataLoss="false", maxRecordsPerTrigger="2")
+    query.run()
+    for number in (0, 2):
+        logs[Partition("a", number)].drop(4)
+    query.run()
+    for topic in ("a", "a/2"):
+        assert f"topic {topic!r}: " in caplog.text
+
+
 def test_topics_are_listed(logs: Logs) -> None:
     source = make_source(metadata="topics")
     rows = gather(source.reader(source.schema()).read(None))  # type: ignore[arg-type]
-    assert [row[1] for row in rows] == ["a", "b"]
+    assert [row[1:3] for row in rows] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
 
 
 # Streams.
@@ -256,22 +279,30 @@ def test_what_the_protocol_can_not_carry(logs: Logs) -> None:
     with pytest.raises(RowError, match="its column key can't be written") as told:
         writer.write(iter([pa.record_batch(rows)]))
     assert told.value.row == 1
+    rows = {"value": [b"1", None]}
+    with pytest.raises(RowError, match="its value is null") as told:
+        writer.write(iter([pa.record_batch(rows)]))
+    assert told.value.row == 1
 
 
-@pytest.mark.parametrize("topic", ["c", None])
+@pytest.mark.parametrize("topic", ["a", None])
 def test_rows_go_to_their_partition(logs: Logs, topic: str | None) -> None:
+    for at in list(logs):
+        logs[at] = Log()
     schema = make_schema("topic string, Partition integer, value string")
     given = {} if topic is None else {"topic": topic}
     writer = make_source(**given).writer(schema, overwrite=False)
     columns = {
-        "topic": ["c"] * 4,
+        "topic": ["a"] * 4,
         "Partition": pa.array([2, 0, None, 2], pa.int32()),
         "value": [b"1", b"2", b"3", b"4"],
     }
     writer.write(iter([pa.record_batch(columns)]))
-    found = {at.number: log.values for at, log in logs.items() if at.topic == "c"}
-    assert found == {0: [b"2", b"3"], 2: [b"1", b"4"]}
-    columns["Partition"] = pa.array([0, 1, -1, 1])
-    with pytest.raises(RowError, match="its partition -1 can't be one") as told:
-        writer.write(iter([pa.record_batch(columns)]))
-    assert told.value.row == 2
+    found = {at.number: log.values for at, log in logs.items() if at.topic == "a"}
+    assert found == {0: [b"2", b"3"], 1: [], 2: [b"1", b"4"]}
+    for wrong in (-1, 3):
+        columns["Partition"] = pa.array([0, 1, wrong, 1])
+        said = f"topic 'a' has no partition {wrong}, only 0 to 2"
+        with pytest.raises(RowError, match=said) as told:
+            writer.write(iter([pa.record_batch(columns)]))
+        assert told.value.row == 2

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ import pytest
 
 import lance_spark
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.spark.source import LanceDataSource
+from lance_spark.spark.source import SOURCES, LogDataSource
 from tests.spark.engine.session import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PACKAGES = ("lance_spark", "pyspark_lance")
+_FORMATS = [source.protocol for source in SOURCES]
+_PACKAGES = ("lance_spark", *(f"pyspark_{name}" for name in _FORMATS))
 
 # What Spark runs in a worker when a session meets its first data source; the answer to
 # the JVM is left out.
@@ -32,7 +34,7 @@ before, answer = set(sys.modules), io.BytesIO()
 _main(io.BytesIO(), answer)
 source = sys.modules["lance_spark.spark.source"]
 print(json.dumps({
-    "is_found": b"lance" in answer.getvalue(),
+    "is_found": all(name.encode() in answer.getvalue() for name in sys.argv[1:]),
     "file": source.__file__,
     "loaded": sorted(set(sys.modules) - before),
 }))
@@ -42,7 +44,7 @@ print(json.dumps({
 def look_up(directory: Path, **variables: str) -> dict[str, object]:
     """Look for data sources as Spark does, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", _LOOK_UP],
+        [sys.executable, "-c", _LOOK_UP, *_FORMATS],
         cwd=directory,
         env={**os.environ, **variables},
         capture_output=True,
@@ -62,7 +64,7 @@ def test_looking_it_up_imports_next_to_nothing(tmp_path: Path) -> None:
         "lance_spark",
         "lance_spark.spark",
         "lance_spark.spark.source",
-        "pyspark_lance",
+        *_PACKAGES[1:],
     ]
 
 
@@ -71,18 +73,23 @@ def test_an_editable_install_is_found_from_anywhere(tmp_path: Path) -> None:
     assert look_up(tmp_path, PYTHONPATH="")["is_found"]
 
 
-def test_the_module_has_what_spark_looks_for() -> None:
-    import pyspark_lance
-
-    assert pyspark_lance.DefaultSource is LanceDataSource
-    assert pyspark_lance.DefaultSource.name() == "lance"
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_module_has_what_spark_looks_for(source: type[LogDataSource]) -> None:
+    module = import_module(f"pyspark_{source.protocol}")
+    assert module.DefaultSource is source
+    assert source.name() == source.protocol
 
 
 def test_the_format_is_there_without_a_call(
     spark: SparkSession, broker: EmbeddedBroker, topic: str
 ) -> None:
     # Sessions share nothing that is registered by hand.
-    check_round_trip(spark.newSession(), broker, topic)
+    session = spark.newSession()
+    check_round_trip(session, broker, topic)
+    listeners = {"rustlog": "127.0.0.1:0", "tank": "127.0.0.1:0"}
+    with EmbeddedBroker(fsync="none", **listeners) as other:
+        for name in listeners:
+            check_round_trip(session, other, f"{topic}-{name}", name)
 
 
 def test_the_format_can_be_registered(
@@ -105,7 +112,9 @@ def check_round_trip(
     session: SparkSession, broker: EmbeddedBroker, topic: str, name: str = "lance"
 ) -> None:
     """Write a row and read it."""
-    there = {"servers": broker.address, "topic": topic}
+    is_lance = name not in ("rustlog", "tank")
+    servers = broker.address if is_lance else broker.address_of(name)
+    there = {"servers": servers, "topic": topic}
     rows = session.sql("select 'one' as value")
     rows.write.format(name).mode("append").options(**there).save()
     found = session.read.format(name).options(**there).load()

@@ -21,7 +21,8 @@ from lance_spark.spark.options import (
     parse_read_options,
     parse_write_options,
 )
-from lance_spark.spark.setting import OPTIONS, Option, Scope
+from lance_spark.spark.setting import OPTIONS as ALL_OPTIONS
+from lance_spark.spark.setting import Option, Scope
 from tests.spark.given import (
     GOOD,
     PARSERS,
@@ -31,6 +32,8 @@ from tests.spark.given import (
     refused,
 )
 
+# Those of the other formats are in `test_formats`.
+OPTIONS = [option for option in ALL_OPTIONS if option.has_format("lance")]
 READ_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.WRITE]
 WRITE_ONLY = [option.name for option in OPTIONS if not option.scope & Scope.READ]
 
@@ -94,7 +97,9 @@ def test_write_defaults() -> None:
     assert parse_write_options({}) == WriteOptions(
         client=ClientConfig(),
         topic=None,
+        partition=None,
         create_topic=True,
+        partitions=1,
         allow_null_records=False,
         record_type=1,
         compression="none",

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_spark.errors import OptionError, RowError
-from lance_spark.spark.task_writer import Routed, merge_rows, route_rows
+from lance_spark.model import Partition
+from lance_spark.spark.task_writer import Placement, Routed, merge_rows, route_rows
 from tests.spark.writing import rows
 
 
@@ -210,3 +212,70 @@ def test_nothing_is_lost_or_moved(topics: list[str], start: int) -> None:
         assert _values(routed) == [b"%d" % (start + n) for n in numbers]
         assert _values(routed.detach()) == _values(routed)
     assert seen.all()
+
+
+# Partitions.
+
+
+def _place(batch: pa.RecordBatch, topic: str | None = "t", **how: Any) -> list[int]:
+    """Give each row's partition, in the order of the rows."""
+    placed = dict[int, int]()
+    counts = {"t": 3, "u": 5, "one": 1}
+    placement = Placement(counts.__getitem__, **how)
+    for routed in route_rows(batch, topic, placement=placement):
+        assert "partition" not in routed.rows.schema.names
+        placed |= {
+            routed.find_row(i): routed.to.number for i in range(len(routed.rows))
+        }
+    return [placed[row] for row in range(batch.num_rows)]
+
+
+def test_rows_without_a_place_go_by_the_task() -> None:
+    batch = rows(value=[b"1", b"2"])
+    assert [_place(batch, task=task) for task in (0, 2, 4)] == [[0, 0], [2, 2], [1, 1]]
+    assert _place(batch, task=2, number=1) == [1, 1]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string()], ids=str)
+def test_rows_go_by_their_keys(kind: pa.DataType) -> None:
+    keys = ["a", "", None, "key", "a", "longer than eight bytes"]
+    encoded = pa.array(keys).cast(kind)
+    batch = pa.record_batch({"value": [b"x"] * 6, "key": encoded})
+    by_key = [2 if key is None else crc32c(key.encode()) % 3 for key in keys]
+    assert len({*by_key}) == 3
+    assert _place(batch, task=2) == by_key
+    assert _place(batch.slice(1), task=2) == by_key[1:]
+    topics = ["u", "t", "one", "u", "u", "t"]
+    batch = batch.append_column("topic", pa.array(topics))
+    counts = [5, 3, 1, 5, 5, 3]
+    by_topic = [
+        crc32c((key or "").encode()) % count if key is not None else 0
+        for key, count in zip(keys, counts, strict=True)
+    ]
+    assert _place(batch, None, task=3) == by_topic
+
+
+def test_a_column_wins_over_the_key_and_the_option_over_both() -> None:
+    given = pa.array([1, None, 0], pa.int16())
+    batch = pa.record_batch({"value": [b"x"] * 3, "key": ["a"] * 3, "partition": given})
+    by_key = crc32c(b"a") % 3
+    assert _place(batch) == [1, by_key, 0]
+    assert _place(batch, number=2) == [2, 2, 2]
+    nothing = batch.set_column(2, "partition", pa.nulls(3))
+    assert _place(nothing) == [by_key] * 3
+
+
+@pytest.mark.parametrize("given", [3, -1])
+def test_a_partition_that_is_not_there(given: int) -> None:
+    batch = rows(value=[b"1", b"2"]).append_column("partition", pa.array([0, given]))
+    with pytest.raises(RowError, match=f"topic 't' has no partition {given}") as told:
+        _place(batch)
+    assert told.value.row == 1
+    with pytest.raises(RowError, match="no partition 7, only 0 to 2"):
+        _place(rows(value=[b"1"]), number=7)
+
+
+def test_without_partitions_the_column_is_passed_over() -> None:
+    batch = rows(value=[b"1"], topic=["a"]).append_column("partition", pa.array([7]))
+    (routed,) = _route(batch)
+    assert (routed.to, routed.rows.schema.names) == (Partition("a"), ["value"])

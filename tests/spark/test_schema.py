@@ -35,9 +35,9 @@ from lance_spark.columnar.columns import TYPES
 from lance_spark.columnar.encode import encode
 from lance_spark.errors import OptionError
 from lance_spark.spark.schema import (
-    TOPICS_ARROW,
     TOPICS_SCHEMA,
     check_write_schema,
+    make_topics_schema,
     project,
     project_topics,
 )
@@ -84,7 +84,8 @@ def test_topics_schema_is_that_of_the_design() -> None:
         "struct<id:bigint,name:string,log_start:bigint,log_end:bigint,records:bigint,"
         "created:timestamp,retention:struct<max_age_s:bigint,max_bytes:bigint>>"
     )
-    assert to_arrow_schema(TOPICS_SCHEMA, timezone="UTC") == TOPICS_ARROW
+    assert make_topics_schema() == TOPICS_SCHEMA
+    assert make_topics_schema("tank").names[:3] == ["id", "name", "partition"]
 
 
 def test_no_session_is_needed() -> None:

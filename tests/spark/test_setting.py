@@ -61,6 +61,10 @@ DEFAULTS: dict[str, Any] = {
     "connectTimeout": 10,
     "requestTimeout": 30,
     "retryTimeout": 120,
+    "dialect": "binary",
+    "maxPartitionRecords": 500_000,
+    "partition": None,
+    "partitions": 1,
 }
 
 
@@ -178,13 +182,14 @@ def test_tables_hold_each_option_once() -> None:
 
 def test_table_is_markdown() -> None:
     head, rule, *rows = render_options(Scope.WRITE).splitlines()
-    assert (head, rule) == ("| option | default | meaning |", "|---|---|---|")
+    assert head == "| option | default | formats | meaning |"
+    assert rule == "|---|---|---|---|"
     assert rows[0] == (
-        "| `createTopic` | `true` | Create a topic that is missing; `false` fails "
-        "instead. |"
+        "| `createTopic` | `true` | all | Create a topic that is missing; `false` "
+        "fails instead. |"
     )
     assert next(row for row in rows if "txnAppId" in row).startswith(
-        "| `txnAppId` | \N{EN DASH} | "
+        "| `txnAppId` | \N{EN DASH} | lance | "
     )
 
 

@@ -525,7 +525,6 @@ def test_an_expired_stage_has_its_own_error(broker: EmbeddedBroker) -> None:
     job = make_job(broker, topic="a")
     results = run_tasks(job, [values(b"1")])
     store = broker.service.store
-    assert store is not None
     store._staging.expire(time.time_ns() + 2 * store.config.stage_ttl_s * 10**9)
     with pytest.raises(StageExpiredError):
         commit_job(job, results)

@@ -12,7 +12,7 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.errors import OptionError
 from lance_spark.spark.reader import LanceReader, TopicsReader
 from lance_spark.spark.schema import TOPICS_SCHEMA
-from lance_spark.spark.source import LanceDataSource, register
+from lance_spark.spark.source import SOURCES, LanceDataSource, register
 from lance_spark.spark.writer import LanceWriter
 from tests.spark.reading import ROW_SCHEMA, make_options, make_schema
 
@@ -109,9 +109,10 @@ def test_register_tells_a_session() -> None:
 
     register(Session)  # type: ignore[arg-type]
     register(Session, "lance-topics")  # type: ignore[arg-type]
-    assert told[0] is LanceDataSource
-    assert issubclass(told[1], LanceDataSource)
-    assert [source.name() for source in told] == ["lance", "lance-topics"]
+    first, second = told[: len(SOURCES)], told[len(SOURCES) :]
+    assert tuple(first) == SOURCES
+    assert issubclass(second[0], LanceDataSource)
+    assert [source.name() for source in second] == ["lance-topics", "rustlog", "tank"]
 
 
 def test_secrets_stay_inside() -> None:

@@ -685,7 +685,6 @@ def test_an_expired_stage_says_what_to_do(
     query = Query(broker, monkeypatch)
     messages = query.run_tasks(0, [values(b"1")])
     store = broker.service.store
-    assert store is not None
     now_ns = store._clock_ns() + (store.config.stage_ttl_s + 1) * 1_000_000_000
     store._staging.expire(now_ns)
     with pytest.raises(StageExpiredError, match="restart the query: it is replayed"):

@@ -120,7 +120,6 @@ def create_topics(broker: EmbeddedBroker, *topics: str) -> None:
 def count_stages(broker: EmbeddedBroker) -> int:
     """Count the stages that a broker has."""
     store = broker.service.store
-    assert store is not None
     return len(store.stages())
 
 

@@ -56,6 +56,7 @@ TRAITS = Traits(
     columns=("topic", "offset", "type", "key", "value", "timestamp"),
     waits=True,
     compressions=("none", "lz4"),
+    has_stages=True,
     record_units_min=RECORD_HEADER_BYTES,
     split_units=64 * 1024 * 1024,
 )

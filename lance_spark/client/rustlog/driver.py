@@ -66,6 +66,7 @@ class Config(ConnectionConfig):
     default_port: ClassVar[int] = 9092
     response_bytes_min: ClassVar[int] = wire.FRAME_BYTES_MAX
 
+    servers: str = "127.0.0.1"
     dialect: str = "binary"
 
     def __post_init__(self) -> None:

@@ -59,6 +59,8 @@ class Config(ConnectionConfig):
     protocol: ClassVar[str] = "tank"
     default_port: ClassVar[int] = 11011
 
+    servers: str = "127.0.0.1"
+
     def __post_init__(self) -> None:
         super(Config, self).__post_init__()
         if self.auth_token is not None:

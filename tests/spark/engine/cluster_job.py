@@ -109,9 +109,9 @@ def sum_up(spark: SparkSession, servers: str, topics: list[str]) -> dict[str, An
 
 
 def main(
-    spark: SparkSession, servers: str, topic: str, directory: str
+    spark: SparkSession, servers: str, topic: str, directory: str, *others: str
 ) -> dict[str, Any]:
-    """Do both jobs, and say what each has left."""
+    """Do both jobs, and say what each has left; then copy to other formats."""
     killed = f"{topic}-killed"
     rows = spark.range(0, ROWS, numPartitions=PARTITIONS)
     rows = rows.selectExpr(f"concat(id, ' {PADDING}') as value")
@@ -120,4 +120,20 @@ def main(
     with small_batches(spark, BATCH_ROWS):
         write(named, servers, topic)
         write(killer, servers, killed)
-    return sum_up(spark, servers, [topic, killed])
+    return {
+        **sum_up(spark, servers, [topic, killed]),
+        **{each: copy(rows, *each.split("=")) for each in others},
+    }
+
+
+def copy(rows: DataFrame, name: str, servers: str) -> dict[str, Any]:
+    """Write rows in another format, and say what is read of them."""
+    options = {"servers": servers, "topic": "copied"}
+    frame = rows.selectExpr("split(value, ' ')[0] AS value")
+    writer = frame.write.format(name).mode("append").options(**options)
+    writer.option("partitions", "3").save()
+    found = frame.sparkSession.read.format(name).options(**options).load()
+    counts = [F.countDistinct(name) for name in ("value", "partition")]
+    summed = found.agg(*counts).first()
+    assert summed is not None
+    return dict(zip(("values", "partitions"), summed, strict=True))

@@ -1,6 +1,6 @@
 """A client of Spark Connect; prints what it has found as JSON.
 
-    connect_job.py REMOTE SERVERS TOPIC
+    connect_job.py REMOTE SERVERS TOPIC FORMAT=SERVERS …
 
 Nothing here knows the data source: the server finds it, until it is registered.
 """
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 ROWS = 1000
 
 
-def main(remote: str, servers: str, topic: str) -> dict[str, Any]:
+def main(remote: str, servers: str, topic: str, *others: str) -> dict[str, Any]:
     """Do what tests look at, in order."""
     spark = SparkSession.builder.remote(remote).getOrCreate()
     there = {"servers": servers, "topic": topic}
@@ -41,6 +41,7 @@ def main(remote: str, servers: str, topic: str) -> dict[str, Any]:
             "misspelt": _fail(lambda: _read(spark, {**there, "topci": "x"}).schema),
             "missing": _fail(lambda: _read(spark, {**there, "topic": "gone"}).count()),
             "no value": _fail(lambda: _write(spark.range(1), there)),
+            "others": [_copy(rows, topic, *each.split("=")) for each in others],
             "registered": _register(spark, there),
         }
     finally:
@@ -57,6 +58,14 @@ def _read(spark: SparkSession, there: dict[str, str]) -> DataFrame:
 
 def _write(frame: DataFrame, there: dict[str, str]) -> None:
     frame.write.format("lance").mode("append").options(**there).save()
+
+
+def _copy(rows: DataFrame, topic: str, name: str, servers: str) -> int:
+    """Write rows in another format, and count those that are read."""
+    there = {"servers": servers, "topic": f"{topic}-{name}"}
+    writer = rows.write.format(name).mode("append").options(**there)
+    writer.option("partitions", "2").save()
+    return rows.sparkSession.read.format(name).options(**there).load().count()
 
 
 def _register(spark: SparkSession, there: dict[str, str]) -> int:

@@ -1,0 +1,452 @@
+"""RustLog and TANK as formats, on a broker that speaks them; no JVM."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.log import LogClient, connect
+from lance_spark.errors import (
+    CheckpointError,
+    DataLoss,
+    OptionError,
+    RowError,
+    TopicNotFound,
+)
+from lance_spark.model import Retention
+from lance_spark.spark.pool import clear_pool
+from lance_spark.spark.source import (
+    LanceDataSource,
+    LogDataSource,
+    RustLogDataSource,
+    TankDataSource,
+)
+from tests.spark.reading import make_schema
+
+SOURCES = {"rustlog": RustLogDataSource, "tank": TankDataSource}
+# The position of the first record.
+FIRST = {"rustlog": 0, "tank": 1}
+
+
+@dataclass
+class Server:
+    """A broker that speaks a format, and a client of the same."""
+
+    broker: EmbeddedBroker
+    protocol: str
+    client: LogClient
+
+    def source(self, **given: str) -> LogDataSource:
+        address = self.broker.address_of(self.protocol)
+        return SOURCES[self.protocol]({"servers": address, **given})
+
+    def lance(self, **given: str) -> LogDataSource:
+        return LanceDataSource({"servers": self.broker.address, **given})
+
+    def fill(self, topic: str, *counts: int, start: int = 0) -> None:
+        """Give each partition so many records, which say where they are."""
+        for number, count in enumerate(counts):
+            values = [b"%d-%d" % (number, n) for n in range(start, start + count)]
+            if values or not start:
+                self.client.append(
+                    topic, values, number, create=True, partitions=len(counts)
+                )
+
+    @property
+    def first(self) -> int:
+        return FIRST[self.protocol]
+
+
+@contextmanager
+def serve(protocol: str, **settings: Any) -> Iterator[Server]:
+    with (
+        EmbeddedBroker(fsync="none", **{protocol: "127.0.0.1:0"}, **settings) as broker,
+        connect(f"{protocol}://{broker.address_of(protocol)}") as client,
+    ):
+        yield Server(broker, protocol, client)
+    clear_pool()
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with topic `a` of three partitions, one of them empty, and `b`."""
+    with serve(request.param) as made:
+        made.fill("a", 10, 0, 5)
+        made.fill("b", 1)
+        yield made
+
+
+def gather(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def read(source: LogDataSource, schema: StructType | None = None) -> list[Any]:
+    """Read as Spark does."""
+    reader = source.reader(source.schema() if schema is None else schema)
+    return [row for split in reader.partitions() for row in gather(reader.read(split))]
+
+
+def places(rows: list[Any]) -> list[tuple[int, int, bytes]]:
+    return [(row["partition"], row["offset"], row["value"]) for row in rows]
+
+
+def expect(number: int, start: int, end: int, *, first: int) -> list[Any]:
+    """Give what `fill` has put into [start, end) of a partition, counted from 0."""
+    return [(number, first + n, b"%d-%d" % (number, n)) for n in range(start, end)]
+
+
+def write(source: LogDataSource, schema: str, *tables: dict[str, Any]) -> None:
+    """Write as Spark does, in one task."""
+    writer = source.writer(make_schema(schema), overwrite=False)
+    writer.commit([writer.write(iter([pa.record_batch(table) for table in tables]))])
+
+
+# Batches.
+
+
+def test_all_partitions_are_read(server: Server) -> None:
+    first = server.first
+    found = read(server.source(topic="a"))
+    assert places(found) == [
+        *expect(0, 0, 10, first=first),
+        *expect(2, 0, 5, first=first),
+    ]
+    assert {row["topic"] for row in found} == {"a"}
+    both = read(server.source(topicPattern="a|b"))
+    assert (len(both), both[-1]["topic"]) == (16, "b")
+
+
+def test_splits(server: Server) -> None:
+    source = server.source(topic="a", maxPartitionRecords="4")
+    reader = source.reader(source.schema())
+    splits = [places(gather(reader.read(split))) for split in reader.partitions()]
+    assert [len(rows) for rows in splits] == [3, 3, 4, 2, 3]
+    assert [*chain(*splits)] == places(read(server.source(topic="a")))
+    wide = server.source(topic="a", minPartitions="12")
+    assert len(wide.reader(wide.schema()).partitions()) >= 12
+    assert places(read(wide)) == [*chain(*splits)]
+
+
+def test_offsets_by_partition(server: Server) -> None:
+    first = server.first
+    start = json.dumps({"a": {"0": first + 3, "1": -1, "2": -2}})
+    end = json.dumps({"a": {"0": first + 7, "1": -1, "2": first + 2}})
+    found = read(server.source(topic="a", startingOffsets=start, endingOffsets=end))
+    expected = [*expect(0, 3, 7, first=first), *expect(2, 0, 2, first=first)]
+    assert places(found) == expected
+    bare = server.source(topic="b", startingOffsets=json.dumps({"b": first}))
+    assert len(read(bare)) == 1
+    some = json.dumps({"a": {"0": first}})
+    with pytest.raises(OptionError, match=r"for the partitions \[0\] of topic 'a', wh"):
+        read(server.source(topic="a", startingOffsets=some))
+
+
+def test_positions_that_are_not_there(server: Server) -> None:
+    end = json.dumps({"b": server.first + 7})
+    with pytest.raises(DataLoss, match="the log ends before it"):
+        read(server.source(topic="b", endingOffsets=end))
+    with pytest.raises(TopicNotFound, match="'gone'"):
+        read(server.source(topic="gone"))
+
+
+def test_a_task_that_gets_fewer_rows(server: Server) -> None:
+    source = server.source(topic="b")
+    reader = source.reader(source.schema())
+    [split] = reader.partitions()
+    forget(server, "b")
+    with pytest.raises(DataLoss, match="is gone"):
+        gather(reader.read(split))
+    server.fill("b", 0)
+    with pytest.raises(DataLoss):
+        gather(reader.read(split))
+
+
+def test_topics_are_listed(server: Server) -> None:
+    found = read(
+        server.source(metadata="topics"), server.source(metadata="topics").schema()
+    )
+    names = ("name", "partition", "log_start", "log_end", "records")
+    first = server.first
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("a", 0, first, first + 10, 10),
+        ("a", 1, first, first, 0),
+        ("a", 2, first, first + 5, 5),
+        ("b", 0, first, first + 1, 1),
+    ]
+    assert {row["id"] for row in found} == {row["created"] for row in found} == {None}
+    some = server.source(metadata="topics", topic="a")
+    assert read(some, make_schema("PARTITION integer"))[-1] == {"PARTITION": 2}
+
+
+def test_lance_names_the_partitions(server: Server) -> None:
+    with pytest.raises(TopicNotFound, match="'a/0' to 'a/2', or read it with a format"):
+        read(server.lance(topic="a"))
+    assert len(read(server.lance(topic="a/0"))) == 10
+    assert len(read(server.lance(topicPattern="a/.*"))) == 15
+    with pytest.raises(TopicNotFound, match="'a/0' to 'a/2'"):
+        write(server.lance(topic="a"), "value binary", {"value": [b"1"]})
+
+
+def test_times_of_tank() -> None:
+    with serve("tank") as server:
+        stamp = pa.array([1_700_000_000_123_000], pa.timestamp("us", "UTC"))
+        write(
+            server.source(topic="t"),
+            "value binary, timestamp timestamp, key string",
+            {"value": [b"1"], "timestamp": stamp, "key": ["k"]},
+        )
+        schema = make_schema("timestamp_ns long, key string, offset long")
+        found = read(server.source(topic="t"), schema)
+        assert found == [
+            {"timestamp_ns": 1_700_000_000_123_000_000, "key": "k", "offset": 1}
+        ]
+
+
+# Streams.
+
+
+class Query:
+    """A stream, driven as Spark does it."""
+
+    def __init__(
+        self, server: Server, offset: dict[str, Any] | None = None, **given: str
+    ) -> None:
+        given = {"startingOffsets": "earliest", **given}
+        source = server.source(**given)
+        self.reader = source.streamReader(source.schema())
+        self.offset = self.reader.initialOffset() if offset is None else offset
+
+    def run(self, limit: Any = None) -> list[tuple[int, int, bytes]]:
+        """Run one batch; its end goes through JSON, as that of a checkpoint does."""
+        limit = limit or self.reader.getDefaultReadLimit()
+        end = json.loads(json.dumps(self.reader.latestOffset(self.offset, limit)))
+        splits = self.reader.partitions(self.offset, end)
+        self.offset = end
+        rows = [row for split in splits for row in gather(self.reader.read(split))]
+        return places(rows)
+
+
+def test_a_stream_reads_what_comes(server: Server) -> None:
+    query = Query(server, topicPattern="a|c")
+    assert isinstance(query.reader.getDefaultReadLimit(), ReadAllAvailable)
+    assert len(query.run()) == 15
+    assert query.offset["protocol"] == server.protocol
+    assert query.run() == []
+    first = server.first
+    server.client.append("a", [b"late"], 1)
+    assert query.run() == [(1, first, b"late")]
+    # A topic that comes later is read from its beginning, in all its partitions.
+    server.fill("c", 2, 1)
+    found = query.run()
+    assert found == [*expect(0, 0, 2, first=first), *expect(1, 0, 1, first=first)]
+    lag = query.reader.reportLatestOffset()
+    assert lag is not None and lag["topics"]["a"]["recordsBehind"] == 0
+
+
+def test_a_stream_starts_at_the_end(server: Server) -> None:
+    query = Query(server, topic="a", startingOffsets="latest")
+    assert query.run() == []
+    server.fill("a", 1, 1, 0, start=10)
+    first = server.first
+    assert query.run() == [(0, first + 10, b"0-10"), (1, first, b"1-10")]
+
+
+def test_the_limit_of_records_is_exact(server: Server) -> None:
+    query = Query(server, topic="a", maxRecordsPerTrigger="4")
+    assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxRows)
+    batches = [query.run() for _ in range(5)]
+    assert [len(rows) for rows in batches] == [4, 4, 4, 3, 0]
+    first = server.first
+    assert sorted(chain(*batches)) == [
+        *expect(0, 0, 10, first=first),
+        *expect(2, 0, 5, first=first),
+    ]
+
+
+def test_available_now(server: Server) -> None:
+    query = Query(server, topic="a", maxRecordsPerTrigger="10")
+    query.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+    server.fill("a", 1, 1, 1, start=10)
+    assert [len(query.run()) for _ in range(3)] == [10, 5, 0]
+
+
+def test_a_restart_goes_on_at_the_checkpoint(server: Server) -> None:
+    query = Query(server, topic="a", maxRecordsPerTrigger="6")
+    seen = query.run()
+    server.client.append("a", [b"new"], 1)
+    again = Query(server, query.offset, topic="a")
+    rest = again.run()
+    assert len(seen) == 6 and len({*seen, *rest}) == 16 == len(seen) + len(rest)
+    # A batch that was planned and not run is the same.
+    replay = Query(server, query.offset, topic="a")
+    splits = replay.reader.partitions(query.offset, again.offset)
+    rows = [row for split in splits for row in gather(replay.reader.read(split))]
+    assert places(rows) == rest
+
+
+def test_the_checkpoint_of_another_format(server: Server) -> None:
+    query = Query(server, topic="b")
+    query.run()
+    lance = server.lance(topic="b")
+    reader = lance.streamReader(lance.schema())
+    with pytest.raises(CheckpointError, match=f"of protocol '{server.protocol}', not"):
+        reader.partitions(query.offset, query.offset)
+
+
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_what_retention_has_removed_is_a_loss(protocol: str) -> None:
+    with serve(protocol, segment_bytes=500) as server:
+        value = bytes(200)
+        for _ in range(8):
+            server.client.append("a", [value], 0, create=True, partitions=2)
+        query = Query(server, topic="a", maxRecordsPerTrigger="2")
+        assert len(query.run()) == 2
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        begin = json.dumps({"a": {"0": server.first, "1": server.first}})
+        store = server.broker.service.store
+        log = store.find_topic("a/0")
+        assert log is not None
+        store.set_retention(log.metadata.id, Retention(max_bytes=600))
+        server.broker.service.maintain()
+        start = server.client.bounds("a")[0].start
+        assert server.first + 2 < start < server.first + 8
+        with pytest.raises(DataLoss, match="before the log start"):
+            read(server.source(topic="a", startingOffsets=begin))
+        with pytest.raises(DataLoss, match="before the log start"):
+            query.run()
+        assert lax.run() == [(0, at, value) for at in range(start, server.first + 8)]
+
+
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_a_server_that_has_forgotten_all(protocol: str) -> None:
+    """RustLog's broker loses everything at a restart: the marks tell."""
+    with serve(protocol) as server:
+        server.fill("a", 4, 2)
+        query = Query(server, topic="a")
+        assert len(query.run()) == 6
+        forget(server, "a/0", "a/1")
+        server.client.append("a", [b"x"] * 9, 0, create=True, partitions=2)
+        server.client.append("a", [b"y"] * 9, 1)
+        with pytest.raises(DataLoss, match="shifted"):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert lax.run() == []
+        server.client.append("a", [b"z"], 1)
+        assert [value for _, _, value in lax.run()] == [b"z"]
+
+
+def forget(server: Server, *logs: str) -> None:
+    """Lose logs, as a restart of RustLog's broker does."""
+    store = server.broker.service.store
+    found = [log for log in store.topics() if log.metadata.name in logs]
+    store.delete_topics([log.metadata.id for log in found])
+
+
+# Writes.
+
+
+def test_rows_go_by_key_column_and_option() -> None:
+    with serve("tank") as server:
+        keys = [f"k{n}" for n in range(50)]
+        write(
+            server.source(topic="a", partitions="3"),
+            "value string, key string",
+            {"value": keys, "key": keys},
+        )
+        found = read(server.source(topic="a"))
+        assert len(found) == 50
+        assert all(row["partition"] == crc32c(row["key"]) % 3 for row in found)
+        table = {"value": ["x", "y"], "partition": pa.array([2, None], pa.int32())}
+        write(
+            server.source(topic="b", partitions="3"),
+            "value string, partition integer",
+            table,
+        )
+        found = read(server.source(topic="b"))
+        assert places(found) == [(0, 1, b"y"), (2, 1, b"x")]
+        write(
+            server.source(topic="b", partition="1"),
+            "value string, partition integer",
+            table,
+        )
+        assert [row["partition"] for row in read(server.source(topic="b"))] == [
+            0,
+            1,
+            1,
+            2,
+        ]
+
+
+def test_at_least_once_is_said(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        write(server.source(topic="b"), "value string", {"value": ["1"]})
+    assert caplog.text.count("delivery is at-least-once") == 1
+
+
+def test_a_copy_from_format_to_format_is_one_line(server: Server) -> None:
+    """All columns of a read can be written, whatever the other format has."""
+    rows = {
+        "value": [b"1", b"2"],
+        "topic": ["x", "y"],
+        "partition": pa.array([0, 0], pa.int32()),
+    }
+    write(server.source(), "value binary, topic string, partition integer", rows)
+    source = server.source(topicPattern="x|y")
+    reader = source.reader(source.schema())
+    batches = [batch for split in reader.partitions() for batch in reader.read(split)]
+    target = server.lance(topic="copy")
+    writer = target.writer(source.schema(), overwrite=False)
+    writer.commit([writer.write(iter(batches))])
+    copied = read(server.lance(topic="copy"))
+    assert [row["value"] for row in copied] == [b"1", b"2"]
+    # Back again: LWP's columns, of which key and timestamp are null.
+    schema = server.lance(topic="copy").schema()
+    table = pa.Table.from_pylist(copied).to_pydict()
+    names = {"key": pa.binary(), "timestamp": pa.timestamp("us", "UTC")}
+    columns = {k: pa.array(v, names.get(k)) for k, v in table.items()}
+    if server.protocol == "rustlog":
+        columns["timestamp"] = pa.nulls(2, names["timestamp"])
+    writer = server.source(topic="back").writer(schema, overwrite=False)
+    writer.commit([writer.write(iter([pa.record_batch(columns)]))])
+    assert [row["value"] for row in read(server.source(topic="back"))] == [b"1", b"2"]
+
+
+def test_what_a_record_can_not_hold() -> None:
+    with serve("rustlog") as server:
+        for column in ("key", "timestamp_ns"):
+            kind = {"key": "binary", "timestamp_ns": "long"}[column]
+            given = {"key": b"k", "timestamp_ns": 7}[column]
+            rows = {"value": [b"1", b"2"], column: [None, given]}
+            with pytest.raises(RowError, match=f"its column {column} can't") as told:
+                write(server.source(topic="r"), f"value binary, {column} {kind}", rows)
+            assert told.value.row == 1
+        with pytest.raises(RowError, match="its value is null"):
+            write(server.source(topic="r"), "value binary", {"value": [b"1", None]})
+
+
+def test_a_topic_that_may_not_be_created(server: Server) -> None:
+    with pytest.raises(TopicNotFound, match="createTopic=false"):
+        write(
+            server.source(topic="new", createTopic="false"),
+            "value string",
+            {"value": ["1"]},
+        )
+    write(
+        server.source(topic="b", createTopic="false"), "value string", {"value": ["1"]}
+    )
+    with pytest.raises(RowError, match="'b' has no partition 4, only 0 to 0"):
+        write(server.source(topic="b", partition="4"), "value string", {"value": ["1"]})
