@@ -197,6 +197,7 @@ class DataLoss(LanceError):
         log_start: where the log starts now; None if the server does not say.
         log_end: where the log ends now.
         reason: how it was noticed.
+        unit: what offsets count.
     """
 
     def __init__(
@@ -206,23 +207,26 @@ class DataLoss(LanceError):
         log_start: int | None,
         log_end: int | None,
         reason: str,
+        unit: str = "bytes",
     ) -> None:
-        super().__init__(topic, asked, log_start, log_end, reason)
+        super().__init__(topic, asked, log_start, log_end, reason, unit)
         self.topic = topic
         self.asked = asked
         self.log_start = log_start
         self.log_end = log_end
         self.reason = reason
+        self.unit = unit
 
     @property
     def missing_bytes(self) -> int | None:
-        """How much is gone, where that is known."""
+        """How much is gone, in its unit, where that is known."""
         if self.log_start is None:
             return None
         return max(0, self.log_start - self.asked)
 
     def __str__(self) -> str:
-        missing = "" if not self.missing_bytes else f", {self.missing_bytes} bytes gone"
+        gone = self.missing_bytes
+        missing = f", {gone} {self.unit} gone" if gone else ""
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
             f"{self.reason} (log start {self.log_start}, log end {self.log_end})"

@@ -199,6 +199,7 @@ class Exchange:
         max_bytes: int,
         times: bool = False,
         hold: Callable[[Slice], None] | None = None,
+        fit: Callable[[Records], Records] | None = None,
     ) -> Loaded:
         """Read records from exactly a number on; their positions are numbers.
 
@@ -209,6 +210,8 @@ class Exchange:
             max_bytes: the most to read of what is stored, unless one record is larger.
             times: tell when the records were appended, too.
             hold: is told what is found before it is read into memory.
+            fit: keeps the first of them that fit into an answer; only these count as
+                sent.
 
         Raises:
             OffsetOutOfRange: there is no record of that number, any more or yet; the
@@ -225,11 +228,13 @@ class Exchange:
                     details={"log_start": bounds.start, "log_end": bounds.end},
                 )
             found, records = self._read(view, log, start, max_bytes, hold)
-            self.service.metrics.fetched(log, len(records), len(found))
+            kept = records if fit is None else fit(records)
+            size = len(found) * len(kept) // max(1, len(records))
+            self.service.metrics.fetched(log, len(kept), size)
             if not times:
-                return Loaded(records, bounds)
-            append_ns = view.find_append_times(found, start).astype(np.uint64)
-            return Loaded(records, bounds, append_ns)
+                return Loaded(kept, bounds)
+            append_ns = view.find_append_times(found, start)[: len(kept)]
+            return Loaded(kept, bounds, append_ns.astype(np.uint64))
 
         return self.service.look(client, log, look)
 

@@ -359,8 +359,7 @@ class CountedDriver(ABC):
                 records = reader.next_records()
                 if records is None:
                     reason = "the log ends before it"
-                    name = show(log.partition)
-                    raise DataLoss(name, reader.position, None, None, reason)
+                    raise _lose(log.partition, reader.position, None, reason)
                 crc = digest(records, crc)
         finally:
             reader.close()
@@ -459,10 +458,8 @@ class CountedReader:
         while not self.is_finished:
             fetched = self._fetch(wait_s)
             if fetched.start > self.position:
-                end = fetched.next
-                raise DataLoss(
-                    show(self._at), self.position, fetched.start, end, _REMOVED
-                )
+                bounds = Bounds(fetched.start, fetched.next)
+                raise _lose(self._at, self.position, bounds, _REMOVED)
             if fetched.needed_bytes:
                 self._ask_for_more(fetched.needed_bytes)
                 continue
@@ -512,9 +509,9 @@ class CountedReader:
             return driver.read_fetched(answer, at, position)
         except (OffsetOutOfRange, InvalidOffset) as error:
             bounds = driver.find_bounds(at.topic, [at.number]).get(at.number)
-            start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
-            reason = _REMOVED if start is not None and start > position else str(error)
-            raise DataLoss(show(at), position, start, end, reason) from error
+            is_removed = bounds is not None and bounds.start > position
+            reason = _REMOVED if is_removed else str(error)
+            raise _lose(at, position, bounds, reason) from error
 
     def _ask_for_more(self, needed_bytes: int) -> None:
         most = self._driver.fetch_bytes_max
@@ -836,6 +833,11 @@ def _cut(spans: Spans) -> list[bytes]:
     data = spans.data.data
     bounds = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
     return [bytes(data[start:end]) for start, end in bounds]
+
+
+def _lose(at: Partition, asked: int, bounds: Bounds | None, reason: str) -> DataLoss:
+    start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
+    return DataLoss(show(at), asked, start, end, reason, "records")
 
 
 def _not_found(at: Partition) -> TopicNotFound:

@@ -108,6 +108,7 @@ def calls(service: Service, client: Principal) -> dict[str, Callable[[], Any]]:
         "committed_offset": lambda: service.committed_offset(client, 1, 7),
         "check_log_name": lambda: service.check_log_name(client, "mine"),
         "look": lambda: service.look(client, 1, lambda view: view.end),
+        "partitions": lambda: service.partitions(client, "mine"),
         "consumers": lambda: service.consumers(client, 1),
         "open_stages": lambda: service.open_stages(client, 1),
         "resolve": lambda: service.resolve(client, ["mine"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -497,6 +498,8 @@ def test_records_that_are_gone(server: Server) -> None:
     with pytest.raises(DataLoss, match=r"orders/0.*before the log start is") as error:
         read(driver, 3, 20, 5)
     assert (error.value.asked, error.value.log_start) == (3, 10)
+    assert "7 records gone" in str(error.value)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     assert read(driver, 10, 20, 5) == ROWS[10:20]
 
 

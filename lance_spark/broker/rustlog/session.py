@@ -218,9 +218,14 @@ class RustlogSession(Session[memoryview]):
                 size += len(found)
             self._hold_answer(size)
 
-        records = exchange.load(client, log, start, max_bytes=most, hold=hold).records
+        def fit(records: Records) -> Records:
+            pieces = wire.split_records(records, most, as_json=as_json)
+            return next(pieces, _NO_RECORDS)
+
         try:
-            piece = next(wire.split_records(records, most, as_json=as_json))
+            piece = exchange.load(
+                client, log, start, max_bytes=most, hold=hold, fit=fit
+            ).records
         except RowError as error:
             self._count("records_refused")
             where = Partition(message.topic, message.partition)

@@ -293,6 +293,9 @@ def test_metrics(start: StartBroker, dial_rustlog: DialRustlog, dial: Dial) -> N
         assert 'protocol_requests_refused_total{protocol="rustlog"} 1.0' in text
         assert 'protocol_requests_refused_total{protocol="lance"}' not in text
         assert 'count{command="rustlog.Produce"} 1.0' in text
+    # Those that were sent count, and not those that were looked at.
+    client.fetch("orders", 0, 14)
+    assert broker.metrics.snapshot().traffic.records_out == 1
     lwp = dial(broker)
     lwp.alive()
     counts = broker.metrics.snapshot()
