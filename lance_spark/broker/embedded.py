@@ -37,6 +37,9 @@ from lance_spark.wire.lwp import read_records, scan, write_batch
 
 logger = logging.getLogger(__name__)
 
+# About the memory that an answer takes while it is made.
+_KEPT_BYTES = 4 * 1024 * 1024
+
 # The sessions of each protocol, by the name that `address_of` takes. That of all but
 # LWP is also the name of the setting that turns the protocol on.
 PROTOCOLS: dict[str, SessionMaker] = {
@@ -211,6 +214,7 @@ class EmbeddedBroker:
                 sum(rule.mtls_enabled for rule in rules.values()),
             )
         authorities = {r.client_ca_path for r in rules.values() if r.mtls_enabled}
+        _keep_pages()
         self._server = Server(
             Exchange(
                 self._service, read_records=read_records, write_records=write_batch
@@ -322,3 +326,13 @@ def _remove(path: str, owner: int) -> None:
     """Remove a temporary directory, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _keep_pages() -> None:
+    """Let the C library use the pages of large buffers again.
+
+    glibc takes new pages for every buffer above some size, which costs more time than
+    to fill them. The size rises to that of the largest such buffer that was freed.
+    """
+    buffer = bytearray(_KEPT_BYTES)
+    del buffer

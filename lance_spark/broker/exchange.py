@@ -222,8 +222,8 @@ class Exchange:
             self.service.metrics.fetched(log, len(kept), size)
             if not times:
                 return Loaded(kept, bounds)
-            append_ns = view.find_append_times(found, start).astype(np.uint64)
-            return Loaded(kept, bounds, append_ns[: len(kept)])
+            append_ns = view.find_append_times(found, start)[: len(kept)]
+            return Loaded(kept, bounds, append_ns.astype(np.uint64))
 
         return self.service.look(client, log, look)
 

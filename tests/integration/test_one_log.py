@@ -17,7 +17,6 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import LogClient, connect
 from lance_spark.errors import (
-    LanceError,
     RowError,
     StorageError,
     TopicNotFound,
@@ -164,7 +163,7 @@ def test_a_topic_with_partitions(
         lambda: lance.append(topic, [b"x"]),
         lambda: list(lance.read(topic)),
     ):
-        with pytest.raises(LanceError):
+        with pytest.raises(TopicNotFound):
             call()
     ends = {name: clients[name].bounds(topic) for name in ("rustlog", "tank")}
     for number, values in expected.items():

@@ -152,6 +152,24 @@ def test_reads_one_after_another_give_the_stream(
 
 
 @PROPERTY
+@given(batches=BATCHES.filter(bool), data=st.data())
+def test_append_times_of_slices(batches: list[list[int]], data: st.DataObject) -> None:
+    """Those of each record's batch, wherever the slice begins and ends."""
+    clock = Clock()
+    store = open_plain(DiskFiles(Disk()), clock)
+    plain = fill(store, clock, batches)
+    with reopen(store) as again:
+        view = again.view(1)
+        for _ in range(10):
+            first = data.draw(st.integers(0, len(plain.starts) - 1))
+            piece = view.read(plain.starts[first], data.draw(st.integers(0, 500)))
+            times = view.find_append_times(piece, first).tolist()
+            assert times == plain.times[first : first + piece.records]
+        nothing = view.read(len(plain.data), 100)
+        assert len(view.find_append_times(nothing, len(plain.starts))) == 0
+
+
+@PROPERTY
 @given(batches=BATCHES)
 def test_every_place_of_a_log(batches: list[list[int]]) -> None:
     clock = Clock()

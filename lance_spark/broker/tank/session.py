@@ -361,8 +361,9 @@ class TankSession(Session[wire.Frame]):
                 max_bytes=min(max(wanted.size, 1), room, _PARTITION_BYTES_MAX),
                 times=True,
                 hold=self._hold_found,
+                fit=self._cut,
             )
-            chunk = self._write_chunk(loaded, wanted.where)
+            chunk = _write_chunk(loaded)
             return wire.Fetched(number, wire.OK, seq, loaded.bounds.end, chunk)
         except _AnswerFull:
             return self._read_none(wanted)
@@ -398,22 +399,22 @@ class TankSession(Session[wire.Frame]):
             raise _AnswerFull
         self._reserved += size
 
-    def _write_chunk(self, loaded: Loaded, where: str) -> Buffer:
-        records = loaded.records
+    def _cut(self, records: Records) -> Records:
+        """Keep what is before the first record that TANK can't carry.
+
+        Raises:
+            StorageError: that is the first of all.
+        """
         row = wire.find_long_key(records)
-        if row is not None:
-            if row == 0:
-                self._count("records_refused")
-                raise StorageError(
-                    f"message {records.position(0) + 1} has a key of more than "
-                    f"{wire.KEY_BYTES_MAX} bytes, which TANK can't carry"
-                )
-            records = records.cut(0, row)
-        if not len(records):
-            return b""
-        assert loaded.append_ns is not None
-        stamps = loaded.append_ns[: len(records)]
-        return wire.write_records(records, stamps_ns=stamps, framed=True)
+        if row is None:
+            return records
+        if row == 0:
+            self._count("records_refused")
+            raise StorageError(
+                f"message {records.position(0) + 1} has a key of more than "
+                f"{wire.KEY_BYTES_MAX} bytes, which TANK can't carry"
+            )
+        return records.cut(0, row)
 
     # Topics.
 
@@ -487,6 +488,13 @@ class TankSession(Session[wire.Frame]):
 
     def _discover_topology(self, message: wire.DiscoverTopology) -> wire.Message:
         return wire.Topology(message.request_id)
+
+
+def _write_chunk(loaded: Loaded) -> Buffer:
+    if not len(loaded.records):
+        return b""
+    assert loaded.append_ns is not None
+    return wire.write_records(loaded.records, stamps_ns=loaded.append_ns, framed=True)
 
 
 def _to_record(seq: int, bounds: Bounds) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker.session import WAIT_POSITION_BYTES
 from lance_spark.errors import LanceError
 from lance_spark.model import Buffer
 from lance_spark.net.address import parse_address
@@ -18,7 +19,7 @@ from lance_spark.net.stream import Stream
 from lance_spark.net.tls import TlsContext
 from lance_spark.records import Records, Spans
 from lance_spark.wire import tank as wire
-from tests.broker.kit import patience
+from tests.broker.kit import eventually, patience
 
 MIB = 1024 * 1024
 HERE = "127.0.0.1:0"
@@ -270,3 +271,10 @@ def rows_in(fetched: wire.Fetched) -> list[Row]:
 def values(rows: Sequence[Row]) -> list[bytes]:
     """Give the values of rows."""
     return [row.value for row in rows]
+
+
+def stands(broker: EmbeddedBroker, count: int = 1) -> bool:
+    """Wait until so many requests for one partition stand."""
+    assert broker._server is not None
+    waiting = broker._server._shared.waiting
+    return eventually(lambda: waiting.taken >= count * 2 * WAIT_POSITION_BYTES)
