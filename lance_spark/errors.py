@@ -189,6 +189,7 @@ class DataLoss(LanceError):
         log_start: where the log starts now; None if the server does not say.
         log_end: where the log ends now.
         reason: how it was noticed.
+        unit: what offsets count.
     """
 
     topic: int | str
@@ -196,16 +197,18 @@ class DataLoss(LanceError):
     log_start: int | None
     log_end: int | None
     reason: str
+    unit: str = "bytes"
 
     @property
     def missing_bytes(self) -> int | None:
-        """How much is gone, where that is known."""
+        """How much is gone, in the unit of offsets, where that is known."""
         if self.log_start is None:
             return None
         return max(0, self.log_start - self.asked)
 
     def __str__(self) -> str:
-        missing = "" if not self.missing_bytes else f", {self.missing_bytes} bytes gone"
+        size = self.missing_bytes
+        missing = f", {size} {self.unit} gone" if size else ""
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
             f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
