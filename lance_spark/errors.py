@@ -201,14 +201,14 @@ class DataLoss(LanceError):
 
     @property
     def missing_bytes(self) -> int | None:
-        """How much is gone, in the unit of offsets, where that is known."""
+        """How much is gone, in its unit, where that is known."""
         if self.log_start is None:
             return None
         return max(0, self.log_start - self.asked)
 
     def __str__(self) -> str:
-        size = self.missing_bytes
-        missing = f", {size} {self.unit} gone" if size else ""
+        gone = self.missing_bytes
+        missing = f", {gone} {self.unit} gone" if gone else ""
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
             f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
