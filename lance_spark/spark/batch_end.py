@@ -46,10 +46,12 @@ class LossLog:
 
     Args:
         is_error: raise losses, instead of going on.
+        unit: what offsets count.
     """
 
-    def __init__(self, is_error: bool) -> None:
+    def __init__(self, is_error: bool, unit: str = "bytes") -> None:
         self._is_error = is_error
+        self._unit = unit
         self._reported: defaultdict[int | str, deque[tuple[int, str]]] = defaultdict(
             lambda: deque(maxlen=_REPORTED_MAX)
         )
@@ -64,12 +66,12 @@ class LossLog:
             DataLoss: losses are errors.
         """
         if self._is_error:
-            report_loss(loss, is_error=True)
+            report_loss(loss, is_error=True, unit=self._unit)
         # The bounds of the log go on changing for the same loss.
         reported, key = self._reported[loss.topic], (loss.asked, loss.reason)
         if key not in reported:
             reported.append(key)
-            report_loss(loss, is_error=False)
+            report_loss(loss, is_error=False, unit=self._unit)
         if loss.log_start is not None:
             first = max(loss.asked, self._counted.get(loss.topic, 0))
             self._lost_bytes[loss.topic] += max(0, loss.log_start - first)

@@ -300,7 +300,7 @@ def resolve_ranges(
                 ranges.append(driver.mark_range(piece, bounds.end))
         except (TopicNotFound, TopicDeleted):
             loss = make_gone(entry.logs[0], 0)
-            report_loss(loss, is_error=options.fail_on_data_loss)
+            _report(driver, options, loss)
     return ranges
 
 
@@ -319,8 +319,13 @@ def _resolve_range(
     start, end = asked
     planned = plan_range(log.name, start, end, bounds)
     for loss in planned.losses:
-        report_loss(loss, is_error=options.fail_on_data_loss)
+        _report(driver, options, loss)
     return planned
+
+
+def _report(driver: Driver, options: ReadOptions, loss: DataLoss) -> None:
+    is_error = options.fail_on_data_loss
+    report_loss(loss, is_error=is_error, unit=driver.traits.unit)
 
 
 # Ranges of a micro-batch.
@@ -507,9 +512,10 @@ def make_gone(log: LogRef, asked: int) -> DataLoss:
     return DataLoss(log.name, asked, None, None, reason)
 
 
-def report_loss(loss: DataLoss, *, is_error: bool) -> None:
+def report_loss(loss: DataLoss, *, is_error: bool, unit: str = "bytes") -> None:
     """Raise a loss with its remedy, or log it where the user accepts losses."""
+    at = loss.topic, loss.asked, loss.log_start, loss.log_end
     if is_error:
-        reason = f"{loss.reason}; {_REMEDY}"
-        raise DataLoss(loss.topic, loss.asked, loss.log_start, loss.log_end, reason)
-    logger.warning("going on in spite of failOnDataLoss: %s", loss)
+        raise DataLoss(*at, f"{loss.reason}; {_REMEDY}", unit)
+    told = DataLoss(*at, loss.reason, unit)
+    logger.warning("going on in spite of failOnDataLoss: %s", told)

@@ -96,7 +96,7 @@ class SplitReader:
         try:
             extent = self._find_extent()
         except DataLoss as loss:
-            report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+            self._report(loss)
             extent = self._find_rest(loss)
         if extent is not None:
             try:
@@ -149,9 +149,13 @@ class SplitReader:
         try:
             self._check_topic()
         except DataLoss as loss:
-            report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+            self._report(loss)
             return False
         return True
+
+    def _report(self, loss: DataLoss) -> None:
+        is_error = self._task.options.fail_on_data_loss
+        report_loss(loss, is_error=is_error, unit=self._driver.traits.unit)
 
     # Where to read.
 
@@ -222,7 +226,7 @@ class SplitReader:
                 # Nothing tells whether the rows before were those that were planned.
                 raise make_moved(self._range) from loss
             except DataLoss as loss:
-                report_loss(loss, is_error=self._task.options.fail_on_data_loss)
+                self._report(loss)
                 self._seek(
                     reader, _find_rest(loss, reader.position, extent.end), extent
                 )

@@ -60,11 +60,11 @@ class StreamPlanner:
     ) -> None:
         self._options = options
         self._watch = Watch(options.reads, clock=clock, sleep=sleep)
-        self._losses = LossLog(options.fail_on_data_loss)
         self._clock = clock
         self._sleep = sleep
         traits = find_driver(options.client.protocol).TRAITS
         self._first = traits.first_position
+        self._losses = LossLog(options.fail_on_data_loss, traits.unit)
         # The start of a query that has no checkpoint.
         self._initial: StreamOffset | None = None
         self._initial_topics: list[TopicEntry] = []
