@@ -22,8 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lance_spark.broker import EmbeddedBroker
-from lance_spark.client import LanceClient
-from lance_spark.client.log import connect
+from lance_spark.client import LanceClient, connect
 
 ORDERS = 2_000
 PARTITIONS = 4
