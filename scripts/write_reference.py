@@ -48,7 +48,8 @@ PARTS = (
         "Spark",
         "lance_spark",
         "reading.md",
-        'The source has no names in Python: it is `format("lance")` with its '
+        'The source has no names in Python: it is `format("lance")`, '
+        '`format("rustlog")` or `format("tank")` with its '
         "[options](../options.md). These are the names beside it.",
         also=(
             "lance_spark.spark.progress.StreamProgress",

@@ -105,7 +105,7 @@ def test_short_timeout_bounds_everything() -> None:
     config = make_config({**GIVEN, "timeout_s": 0.5})
     assert config.retry_timeout_s == 0.5
     assert config.request_timeout_s == config.connect_timeout_s == 0.5
-    with pytest.raises(OptionError, match="not a duration"):
+    with pytest.raises(OptionError, match="a number of seconds above 0"):
         make_config({**GIVEN, "timeout_s": 0})
 
 

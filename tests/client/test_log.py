@@ -314,6 +314,10 @@ def test_names_of_the_package() -> None:
         "print([n for n in sys.modules if 'rustlog' in n or n.endswith('client.log')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, check=True
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "[]"
