@@ -52,7 +52,7 @@ _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 # One of them. Buffers of twice the size are made of new pages each time, which costs
 # more than to be asked twice.
-_PARTITION_BYTES_MAX = 2 * 1024 * 1024
+_PARTITION_BYTES_MAX = 1024 * 1024
 # What a message takes beside its bytes while it is looked at: its positions.
 _ROW_BYTES = 64
 # Codes that depend on more than the class of an error.
