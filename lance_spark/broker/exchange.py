@@ -123,6 +123,8 @@ class Exchange:
                 return log
         if partition is None:
             self.service.check_log_name(client, topic)
+        # A denial for what is there alone would tell what is there.
+        self.service.gate.admit_name(client, topic)
         raise UnknownTopic(names[-1] if partition else topic)
 
     def create(

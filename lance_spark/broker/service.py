@@ -692,6 +692,7 @@ class Service:
 _REFUSALS: tuple[tuple[type[LanceError], type[BrokerError]], ...] = (
     (errors.RecordTooLarge, errors.PayloadTooLarge),
     (errors.RecordError, errors.InvalidPayload),
+    (errors.RowError, errors.PayloadTooLarge),
     (errors.PayloadOverLimit, errors.PayloadTooLarge),
     (errors.ProtocolError, errors.InvalidPayload),
     (errors.InvalidName, errors.InvalidTopicName),

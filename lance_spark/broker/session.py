@@ -432,7 +432,9 @@ class Session(ABC, Generic[FrameT]):
         if not self._memory.try_take(size):
             self._slow_down()
             self._settle()
-            deadline = Deadline.after(self._idle_timeout_s)
+            # Not the idle limit of other protocols: no client waits for so long.
+            limit_s = min(self._idle_timeout_s, self._config.idle_timeout_s)
+            deadline = Deadline.after(limit_s)
             holder = self if self._reserved else None
             self._turn.rest()
             if not self._memory.take(size, deadline, holder=holder):

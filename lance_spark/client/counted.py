@@ -193,7 +193,7 @@ class CountedDriver(ABC):
         """
 
     @abstractmethod
-    def check_appended(self, answer: Any, to: Partition) -> None:
+    def check_appended(self, answer: Any, to: Partition, count: int) -> None:
         """Read the answer to such a request.
 
         Raises:
@@ -359,6 +359,8 @@ class CountedDriver(ABC):
         try:
             while not reader.is_finished:
                 records = reader.next_records()
+                if records is None and reader.is_finished:
+                    break  # The rest are numbers that a sparse bundle leaves out.
                 if records is None:
                     reason = "the log ends before it"
                     raise _lose(log.partition, reader.position, None, reason)
@@ -715,7 +717,7 @@ class CountedWriter:
             if batch.pending is not None:
                 timeout_s = self._driver.config.request_timeout_s
                 answer = batch.pending.conclude(Deadline.after(timeout_s))
-                self._driver.check_appended(answer, self._to)
+                self._driver.check_appended(answer, self._to, len(batch.records))
                 self._sent.popleft()
                 return
         except AppendConflictError as conflict:
@@ -742,7 +744,7 @@ class CountedWriter:
                     lambda _: self._make_request(batch),
                     timeout_s=deadline.remaining(),
                 )
-                driver.check_appended(answer, self._to)
+                driver.check_appended(answer, self._to, len(batch.records))
                 return
             except AppendConflictError as conflict:
                 if self._resolve(batch, conflict, deadline):

@@ -204,6 +204,8 @@ class LogClient:
             partitions=partitions,
             sole_writer=sole_writer,
         )
+        if partitions < 1:
+            raise OptionError(f"partitions={partitions}: must be at least 1")
         table, numbers = _make_table(rows)
         if partition is None and numbers is None:
             found = self.driver.topics([topic])
@@ -214,6 +216,15 @@ class LogClient:
             return
         assert numbers is not None
         rows_of = np.asarray(numbers)
+        # Before the first row is written: what is written once is not taken back.
+        found = self.driver.topics([topic])
+        count = len(found[0].partitions) if found else partitions
+        wrong = rows_of[(rows_of < 0) | (rows_of >= count)]
+        if len(wrong):
+            raise OptionError(
+                f"column partition: topic {topic!r} has partitions 0 to {count - 1}, "
+                f"and a row names {wrong[0]}"
+            )
         for number in np.unique(rows_of).tolist():
             some = table.filter(pa.array(rows_of == number))
             self._append(Partition(topic, number), some, options, create)
@@ -292,6 +303,8 @@ class LogClient:
                     )
                     pause_s, since_s = _PAUSE_S_MIN, time.monotonic()
                     continue
+                if reader.is_finished:
+                    break  # The rest are numbers that a sparse bundle leaves out.
                 if patience_s is None:
                     reason = "the log ends before the range"
                     raise DataLoss(at.topic, reader.position, None, None, reason)

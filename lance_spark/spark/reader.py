@@ -195,6 +195,8 @@ def narrow_range(piece: Range, filters: Sequence[Filter]) -> Range:
         end=max(start, end),
         ends_log=piece.ends_log and end == piece.end,
         is_aligned=piece.is_aligned and start == piece.start,
+        # A mark is one of both ends.
+        mark=piece.mark if (start, end) == (piece.start, piece.end) else None,
     )
 
 

@@ -242,7 +242,7 @@ class SplitReader:
             while not reader.is_finished:
                 try:
                     records = reader.next_records()
-                    if records is None:
+                    if records is None and not reader.is_finished:
                         self._check_end(reader.position, extent)
                     return records
                 except RecordError as fault:

@@ -282,7 +282,9 @@ class View:
             at = found.start - segment.base_offset
             starts, times = boundaries.table.append_times(at, at + len(found))
         numbers = np.arange(found.records) + (first - segment.base_record)
-        return times[np.searchsorted(starts, numbers, "right") - 1]
+        # Those of a stage that was adopted as it was count from its commit on.
+        found_ns = times[np.searchsorted(starts, numbers, "right") - 1]
+        return np.maximum(found_ns, segment.time_floor_ns)
 
     def locate_offset(self, offset: int) -> Location:
         """Find the first record boundary at or after an offset."""

@@ -214,7 +214,7 @@ class Driver(CountedDriver):
     ) -> Append:
         return Append(values_of(records), expected)
 
-    def check_appended(self, answer: Any, to: Partition) -> None:
+    def check_appended(self, answer: Any, to: Partition, count: int) -> None:
         assert isinstance(answer, int)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from lance_spark.broker.exchange import Family, Loaded
 from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.session import (
+    PIECE_BYTES,
     WAIT_POSITION_BYTES,
     Owed,
     Session,
@@ -53,6 +54,10 @@ _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 # One of them. Buffers of twice the size are made of new pages each time, which costs
 # more than to be asked twice.
 _PARTITION_BYTES_MAX = 1024 * 1024
+# What a partition costs in an answer, whatever comes of it.
+_PARTITION_COST_BYTES = 4096
+# The most partitions that a request may name, and each of them as often as it likes.
+_PARTITIONS_MAX = 4096
 # What a message takes beside its bytes while it is looked at: its positions.
 _ROW_BYTES = 64
 # Codes that depend on more than the class of an error.
@@ -79,6 +84,14 @@ class _Writing:
     request: wire.Produce
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
     left: int = 1
+
+    def forget_bundles(self) -> None:
+        """Keep of the request what the answer needs."""
+        topics = tuple(
+            replace(t, writes=tuple(replace(w, bundle=b"") for w in t.writes))
+            for t in self.request.topics
+        )
+        self.request = replace(self.request, topics=topics)
 
     def answer(self) -> wire.Produced:
         """Make the answer: a topic that is unknown has one code for all its writes."""
@@ -121,6 +134,9 @@ class _Wanted:
 
 class TankSession(Session[wire.Frame]):
     """Serves one client of TANK."""
+
+    # What is left of the part of an answer that costs no memory of the budget.
+    _free_bytes = 0
 
     def _make_parser(self) -> wire.FrameParser:
         return wire.FrameParser(payload_bytes_max=self._payload_bytes_max)
@@ -179,6 +195,7 @@ class TankSession(Session[wire.Frame]):
     # Writing.
 
     def _produce(self, message: wire.Produce) -> wire.Message | None:
+        _check_count(sum(len(topic.writes) for topic in message.topics))
         writing, done = _Writing(message), set()
         for at, topic in enumerate(message.topics):
             for n, write in enumerate(topic.writes):
@@ -195,6 +212,9 @@ class TankSession(Session[wire.Frame]):
                     if code == wire.UNKNOWN and self._has(topic.name):
                         code = _UNKNOWN_PARTITION
                     writing.codes[at, n] = code
+                self._turn.pause()
+        # Owed answers must not keep the bundles: the memory of the frame is free then.
+        writing.forget_bundles()
         writing.left -= 1
         return None if writing.left else writing.answer()
 
@@ -262,6 +282,7 @@ class TankSession(Session[wire.Frame]):
     def _consume(self, message: wire.Consume) -> wire.Message | None:
         if not message.topics:
             raise InvalidPayload("no topics are asked for")
+        _check_count(sum(len(topic.fetches) for topic in message.topics))
         wanted = [self._find(t.name, f) for t in message.topics for f in t.fetches]
         # Taken before the look at the records: what comes between the two wakes.
         logs = [one.log for one in wanted if one.flag == wire.OK]
@@ -335,11 +356,13 @@ class TankSession(Session[wire.Frame]):
         self, message: wire.Consume, wanted: list[_Wanted], room: int
     ) -> wire.Consumed:
         topics, left = [], iter(wanted)
+        self._free_bytes = PIECE_BYTES
         for topic in message.topics:
             found = []
             for one in islice(left, len(topic.fetches)):
                 found.append(self._read_one(one, room))
-                room -= memoryview(found[-1].chunk).nbytes
+                room -= memoryview(found[-1].chunk).nbytes + _PARTITION_COST_BYTES
+                self._turn.pause()
             is_unknown = all(one.flag == wire.UNKNOWN for one in found)
             if found and is_unknown and not self._has(topic.name):
                 topics.append(wire.FetchedTopic(topic.name, unknown=len(found)))
@@ -366,7 +389,7 @@ class TankSession(Session[wire.Frame]):
             chunk = _write_chunk(loaded)
             return wire.Fetched(number, wire.OK, seq, loaded.bounds.end, chunk)
         except _AnswerFull:
-            return self._read_none(wanted)
+            pass
         except OffsetOutOfRange as error:
             first, end = error.details["log_start"] + 1, error.details["log_end"]
             return wire.Fetched(number, wire.OUT_OF_RANGE, hwm=end, first_seq=first)
@@ -375,10 +398,15 @@ class TankSession(Session[wire.Frame]):
         except LanceError as error:
             flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
             return wire.Fetched(number, flag)
+        return self._read_none(wanted)
 
     def _read_none(self, wanted: _Wanted) -> wire.Fetched:
         """Send nothing of a partition: the client asks again."""
-        end = self._exchange.bounds(self._client, wanted.log).end
+        try:
+            end = self._exchange.bounds(self._client, wanted.log).end
+        except LanceError as error:
+            flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
+            return wire.Fetched(wanted.partition, flag)
         return wire.Fetched(wanted.partition, wire.OK, wanted.start + 1, end)
 
     def _hold_found(self, found: Slice) -> None:
@@ -390,7 +418,14 @@ class TankSession(Session[wire.Frame]):
         """
         size = 2 * len(found) + _ROW_BYTES * found.records
         if not self._lent:
-            self._hold_answer(size)
+            if size <= self._free_bytes:
+                # Small answers cost no part of the budget, but all of it as one.
+                self._free_bytes -= size
+                return
+            try:
+                self._hold_answer(max(size, PIECE_BYTES + 1))
+            except Timeout as error:
+                raise _AnswerFull from error
             return
         if not self._waiting.try_take(size):
             raise _AnswerFull
@@ -504,6 +539,18 @@ def _to_record(seq: int, bounds: Bounds) -> int:
     return bounds.end if seq == wire.SEQ_END else seq - 1
 
 
+def _check_count(partitions: int) -> None:
+    """Refuse requests that would keep the broker busy for seconds.
+
+    Raises:
+        InvalidPayload: there are too many.
+    """
+    if partitions > _PARTITIONS_MAX:
+        raise InvalidPayload(
+            f"a request names {partitions} partitions: at most {_PARTITIONS_MAX} may be"
+        )
+
+
 def _read_retention(config: str) -> Retention | None:
     """Take what is understood of a topic's configuration.
 
@@ -514,8 +561,10 @@ def _read_retention(config: str) -> Retention | None:
         name, _, value = line.partition("=")
         if name.strip() == _RETENTION:
             value = value.strip()
-            if not value.isdecimal() or int(value) > _RETENTION_S_MAX:
-                raise InvalidPayload(f"{_RETENTION}={value!r} is no number of seconds")
+            is_short = len(value) <= len(str(_RETENTION_S_MAX))
+            if not value.isdecimal() or not is_short or int(value) > _RETENTION_S_MAX:
+                shown = value[:40]
+                raise InvalidPayload(f"{_RETENTION}={shown!r} is no number of seconds")
             return Retention(max_age_s=int(value))
     return None
 

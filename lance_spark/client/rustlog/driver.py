@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
-from lance_spark.client.counted import CountedDriver, Fetched
+from lance_spark.client.counted import CountedDriver, Fetched, show
 from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
@@ -201,8 +201,9 @@ class RustlogDriver(CountedDriver):
         known = self._ends.get(at, start)
         if known > start:
             # A restart may have emptied it.
-            known = self._probe(at, known - 1)
-            known = start if known == self._ends[at] - 1 else known
+            last = known - 1
+            found = self._probe(at, last)
+            known = start if found == last else found
         end = self._ends[at] = self._gallop(at, max(known, start))
         return Bounds(start, end)
 
@@ -259,8 +260,18 @@ class RustlogDriver(CountedDriver):
         """Ask to append; RustLog has no conditions and no compression."""
         return wire.Produce(to.topic, to.number, records)
 
-    def check_appended(self, answer: wire.ProduceResponse, to: Partition) -> None:
-        """Take the answer for what it is: there is none but success."""
+    def check_appended(
+        self, answer: wire.ProduceResponse, to: Partition, count: int
+    ) -> None:
+        """Compare how many records were stored: RustLog's broker stores one by one.
+
+        Raises:
+            RemoteProtocolError: not all of them.
+        """
+        if answer.count != count:
+            raise RemoteProtocolError(
+                f"{show(to)}: {count} records were sent, {answer.count} were stored"
+            )
 
     def _ask(self, request: wire.Message, *, retry: bool = True) -> Any:
         return self.link.ask(lambda _: request, retry=retry)

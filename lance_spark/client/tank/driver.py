@@ -281,7 +281,7 @@ class TankDriver(CountedDriver):
         kind = wire.Produce if expected is None else wire.ProduceAt
         return kind(topics=topics)
 
-    def check_appended(self, answer: wire.Produced, to: Partition) -> None:
+    def check_appended(self, answer: wire.Produced, to: Partition, count: int) -> None:
         """Take it for success: the dialect has raised what else it may be."""
 
     def _ask(self, request: wire.Message, *, retry: bool = True) -> Any:

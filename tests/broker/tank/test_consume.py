@@ -12,6 +12,7 @@ import pytest
 
 import lance_spark.broker.tank.session as module
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.store import NamedStage
 from lance_spark.wire import tank as wire
 from lance_spark.wire.lwp import write_records
 from tests.broker.kit import Dial, StartBroker, clients, eventually, record, records
@@ -114,6 +115,7 @@ def test_answers_have_a_bound(
 ) -> None:
     """Partitions that do not fit are left for the next request."""
     monkeypatch.setattr(module, "_ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr(module, "_PARTITION_COST_BYTES", 0)
     tank.create("orders", 4)
     for n in range(4):
         tank.write("orders", *[b"x" * 90] * 8, partition=n)
@@ -396,13 +398,20 @@ def test_a_poll_costs_what_it_asks_for(
 ) -> None:
     tank.create("orders")
     fetches = [(0, 1, 10)] * 255
-    poll = tank.make_consume(*[("orders", fetches)] * 40, wait_ms=LONG_MS)
+    poll = tank.make_consume(*[("orders", fetches)] * 16, wait_ms=LONG_MS)
     tank.submit(poll)
     assert broker._server is not None
     waiting = broker._server._shared.waiting
-    assert eventually(lambda: waiting.taken >= 40 * 255 * 512)
+    assert eventually(lambda: waiting.taken >= 16 * 255 * 512)
     tank.stream.close()
     assert eventually(lambda: waiting.taken == 0)
+
+
+def test_too_many_partitions_close(tank: TankClient) -> None:
+    """They would keep the broker busy for seconds."""
+    tank.create("orders")
+    tank.submit(tank.make_consume(*[("orders", [(0, 1, 10)] * 255)] * 17))
+    assert tank.ended()
 
 
 # Memory.
@@ -471,3 +480,19 @@ def test_an_answer_without_memory_for_all(
         left = [n for n in left if n not in got]
         seen.append(got)
     assert len(seen) > 1
+
+
+def test_times_of_an_adopted_stage(start: StartBroker, dial_tank: DialTank) -> None:
+    """Its records count from the commit on, also if they were staged before others."""
+    broker = start(tank=HERE, stage_adopt_bytes=1)
+    store = broker.service.store
+    topic = store.create_topic("t").metadata.id
+    data = records("s", 10)
+    stage = store.open_stage("t", "w", 1)
+    store.append_stage(stage, 1, data)
+    store.append(topic, records("a", 1))
+    store.commit_stages("w", 1, [NamedStage(stage, 1, len(data))])
+    rows = dial_tank(broker).read("t")
+    view = store.view(topic)
+    times = [view.locate_record(n).append_time_ns // 10**6 for n in range(11)]
+    assert [row.time_ms for row in rows] == times == sorted(times)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import lance_spark.broker.tank.session as module
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.session import Session
 from lance_spark.wire import tank as wire
@@ -336,3 +337,13 @@ def test_a_request_cut_off_writes_nothing(
     assert third.ended()
     tank.stream.wait_readable(patience().sooner(0.02))
     assert tank.bounds("orders") == [(1, 0)]
+
+
+def test_a_request_that_waits_for_the_disk_keeps_no_bundle() -> None:
+    """The memory of its frame is given back while its answer is still owed."""
+    write = wire.Write(0, bytes(1000))
+    request = wire.Produce(request_id=7, topics=(wire.WriteTopic("t", (write,)),))
+    writing = module._Writing(request, {(0, 0): wire.OK})
+    writing.forget_bundles()
+    assert [w.bundle for t in writing.request.topics for w in t.writes] == [b""]
+    assert writing.answer() == wire.Produced(7, (wire.Outcome(),))

@@ -20,6 +20,7 @@ from lance_spark.errors import (
     DataLoss,
     LanceError,
     OptionError,
+    RemoteProtocolError,
     RowError,
     TopicAlreadyExists,
     TopicNotFound,
@@ -500,3 +501,14 @@ def test_a_second_client_sees_it(broker: EmbeddedBroker, open_one: Opener) -> No
     assert driver.is_closed
     with pytest.raises(LanceError, match="is closed"):
         driver.list_topics()
+
+
+def test_fewer_records_than_were_sent() -> None:
+    """RustLog's broker stores them one by one; a part of them is no success."""
+    config = Config(servers="127.0.0.1:1")
+    driver = RustlogDriver(config)
+    to = Partition("t", 3)
+    driver.check_appended(wire.ProduceResponse(0, 5), to, 5)
+    with pytest.raises(RemoteProtocolError, match="t/3: 5 records were sent, 2 were"):
+        driver.check_appended(wire.ProduceResponse(0, 2), to, 5)
+    driver.close()
