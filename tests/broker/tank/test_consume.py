@@ -492,7 +492,7 @@ def test_times_of_an_adopted_stage(start: StartBroker, dial_tank: DialTank) -> N
     store.append_stage(stage, 1, data)
     store.append(topic, records("a", 1))
     store.commit_stages("w", 1, [NamedStage(stage, 1, len(data))])
-    rows = dial_tank(broker).read("t")
+    rows = dial_tank(broker).read_all("t")
     view = store.view(topic)
     times = [view.locate_record(n).append_time_ns // 10**6 for n in range(11)]
     assert [row.time_ms for row in rows] == times == sorted(times)
