@@ -17,10 +17,11 @@ from lance_spark.client.lwp.cursor import SeekKind as SeekKind
 from lance_spark.client.lwp.group import GroupedConsumer
 from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
+    Incarnation,
+    IncarnationStore,
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
-    TopicOffset,
     consumer_id,
 )
 from lance_spark.client.lwp.reader import FETCH_BYTES_MAX as FETCH_BYTES_MAX
@@ -50,6 +51,8 @@ __all__ = [
     "Consumer",
     "ConsumerRecord",
     "GroupedConsumer",
+    "Incarnation",
+    "IncarnationStore",
     "LanceClient",
     "LockFileOffsetStore",
     "LogClient",
@@ -63,7 +66,6 @@ __all__ = [
     "StageWriter",
     "StagesCommitted",
     "TopicInfo",
-    "TopicOffset",
     "connect",
     "consumer_id",
 ]

@@ -20,8 +20,8 @@ from lance_spark.client.lwp.cursor import (
 from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
     Incarnation,
+    IncarnationStore,
     OffsetStore,
-    TopicOffset,
 )
 from lance_spark.client.lwp.reader import FETCH_BYTES_DEFAULT
 from lance_spark.columnar.decode import DEFAULT_COLUMNS
@@ -140,13 +140,16 @@ class Consumer:
                 self._store = BrokerOffsetStore(self._client)
             topic_id = self._client.topic_id(topic)
             self._committed: int | None = None
+            # Which topic the committed offset belongs to, as far as that is known.
+            self._committed_of: Incarnation | None = None
             loss = None
             if self._store is not None and name is not None:
                 self._committed = self._store.load(name, topic)
+                self._committed_of = self._load_incarnation(name)
                 self._incarnation = self._identify(topic_id)
                 loss = self._find_loss()
             if self._committed is not None:
-                start = SeekPosition.offset(int(self._committed))
+                start = SeekPosition.offset(self._committed)
             self._cursor = Cursor(
                 self._client, topic, start, options, topic_id=topic_id, loss=loss
             )
@@ -300,10 +303,11 @@ class Consumer:
         if self._incarnation.topic_id != self._cursor.topic_id:
             # The cursor has passed over the loss of the topic it began with.
             self._incarnation = self._identify(self._cursor.topic_id)
-        fresh = TopicOffset(offset, self._incarnation)
-        if offset != self._committed or self._is_of_another(self._committed):
-            self._store.save(self.name, self.topic, fresh)
-            self._committed = fresh
+        if offset != self._committed or self._is_of_another:
+            if isinstance(self._store, IncarnationStore):
+                self._store.identify(self.name, self.topic, self._incarnation)
+            self._store.save(self.name, self.topic, offset)
+            self._committed, self._committed_of = offset, self._incarnation
         return offset
 
     @property
@@ -329,17 +333,23 @@ class Consumer:
             # Servers in the field do not describe topic 0; a read meets other causes.
             return Incarnation(topic_id, 0)
 
-    def _is_of_another(self, offset: int) -> bool:
-        """Tell whether an offset is known to belong to another topic of this name."""
-        known = offset.incarnation if isinstance(offset, TopicOffset) else None
+    def _load_incarnation(self, name: str) -> Incarnation | None:
+        if isinstance(self._store, IncarnationStore):
+            return self._store.load_incarnation(name, self.topic)
+        return None
+
+    @property
+    def _is_of_another(self) -> bool:
+        """Whether the committed offset is known to be one of another topic."""
+        known = self._committed_of
         return known is not None and known != self._incarnation
 
     def _find_loss(self) -> DataLoss | None:
         committed = self._committed
-        if committed is None or not self._is_of_another(committed):
+        if committed is None or not self._is_of_another:
             return None
         reason = "the topic was created anew since the offset was saved"
-        return DataLoss(self.topic, int(committed), None, None, reason)
+        return DataLoss(self.topic, committed, None, None, reason)
 
     def _commit_quietly(self) -> None:
         try:

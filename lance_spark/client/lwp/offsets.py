@@ -14,9 +14,9 @@ out so that one process can't overwrite what another one counts on:
 Names are percent-encoded, capital letters too, because some file systems take `A` and
 `a` for the same. A topic that is given as a number is `#7`, which no name becomes.
 
-An offset means nothing in another topic of the same name. So what a consumer saves is a
-`TopicOffset`, a number that knows the incarnation of its topic; the stores here that
-keep offsets by name give it back as such, and the consumer compares.
+An offset means nothing in another topic of the same name. So a consumer says which
+topic its offsets belong to (`IncarnationStore`); the stores here that keep offsets by
+name keep that beside them, and the consumer compares.
 
 A broker knows a consumer by a number, as LWP has no names for them. The number of a
 name must be the same in every process and release, or commits made by one are not found
@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from crc32c import crc32c
 
@@ -59,6 +59,10 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 # File systems stop at 255 bytes. A longer name is cut, and a hash tells it apart.
 _STEM_BYTES_MAX = 200
 _STEM_BYTES_KEPT = 100
+
+
+# The consumer and the topic.
+_Key = tuple[str, "int | str"]
 
 
 def consumer_id(name: str) -> int:
@@ -84,34 +88,16 @@ class Incarnation(NamedTuple):
     created_at_s: int
 
 
-class TopicOffset(int):
-    """An offset that knows the topic it belongs to, as far as that was kept."""
-
-    incarnation: Incarnation | None
-
-    def __new__(
-        cls, offset: int, incarnation: Incarnation | None = None
-    ) -> TopicOffset:
-        """Make it of a number and an incarnation."""
-        made = super().__new__(cls, offset)
-        made.incarnation = incarnation
-        return made
-
-
 class OffsetStore(Protocol):
     """What a consumer needs to remember offsets; write your own to keep them elsewhere.
 
-    `topic` is what the consumer was given: a name, or the number of a topic. The
-    offset that a consumer saves is a `TopicOffset`: keep its `incarnation` too and
-    give it back, and the consumer notices a topic that was created anew. A store that
-    keeps the mere number can be used, but then goes on in the middle of such a topic.
+    `topic` is what the consumer was given: a name, or the number of a topic. A store
+    that keeps nothing but offsets can be used, but then a consumer goes on in the
+    middle of a topic that was created anew. An `IncarnationStore` lets it notice that.
     """
 
     def load(self, consumer: str, topic: int | str) -> int | None:
-        """Return the offset that was saved last, None if none was.
-
-        A mere int is taken for an offset of the topic that has the name now.
-        """
+        """Return the offset that was saved last, None if none was."""
 
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
         """Remember an offset; it may be lower than the last one."""
@@ -120,11 +106,29 @@ class OffsetStore(Protocol):
         """Give up what the store holds; it can't be used afterwards."""
 
 
+@runtime_checkable
+class IncarnationStore(OffsetStore, Protocol):
+    """A store that also keeps which topic of a name its offsets belong to."""
+
+    def load_incarnation(self, consumer: str, topic: int | str) -> Incarnation | None:
+        """Return what was saved with the last offset; None if nothing was.
+
+        Then the offset is taken for one of the topic that has the name now.
+        """
+
+    def identify(
+        self, consumer: str, topic: int | str, incarnation: Incarnation
+    ) -> None:
+        """Say which topic the offsets belong to that are saved from now on."""
+
+
 class MemoryOffsetStore:
     """Remembers offsets for as long as the process lives; any thread may use it."""
 
     def __init__(self) -> None:
-        self._offsets: dict[tuple[str, int | str], int] = {}
+        self._offsets: dict[_Key, int] = {}
+        self._saved: dict[_Key, Incarnation | None] = {}
+        self._incarnations: dict[_Key, Incarnation] = {}
 
     def load(self, consumer: str, topic: int | str) -> int | None:
         """Return the offset that was saved last, None if none was."""
@@ -133,7 +137,18 @@ class MemoryOffsetStore:
     def save(self, consumer: str, topic: int | str, offset: int) -> None:
         """Remember an offset."""
         check_u64(offset)
-        self._offsets[consumer, topic] = offset
+        key = consumer, topic
+        self._offsets[key], self._saved[key] = offset, self._incarnations.get(key)
+
+    def load_incarnation(self, consumer: str, topic: int | str) -> Incarnation | None:
+        """Return what was known of the topic when the last offset was saved."""
+        return self._saved.get((consumer, topic))
+
+    def identify(
+        self, consumer: str, topic: int | str, incarnation: Incarnation
+    ) -> None:
+        """Say which topic the offsets belong to that are saved from now on."""
+        self._incarnations[consumer, topic] = incarnation
 
     def close(self) -> None:
         """Do nothing: what is remembered stays for the next consumer."""
@@ -148,6 +163,7 @@ class BrokerOffsetStore:
 
     def __init__(self, client: LanceClient) -> None:
         self._client = client
+        self._incarnations: dict[_Key, Incarnation] = {}
 
     def load(self, consumer: str, topic: int | str) -> int | None:
         """Return the committed offset, None if there is none."""
@@ -160,10 +176,19 @@ class BrokerOffsetStore:
             TopicNotFound: the topic that the offset belongs to is gone.
         """
         check_u64(offset)
-        if isinstance(offset, TopicOffset) and offset.incarnation is not None:
-            # Under the same name there may be another topic by now.
-            topic = offset.incarnation.topic_id
-        self._client.commit_offset(topic, consumer_id(consumer), offset)
+        known = self._incarnations.get((consumer, topic))
+        # Under the same name there may be another topic by now.
+        meant = topic if known is None else known.topic_id
+        self._client.commit_offset(meant, consumer_id(consumer), offset)
+
+    def load_incarnation(self, consumer: str, topic: int | str) -> None:
+        """Return none: the broker has offsets of the topic that is there alone."""
+
+    def identify(
+        self, consumer: str, topic: int | str, incarnation: Incarnation
+    ) -> None:
+        """Say which topic the offsets belong to that are saved from now on."""
+        self._incarnations[consumer, topic] = incarnation
 
     def close(self) -> None:
         """Do nothing: the caller closes the client."""
@@ -182,6 +207,7 @@ class LockFileOffsetStore:
         self._directory = Path(directory)
         self._mutex = threading.Lock()
         self._locks: dict[str, FileIO] = {}
+        self._incarnations: dict[_Key, Incarnation] = {}
         self._closed = False
 
     def load(self, consumer: str, topic: int | str) -> int | None:
@@ -191,6 +217,23 @@ class LockFileOffsetStore:
             OptionError: if another store uses the file, or the directory is no good.
             LanceError: if the file holds something else.
         """
+        found = self._read(consumer, topic)
+        return None if found is None else found[0]
+
+    def load_incarnation(self, consumer: str, topic: int | str) -> Incarnation | None:
+        """Return what the file has beside the offset; raises as `load` does."""
+        found = self._read(consumer, topic)
+        return None if found is None else found[1]
+
+    def identify(
+        self, consumer: str, topic: int | str, incarnation: Incarnation
+    ) -> None:
+        """Say which topic the offsets belong to that are saved from now on."""
+        self._incarnations[consumer, topic] = incarnation
+
+    def _read(
+        self, consumer: str, topic: int | str
+    ) -> tuple[int, Incarnation | None] | None:
         with self._mutex, _errors_named(self._directory, "read an offset in"):
             path = self._directory / f"{self._claim(consumer, topic)}.offset"
             try:
@@ -211,7 +254,8 @@ class LockFileOffsetStore:
             stem = self._claim(consumer, topic)
             fresh = self._directory / f"{stem}.tmp"
             with fresh.open("wb") as file:
-                file.write(_make_content(offset))
+                known = self._incarnations.get((consumer, topic))
+                file.write(_make_content(offset, known))
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._directory / f"{stem}.offset")
@@ -276,21 +320,21 @@ def _encode_name(name: str) -> str:
     return "".join(chr(b) if b in _PLAIN else f"%{b:02x}" for b in encoded)
 
 
-def _make_content(offset: int) -> bytes:
+def _make_content(offset: int, incarnation: Incarnation | None) -> bytes:
     content = b"v2 %d" % offset
-    if isinstance(offset, TopicOffset) and offset.incarnation is not None:
-        content += b" %d@%d" % offset.incarnation
+    if incarnation is not None:
+        content += b" %d@%d" % incarnation
     return content + b" %08x\n" % crc32c(content)
 
 
-def _parse_content(content: bytes, path: Path) -> TopicOffset:
+def _parse_content(content: bytes, path: Path) -> tuple[int, Incarnation | None]:
     said, checked = content, _CHECKED.fullmatch(content)
     if checked and int(checked[2], 16) == crc32c(checked[1]):
         said = checked[1].removeprefix(b"v2 ")
     match = _CONTENT.fullmatch(said)
     if match and int(match[1]) <= _OFFSET_MAX:
         incarnation = Incarnation(int(match[2]), int(match[3])) if match[2] else None
-        return TopicOffset(int(match[1]), incarnation)
+        return int(match[1]), incarnation
     raise LanceError(
         f"{path} holds {content[:40]!r}, which is damaged or not an offset: write the "
         "right one there as a decimal number, or delete the file to start where "

@@ -16,10 +16,10 @@ import pytest
 from lance_spark.client.lwp.offsets import (
     BrokerOffsetStore,
     Incarnation,
+    IncarnationStore,
     LockFileOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
-    TopicOffset,
     consumer_id,
 )
 from lance_spark.errors import LanceError, OptionError
@@ -79,8 +79,9 @@ def test_broker_store_uses_the_consumers_number() -> None:
 def test_broker_store_uses_the_id_that_the_offset_belongs_to() -> None:
     client: Any = FakeLog()
     # Under the name there is another topic by now.
-    offset = TopicOffset(99, Incarnation(3, 1_700_000_000))
-    BrokerOffsetStore(client).save("billing", "events", offset)
+    store = BrokerOffsetStore(client)
+    store.identify("billing", "events", Incarnation(3, 1_700_000_000))
+    store.save("billing", "events", 99)
     assert client.committed == {(3, consumer_id("billing")): 99}
 
 
@@ -88,19 +89,21 @@ def test_broker_store_uses_the_id_that_the_offset_belongs_to() -> None:
 def test_the_incarnation_is_kept(kind: str, tmp_path: Path) -> None:
     memory = MemoryOffsetStore()
 
-    def make() -> OffsetStore:
+    def make() -> IncarnationStore:
         return memory if kind == "memory" else LockFileOffsetStore(tmp_path)
 
     incarnation = Incarnation(2**32 - 1, 2**64 - 1)
     store = make()
-    store.save("a", "events", TopicOffset(2**64 - 1, incarnation))
+    assert isinstance(store, IncarnationStore)
+    store.save("a", "other", 5)
+    store.identify("a", "events", incarnation)
+    assert store.load_incarnation("a", "events") is None
+    store.save("a", "events", 2**64 - 1)
     store.close()
     store = make()
-    found = store.load("a", "events")
-    assert isinstance(found, TopicOffset)
-    assert (found, found.incarnation) == (2**64 - 1, incarnation)
-    store.save("a", "events", 5)
-    assert getattr(store.load("a", "events"), "incarnation", None) is None
+    assert store.load("a", "events") == 2**64 - 1
+    assert store.load_incarnation("a", "events") == incarnation
+    assert store.load_incarnation("a", "other") is None
     store.close()
 
 
@@ -119,7 +122,8 @@ def test_the_file_is_text_for_people(tmp_path: Path) -> None:
         store.save("billing", "events", 12345)
         path = tmp_path / "billing@events.offset"
         assert path.read_text() == "v2 12345 056a0eb0\n"
-        store.save("billing", "events", TopicOffset(12345, Incarnation(7, 1706918400)))
+        store.identify("billing", "events", Incarnation(7, 1706918400))
+        store.save("billing", "events", 12345)
         assert path.read_text() == "v2 12345 7@1706918400 6bfb6483\n"
 
 
@@ -131,13 +135,16 @@ def test_files_of_earlier_releases_are_read(tmp_path: Path, content: bytes) -> N
 
 
 @pytest.mark.parametrize(
-    "offset", [12345, TopicOffset(12345, Incarnation(7, 1706918400)), 2**64 - 1]
+    ("offset", "incarnation"),
+    [(12345, None), (12345, Incarnation(7, 1706918400)), (2**64 - 1, None)],
 )
 def test_no_flipped_bit_and_no_cut_is_another_offset(
-    tmp_path: Path, offset: int
+    tmp_path: Path, offset: int, incarnation: Incarnation | None
 ) -> None:
     path = tmp_path / "a@events.offset"
     with LockFileOffsetStore(tmp_path) as store:
+        if incarnation is not None:
+            store.identify("a", "events", incarnation)
         store.save("a", "events", offset)
         good = path.read_bytes()
         flips = (1 << bit for bit in range(len(good) * 8))
