@@ -757,7 +757,7 @@ def test_a_bug_is_for_the_log_and_not_for_the_client(
 def test_errors_that_a_request_can_not_meet_are_bugs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert code_of(to_broker_error(errors.OptionError("odd"))) == 0x60
+    assert code_of(to_broker_error(errors.SplitError("t", 1, 2))) == 0x60
     assert "request failed" in caplog.text
 
 
