@@ -1,92 +1,185 @@
-"""Each protocol against LWP, on the same broker: append and read through `connect`.
+"""Each protocol against LWP, on the same broker: its formats, its client, its broker.
 
-The client is what Spark's tasks use: the ratios are those of the formats without Spark.
-All protocols take turns, round by round, and the median counts.
+    python -m benchmarks.protocols ROWS ROUNDS     print what was measured, as JSON
+
+The measuring is done in a child, once as it is and once without the compiled kernel: no
+process of the second one can import it, also not Spark's workers. All protocols take
+turns, round by round, and the median counts.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.client import LogClient, connect
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROTOCOLS = ("lance", "rustlog", "tank")
 _VALUE_BYTES = 100
-_PROTOCOLS = ("lance", "rustlog", "tank")
+# Found before any other module of that name, by every Python of the child.
+_NO_KERNEL = "import sys\nsys.modules['lance_spark.kernel._kernel'] = None\n"
+
+# Seconds, by what was measured and by protocol.
+_Times = dict[str, dict[str, float]]
 
 
 def run(report: Report) -> None:
     """Measure."""
-    rows, rounds = (100_000, 3) if report.quick else (1_000_000, 9)
+    rows, rounds = (200_000, 3) if report.quick else (2_000_000, 7)
+    compiled = _measure_apart(rows, rounds)
+    plain = _measure_apart(rows, rounds, no_kernel=True)
+    size = rows * _VALUE_BYTES
+
+    def rates(name: str, what: str, times: _Times) -> list[str]:
+        took_s = times[what][name]
+        ratio = compiled[what]["lance"] / took_s
+        return [format_rate(size / took_s, "B/s"), format_ratio(ratio)]
+
+    title = "Values of {} bytes, {}. Rates are those of values:"
+    for what, text in (
+        ("spark", "through Spark, one task at a time"),
+        ("client", "through `lance_spark.client.connect`, without Spark"),
+        ("broker", "by the processor time of the broker alone, per second of it"),
+    ):
+        lines = [
+            [
+                f"`{name}`{note}",
+                *rates(name, f"{what} write", times),
+                *rates(name, f"{what} read", times),
+            ]
+            for note, times in (("", compiled), (", no kernel", plain))
+            for name in PROTOCOLS
+        ]
+        report.add_table(
+            ["protocol", "write", "to `lance`", "read", "to `lance`"],
+            lines,
+            title.format(_VALUE_BYTES, text),
+        )
+
+
+def _measure_apart(rows: int, rounds: int, *, no_kernel: bool = False) -> _Times:
+    with tempfile.TemporaryDirectory() as directory:
+        environment = dict(os.environ)
+        if no_kernel:
+            Path(directory, "sitecustomize.py").write_text(_NO_KERNEL)
+            paths = [directory, environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, "-m", __name__, str(rows), str(rounds)]
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, check=True, text=True
+        )
+        found: _Times = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+# In the child.
+
+
+def measure(rows: int, rounds: int) -> _Times:
+    """Write and read each way in turns; the first round does not count."""
+    from benchmarks.spark import run_session
+
     table = pa.table({"value": pa.array([b"x" * _VALUE_BYTES] * rows, pa.binary())})
-    times: dict[str, list[list[float]]] = defaultdict(lambda: [[], []])
+    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        addresses = stack.enter_context(_broker(directory))
+        broker, addresses = stack.enter_context(_broker(directory))
         clients = {
             name: stack.enter_context(connect(f"{name}://{addresses[name]}"))
-            for name in _PROTOCOLS
+            for name in PROTOCOLS
         }
-        for number in range(rounds):
+        for number in range(rounds + 1):
             for name, client in clients.items():
-                topic = f"{name}-{number}"
+                topic = f"client-{name}-{number}"
                 client.append(topic, table.slice(0, 1), create=True)
-                times[name][0].append(_time_s(client, topic, table))
-                times[name][1].append(_time_s(client, topic))
-    base = [median(found) for found in times["lance"]]
-    size = rows * _VALUE_BYTES
-    lines = []
-    for name in _PROTOCOLS:
-        append_s, read_s = (median(found) for found in times[name])
-        lines.append(
-            [
-                f"`{name}`",
-                *(
-                    format_rate(size / append_s, "B/s"),
-                    format_ratio(base[0] / append_s),
-                ),
-                *(format_rate(size / read_s, "B/s"), format_ratio(base[1] / read_s)),
-            ]
-        )
-    report.add_table(
-        ["protocol", "append", "to `lance`", "read", "to `lance`"],
-        lines,
-        f"Values of {_VALUE_BYTES} bytes, through `lance_spark.client.connect`:",
+                for verb, call in _client_calls(client, topic, table):
+                    cpu_s, took_s = _read_cpu_s(broker), _time_s(call)
+                    times[f"client {verb}"][name].append(took_s)
+                    used_s = _read_cpu_s(broker) - cpu_s
+                    times[f"broker {verb}"][name].append(used_s)
+        spark = stack.enter_context(run_session())
+        for number in range(rounds + 1):
+            for name in PROTOCOLS:
+                topic = f"spark-{name}-{number}"
+                options = {"servers": addresses[name], "topic": topic}
+                for verb, call in _spark_calls(spark, name, options, rows):
+                    times[f"spark {verb}"][name].append(_time_s(call))
+    return {
+        what: {name: median(took[1:]) for name, took in by_name.items()}
+        for what, by_name in times.items()
+    }
+
+
+_Calls = tuple[tuple[str, Callable[[], object]], ...]
+
+
+def _client_calls(client: LogClient, topic: str, table: pa.Table) -> _Calls:
+    return (
+        ("write", lambda: client.append(topic, table, partition=0)),
+        ("read", lambda: sum(map(len, client.read(topic, columns=["value"])))),
     )
 
 
-def _time_s(client: LogClient, topic: str, table: pa.Table | None = None) -> float:
-    """Append a table, or read all there is."""
+def _spark_calls(
+    spark: SparkSession, name: str, options: dict[str, str], rows: int
+) -> _Calls:
+    value = f"cast(repeat('x', {_VALUE_BYTES}) as binary) as value"
+    written = spark.range(0, rows, 1, 2).selectExpr(value).write.format(name)
+    reader = spark.read.format(name).options(**options).schema("value binary")
+    return (
+        ("write", lambda: written.options(**options).mode("append").save()),
+        (
+            "read",
+            lambda: reader.load().write.format("noop").mode("overwrite").save(),
+        ),
+    )
+
+
+def _time_s(call: Callable[[], object]) -> float:
     start = time.perf_counter()
-    if table is not None:
-        client.append(topic, table, partition=0)
-    else:
-        for _ in client.read(topic, columns=["value"]):
-            pass
+    call()
     return time.perf_counter() - start
 
 
+def _read_cpu_s(process: int) -> float:
+    """Tell how much processor time another process has used."""
+    text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    user, system = text.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def _broker(directory: str) -> Iterator[dict[str, str]]:
-    """Run a broker that serves all protocols; give their addresses."""
+def _broker(directory: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Run a broker that serves all protocols; give its process and their addresses."""
     command = [sys.executable, "-m", "lance_spark", "broker", "--fsync", "none"]
     command += ["--listen", "127.0.0.1:0", "--data-dir", directory]
-    for name in _PROTOCOLS[1:]:
+    for name in PROTOCOLS[1:]:
         command += [f"--{name}", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             first = child.stdout.readline().split()[4].rstrip(",")
-            others = [child.stdout.readline().split()[-1] for _ in _PROTOCOLS[1:]]
-            yield dict(zip(_PROTOCOLS, [first, *others], strict=True))
+            others = [child.stdout.readline().split()[-1] for _ in PROTOCOLS[1:]]
+            yield child.pid, dict(zip(PROTOCOLS, [first, *others], strict=True))
         finally:
             child.terminate()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*map(int, sys.argv[1:]))))

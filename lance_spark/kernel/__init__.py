@@ -85,6 +85,21 @@ def measure(
     return total
 
 
+def put_varints(out: Buffer, at: NDArray[np.int64], values: NDArray[np.uint64]) -> None:
+    """Write unsigned integers as LEB128: seven bits a byte, the low ones first.
+
+    Args:
+        out: writable.
+        at: where each of them starts in it.
+        values: the integers.
+
+    Raises:
+        ValueError: one of them does not fit into the output, or the arrays do not fit
+            together.
+    """
+    _source.put_varints(out, at, values)
+
+
 def sum_spans(
     data: Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint32]:

@@ -585,9 +585,59 @@ follow_tank_py(PyObject *module, PyObject *args)
     return result;
 }
 
+/* Returns how many bytes LEB128 takes for a value. */
+static int
+size_varint(uint64_t value)
+{
+    int size = 1;
+    for (; value > 0x7F; value >>= 7)
+        size++;
+    return size;
+}
+
+PyDoc_STRVAR(put_varints_doc,
+"put_varints(out, at, values)\n--\n\n"
+"Write each integer of the uint64 buffer `values` as LEB128 to the writable buffer `out`,\n"
+"from the position of the same index in the int64 buffer `at` on. Raises ValueError for\n"
+"one that does not fit into `out`, whose bytes mean nothing then.");
+
+static PyObject *
+put_varints_py(PyObject *module, PyObject *args)
+{
+    Py_buffer out, at, values;
+    int is_done = 0;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "w*y*y*:put_varints", &out, &at, &values))
+        return NULL;
+    Py_ssize_t rows = values.len / (Py_ssize_t)sizeof(uint64_t), row = 0;
+    if (is_aligned(&at) && is_aligned(&values) && at.len == values.len &&
+        !overlaps(&out, &at) && !overlaps(&out, &values)) {
+        for (; row < rows; row++) {
+            int64_t start = ((const int64_t *)at.buf)[row];
+            uint64_t value = ((const uint64_t *)values.buf)[row];
+            if (start < 0 || start > out.len || size_varint(value) > out.len - start)
+                break;
+            uint8_t *to = (uint8_t *)out.buf + start;
+            for (; value > 0x7F; value >>= 7)
+                *to++ = (uint8_t)(value | 0x80);
+            *to = (uint8_t)value;
+        }
+        is_done = row == rows;
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&at);
+    PyBuffer_Release(&values);
+    if (is_done)
+        Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "put_varints: argument out of range");
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
     {"follow_be32", follow_be32_py, METH_VARARGS, follow_be32_doc},
     {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
+    {"put_varints", put_varints_py, METH_VARARGS, put_varints_doc},
     {"measure", measure_py, METH_VARARGS, measure_doc},
     {"sum_spans", sum_spans_py, METH_VARARGS, sum_spans_doc},
     {"weave", weave_py, METH_VARARGS, weave_doc},

@@ -12,12 +12,21 @@ from lance_spark.kernel._kernel import (
     follow_tank,
     follow_tlv,
     measure,
+    put_varints,
     weave,
 )
 from lance_spark.kernel._kernel import sum_spans as _sum_spans
 from lance_spark.model import Buffer
 
-__all__ = ["measure", "sum_spans", "walk_be32", "walk_tank", "walk_tlv", "weave"]
+__all__ = [
+    "measure",
+    "put_varints",
+    "sum_spans",
+    "walk_be32",
+    "walk_tank",
+    "walk_tlv",
+    "weave",
+]
 
 # First guess of a walk's output: a record per this many bytes.
 _GUESS_BYTES = 64

@@ -146,6 +146,19 @@ def measure(starts: _Positions, ends: _Positions, offsets: NDArray[np.int32]) ->
     return int(lengths.sum())
 
 
+def put_varints(out: Buffer, at: _Positions, values: NDArray[np.uint64]) -> None:
+    """Do what `kernel.put_varints` says."""
+    target = np.frombuffer(out, np.uint8)
+    if len(at) != len(values) or (at < 0).any():
+        raise ValueError("put_varints: argument out of range")
+    while len(values):
+        if at.max() >= len(target):
+            raise ValueError("put_varints: argument out of range")
+        more = values > 0x7F
+        target[at] = values & 0x7F | more.astype(np.uint64) << 7
+        at, values = at[more] + 1, values[more] >> np.uint64(7)
+
+
 def sum_spans(data: Buffer, starts: _Positions, ends: _Positions) -> NDArray[np.uint32]:
     """Do what `kernel.sum_spans` says."""
     view = np.frombuffer(data, np.uint8).data

@@ -395,3 +395,42 @@ def test_import_without_the_build(monkeypatch):
     module.__spec__.loader.exec_module(module)
     assert module.COMPILED is False
     assert module._source is twin
+
+
+def encode_varint(value):
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+@pytest.mark.parametrize("how", BOTH)
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=40))
+@examples(100)
+def test_varints_are_put_where_they_belong(how, values):
+    encoded = [encode_varint(value) for value in values]
+    # A byte between two of them, which has to stay.
+    at = np.cumsum([0, *(len(each) + 1 for each in encoded)])
+    out = np.full(at[-1], 0xEE, np.uint8)
+    source(how).put_varints(out, at[:-1].copy(), np.array(values, np.uint64))
+    assert out.tobytes() == b"".join(each + b"\xee" for each in encoded)
+
+
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize(
+    ("at", "values"),
+    [
+        ([8], [0]),
+        ([7], [0x80]),
+        ([0, 0], [0, 2**64 - 1]),
+        ([-1], [0]),
+        ([2**62], [0]),
+        ([0], [0, 0]),
+        ([0, 1], [0]),
+    ],
+)
+def test_varints_outside_of_the_output_are_refused(how, at, values):
+    out = np.zeros(8, np.uint8)
+    with pytest.raises(ValueError, match="put_varints"):
+        source(how).put_varints(out, np.array(at), np.array(values, np.uint64))

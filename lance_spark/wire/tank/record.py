@@ -396,12 +396,12 @@ def _make_parts(
     out = np.empty(int(ends[-1]), np.uint8)
     out[starts] = flags
     if len(between) and gaps is not None:
-        _put_varints(out, starts[between] + 1, gaps[between - 1])
+        kernel.put_varints(out, starts[between] + 1, gaps[between - 1].view(np.uint64))
     # Item i is the integer at byte i. The first message has a time, so there is room.
     everywhere: NDArray[Any] = np.ndarray(len(out) - 7, "<u8", out, 0, (1,))
     everywhere[starts[timed] + gap_sizes[timed]] = times[timed]
     out[middles[keyed] - 1] = records.keys.lengths
-    _put_varints(out, middles, lengths)
+    kernel.put_varints(out, middles, lengths.view(np.uint64))
     values = records.values
     tail = (values.data, values.starts, values.ends)
     if not len(keyed):
@@ -421,10 +421,3 @@ def _size_varints(values: _Positions) -> _Positions:
     for bits in range(7, most.bit_length(), 7):
         sizes += values >= 1 << bits
     return sizes
-
-
-def _put_varints(out: _Bytes, at: _Positions, values: _Positions) -> None:
-    while len(values):
-        more = values > 0x7F
-        out[at] = (values & 0x7F) | (more.view(np.uint8) << 7)
-        at, values = at[more] + 1, values[more] >> 7
