@@ -3,7 +3,14 @@
     kind u8 | size u32 | payload
 
 Integers are little-endian everywhere in TANK. A request and its answer are of the same
-kind, so that only the direction tells them apart; `message` has both.
+kind, so that only the direction tells them apart; `message` has both. The letters of
+their fields:
+
+    B H I Q   u8, u16, u32, u64
+    v         varint: LEB128 of up to 32 bits
+    s         text with its length in front as u8
+    t         text with its length in front as varint
+    a         address: four bytes of IPv4 and a port as u16, "10.0.0.1:11011" here
 """
 
 from __future__ import annotations
@@ -16,11 +23,42 @@ from enum import IntEnum
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
+from lance_spark.wire.schema import (
+    Cursor,
+    Form,
+    Letter,
+    make_number,
+    make_text,
+    make_varint,
+)
 
 _HEADER = struct.Struct("<BI")
 HEADER_BYTES = _HEADER.size
 # The broker in the field closes connections that announce more.
 PAYLOAD_BYTES_MAX = 256 * 1024 * 1024
+
+_ADDRESS = struct.Struct("<4BH")
+
+
+def _read_address(cursor: Cursor) -> str:
+    *ip, port = _ADDRESS.unpack(cursor.take(_ADDRESS.size))
+    return f"{'.'.join(map(str, ip))}:{port}"
+
+
+def _encode_address(value: str) -> bytes:
+    ip, _, port = value.rpartition(":")
+    return _ADDRESS.pack(*map(int, ip.split(".")), int(port))
+
+
+FORM = Form(
+    {
+        **{code: make_number(f"<{code}") for code in "BHIQ"},
+        "v": make_varint(32),
+        "s": make_text(make_number("<B")),
+        "t": make_text(make_varint(32)),
+        "a": Letter(_read_address, _encode_address),
+    }
+)
 
 
 class Kind(IntEnum):

@@ -1,6 +1,6 @@
 """TANK's messages, requests and answers, as values.
 
-Each is the fields of its `LAYOUT`; `field` says what the letters mean. Bytes behind the
+Each is the fields of its `LAYOUT`; `frame` says what the letters mean. Bytes behind the
 last known field are ignored, as the broker in the field does. Every answer has the id
 of its request, and answers may overtake each other. Bundles and chunks are buffers
 here, which `record` reads and writes.
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Bounds, Buffer
-from lance_spark.wire.tank.field import Cursor, Many, Maybe, Struct, encode_field
-from lance_spark.wire.tank.frame import Frame, Kind, encode_frame
+from lance_spark.wire.schema import Cursor, Form, Many, Maybe, Struct
+from lance_spark.wire.tank.frame import FORM, Frame, Kind, encode_frame
 
 # Consume from here gives what comes next, whatever its number; from 0 the oldest.
 SEQ_END = 2**64 - 1
@@ -65,11 +65,11 @@ class Write(Struct):
     bundle: Buffer
     first_seq: int | None = None
 
-    def encode(self) -> Iterator[Buffer]:
-        yield encode_field("H", self.partition)
-        yield encode_field("v", memoryview(self.bundle).nbytes)
+    def encode(self, form: Form) -> Iterator[Buffer]:
+        yield form.encode_one("H", self.partition)
+        yield form.encode_one("v", memoryview(self.bundle).nbytes)
         if self.first_seq is not None:
-            yield encode_field("Q", self.first_seq)
+            yield form.encode_one("Q", self.first_seq)
         yield self.bundle
 
     @classmethod
@@ -275,12 +275,14 @@ def _has_chunk(before: Sequence[Any]) -> bool:
 class _Chunk:
     """The size of a chunk, which is behind the header."""
 
-    def encode(self, value: Buffer, before: Sequence[Any]) -> Iterator[Buffer]:
+    def encode(
+        self, form: Form, value: Buffer, before: Sequence[Any]
+    ) -> Iterator[Buffer]:
         size = memoryview(value).nbytes
         if before[1] not in _FLAGS or (size and not _has_chunk(before)):
             raise LocalProtocolError(f"flag 0x{before[1]:02X} with {size} bytes")
         if _has_chunk(before):
-            yield encode_field("I", size)
+            yield form.encode_one("I", size)
 
     def read(self, cursor: Cursor, before: Sequence[Any]) -> Buffer:
         if before[1] not in _FLAGS:
@@ -333,13 +335,13 @@ class FetchedTopic(Struct):
     partitions: tuple[Fetched, ...] = ()
     unknown: int | None = None
 
-    def encode(self) -> Iterator[Buffer]:
+    def encode(self, form: Form) -> Iterator[Buffer]:
         if self.unknown is None:
-            yield from Struct.encode(self)
+            yield from Struct.encode(self, form)
         else:
-            yield encode_field("s", self.name)
-            yield encode_field("B", self.unknown)
-            yield encode_field("H", _NONE_U16)
+            yield form.encode_one("s", self.name)
+            yield form.encode_one("B", self.unknown)
+            yield form.encode_one("H", _NONE_U16)
 
     @classmethod
     def read(cls, cursor: Cursor, before: Sequence[Any] = ()) -> FetchedTopic:
@@ -359,16 +361,17 @@ class Consumed(Message, kind=Kind.CONSUME):
     request_id: int
     topics: tuple[FetchedTopic, ...]
 
-    def encode(self) -> Iterator[Buffer]:
-        header = b"".join(Struct.encode(self))
-        yield encode_field("I", len(header))
+    def encode(self, form: Form) -> Iterator[Buffer]:
+        header = b"".join(Struct.encode(self, form))
+        yield form.encode_one("I", len(header))
         yield header
         for topic in self.topics:
             yield from (fetched.chunk for fetched in topic.partitions)
 
     @classmethod
     def read(cls, cursor: Cursor, before: Sequence[Any] = ()) -> Consumed:
-        header = Cursor(cursor.take(cursor.one("I")), cls.__name__, cursor)
+        payload = cursor.take(cursor.one("I"))
+        header = Cursor(payload, cls.__name__, cursor.form, cursor)
         return cls(*header.read(cls.LAYOUT))
 
 
@@ -477,9 +480,9 @@ class Topics(Message, kind=Kind.DISCOVER_TOPICS):
     request_id: int
     topics: tuple[TopicEntry, ...]
 
-    def encode(self) -> Iterator[Buffer]:
-        number, count, *entries = Struct.encode(self)
-        yield from (number, count, encode_field("B", 0), *entries)
+    def encode(self, form: Form) -> Iterator[Buffer]:
+        number, count, *entries = Struct.encode(self, form)
+        yield from (number, count, form.encode_one("B", 0), *entries)
 
     @classmethod
     def read(cls, cursor: Cursor, before: Sequence[Any] = ()) -> Topics:
@@ -528,7 +531,7 @@ def encode_message(message: Message) -> list[Buffer]:
     Raises:
         LocalProtocolError: a field does not fit.
     """
-    return encode_frame(message.KIND, list(message.encode()))
+    return encode_frame(message.KIND, list(message.encode(FORM)))
 
 
 def decode_request(frame: Frame) -> Message:
@@ -554,7 +557,7 @@ def _decode(frame: Frame, table: Mapping[Kind, type[Message]]) -> tuple[Message,
     message = table.get(frame.kind)
     if message is None:
         raise RemoteProtocolError(f"{frame.kind.name} is no answer")
-    cursor = Cursor(frame.payload, message.__name__)
+    cursor = Cursor(frame.payload, message.__name__, FORM)
     return message.read(cursor), cursor.remaining
 
 
@@ -568,7 +571,7 @@ def number_of(frame: Frame) -> int | None:
         return None
     # The header of a Consumed has its length in front.
     skipped = 4 if frame.kind is Kind.CONSUME else 0
-    number: int = Cursor(frame.payload[skipped:], frame.kind.name).one("I")
+    number: int = Cursor(frame.payload[skipped:], frame.kind.name, FORM).one("I")
     return number
 
 

@@ -33,7 +33,8 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer
 from lance_spark.records import Records, Spans, as_bytes
-from lance_spark.wire.tank.field import Cursor, encode_field
+from lance_spark.wire.schema import Cursor
+from lance_spark.wire.tank.frame import FORM
 
 KEY_BYTES_MAX = 255
 # What a chunk or bundle may have when its compressed sets are expanded.
@@ -96,7 +97,7 @@ def inspect_bundle(bundle: Buffer) -> Bundle:
     Raises:
         RemoteProtocolError: it is malformed.
     """
-    cursor = Cursor(bundle, "Bundle")
+    cursor = Cursor(bundle, "Bundle", FORM)
     if not cursor.remaining:
         # The broker in the field stores such bundles too.
         return Bundle(0, 0, cursor.take(0), cursor.take(0), 0)
@@ -110,7 +111,7 @@ def inspect_bundle(bundle: Buffer) -> Bundle:
     data = cursor.take(cursor.remaining)
     size = len(data)
     if flags & _CODEC:
-        size = Cursor(data, "Snappy").one("v")
+        size = Cursor(data, "Snappy", FORM).one("v")
         if size > _EXPANSION_MAX * len(data):
             raise cursor.error(f"{len(data)} bytes of snappy can't become {size}")
     if 2 * count > size:
@@ -228,7 +229,7 @@ def _make_plain(
         if is_short and all(byte > 0x7F for byte in rest):
             return parts, None, _VARINT_BYTES_MAX
         try:
-            cursor = Cursor(rest, "Chunk")
+            cursor = Cursor(rest, "Chunk", FORM)
             size = len(rest) if single else cursor.one("v")
             if size > cursor.remaining:
                 return parts, None, cursor.position + size
@@ -239,7 +240,7 @@ def _make_plain(
                     raise PayloadOverLimit("expanded bundle", expanded, bytes_max)
                 head = bytes([bundle.flags & ~_CODEC]) + bytes(bundle.numbers)
                 size = len(head) + bundle.expanded_bytes
-                parts += [encode_field("v", size), head, _expand(bundle)]
+                parts += [FORM.encode_one("v", size), head, _expand(bundle)]
             else:
                 parts.append(rest[: cursor.position])
         except RemoteProtocolError as error:
@@ -343,7 +344,7 @@ def write_records(
 
 
 def _frame(head: bytes, size: int, framed: bool) -> bytes:
-    return encode_field("v", len(head) + size) + head if framed else head
+    return FORM.encode_one("v", len(head) + size) + head if framed else head
 
 
 def _find_gaps(records: Records) -> _Positions:
@@ -358,11 +359,11 @@ def _encode_head(records: Records, gaps: _Positions | None) -> bytes:
     count = len(records)
     few = count if count <= _COUNT_MAX else 0
     flags = few << _COUNT_SHIFT | (_SPARSE if gaps is not None else 0)
-    head = bytes([flags]) + (b"" if few else encode_field("v", count))
+    head = bytes([flags]) + (b"" if few else FORM.encode_one("v", count))
     if gaps is not None:
-        head += encode_field("Q", records.position(0))
+        head += FORM.encode_one("Q", records.position(0))
         if count > 1:
-            head += encode_field("v", int(gaps.sum()) + count - 2)
+            head += FORM.encode_one("v", int(gaps.sum()) + count - 2)
     return head
 
 

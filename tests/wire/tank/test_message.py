@@ -19,6 +19,7 @@ from lance_spark.wire.tank import (
     Write,
     WriteTopic,
 )
+from lance_spark.wire.tank.frame import FORM
 from tests.wire.tank.reference import FRAMES, find, join, parse
 
 DECODERS = {">": tank.decode_request, "<": tank.decode_response}
@@ -194,7 +195,7 @@ def test_answers_that_no_capture_has(message):
 
 def test_byte_order_of_an_address():
     answer = tank.Produced(1, (Outcome(0xFC, "10.0.0.1:11011"),))
-    assert join(answer.encode())[4:].hex() == "fc0a000001032b"
+    assert join(answer.encode(FORM))[4:].hex() == "fc0a000001032b"
 
 
 def test_topics_of_a_cluster_name_their_replicas():
