@@ -300,18 +300,27 @@ class CountedDriver(ABC):
     def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
         """Compare the records before a position, and the head if it is still there.
 
-        A log that ends before where it was seen to end is another one.
+        A log that reaches the position may have lost records behind it, which is not
+        for the mark to tell.
         """
         bounds = self.find_bounds_of(log)
-        if bounds.end < max(position, known.end or 0):
+        if bounds.end < position:
             return False
+        try:
+            return self._is_alike(log, position, known, bounds.start)
+        except DataLoss as loss:
+            # They are gone since the look at the bounds.
+            return _is_removed(loss, loss.asked)
+
+    def _is_alike(
+        self, log: LogRef, position: int, known: OffsetMark, log_start: int
+    ) -> bool:
         # Retention may have passed some of them: numbers are not given out again.
-        first = position - known.size
-        is_there = bounds.start <= first
-        if is_there and self.checksum(log, first, position) != known.crc:
+        before = position - known.size
+        if log_start <= before and self.checksum(log, before, position) != known.crc:
             return False
         start = self.traits.first_position
-        if known.head_size is None or bounds.start != start:
+        if known.head_size is None or log_start != start:
             return True
         return self.checksum(log, start, start + known.head_size) == known.head_crc
 
@@ -334,8 +343,7 @@ class CountedDriver(ABC):
             # The bounds are not asked for: to find an end may take many requests.
             return bool(self.checksum(piece.log, last, piece.end) == piece.mark)
         except DataLoss as loss:
-            # Retention may have passed it, but nothing takes records from the end.
-            return loss.log_start is not None and loss.log_start > last
+            return _is_removed(loss, last)
 
     def find_bounds_of(self, log: LogRef) -> Bounds:
         """Ask where one partition starts and ends.
@@ -842,6 +850,11 @@ def _cut(spans: Spans) -> list[bytes]:
 def _lose(at: Partition, asked: int, bounds: Bounds | None, reason: str) -> DataLoss:
     start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
     return DataLoss(show(at), asked, start, end, reason, "records")
+
+
+def _is_removed(loss: DataLoss, position: int) -> bool:
+    """Tell whether retention has passed a position; a log that was cut says not so."""
+    return loss.log_start is not None and loss.log_start > position
 
 
 def _not_found(at: Partition) -> TopicNotFound:

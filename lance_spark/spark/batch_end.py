@@ -259,24 +259,24 @@ class BatchEnd:
 
     def _settle_log(self, place: TopicPlace, state: SeenLog) -> TopicPlace:
         log, position = state.log, self._position(place, state.log)
+        unit = self._driver.traits.unit
         if state.end < position:
             reason = (
-                f"the log ends {position - state.end} {self._driver.traits.unit} "
-                "before it: the server has deleted data, or the log was cut or "
-                "restored from a copy"
+                f"the log ends {position - state.end} {unit} before it: the server has "
+                "deleted data, or the log was cut or restored from a copy"
             )
             bounds = self._find_bounds(state)
             loss = DataLoss(log.name, position, bounds.start, bounds.end, reason)
         elif is_marked_right(self._driver, log, place):
             # Also where nothing seems to be unread: as much may have come as was
             # deleted.
-            cuts = list(find_cut(log, place, Bounds(0, state.end)))
+            cuts = list(find_cut(log, place, Bounds(0, state.end), unit))
             for cut in cuts:
                 self._losses.report(cut)
             # A loss that was reported is settled: it must not be met again.
             return self._mark(place, state, position) if cuts else place
         else:
-            loss = make_shifted(log, place, self._find_bounds(state))
+            loss = make_shifted(log, place, self._find_bounds(state), unit)
         self._losses.report(loss)
         # Positions tell nothing any more, so the stream goes on with what comes now.
         return self._move(place, state, state.end)

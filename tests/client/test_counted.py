@@ -536,6 +536,30 @@ def test_a_fetch_ahead_that_is_lost(server: Server) -> None:
     assert records is not None and values_of(records) == ROWS[10:20]
 
 
+# Marks.
+
+
+def test_records_that_go_while_a_mark_is_compared(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the bounds and the records: cut, or passed by retention."""
+    driver = Driver(server)
+    server.log = ROWS[:]
+    mark = driver.mark_position(LOG, 20, 40)
+    seen = driver.find_bounds("orders", [0])
+    monkeypatch.setattr(driver, "find_bounds", lambda topic, numbers: seen)
+    assert driver.is_mark_right(LOG, 20, mark)
+    server.log[10:] = []
+    assert not driver.is_mark_right(LOG, 20, mark)
+    monkeypatch.undo()
+    server.log = ROWS[:]
+    server.start = 30
+    bounds = [seen, driver.find_bounds("orders", [0])]
+    monkeypatch.setattr(driver, "find_bounds", lambda topic, numbers: bounds.pop(0))
+    assert driver.is_mark_right(LOG, 20, mark)
+    assert not bounds
+
+
 # Checksums.
 
 

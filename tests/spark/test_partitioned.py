@@ -26,6 +26,7 @@ from lance_spark.errors import (
     TopicNotFound,
 )
 from lance_spark.model import Retention
+from lance_spark.spark import stream
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import (
     LanceDataSource,
@@ -340,12 +341,129 @@ def test_a_server_that_has_forgotten_all(protocol: str) -> None:
         forget(server, "a/0", "a/1")
         server.client.append("a", [b"x"] * 9, 0, create=True, partitions=2)
         server.client.append("a", [b"y"] * 9, 1)
-        with pytest.raises(DataLoss, match="shifted"):
+        with pytest.raises(DataLoss, match="records before the offset are not those"):
             query.run()
         lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
         assert lax.run() == []
         server.client.append("a", [b"z"], 1)
         assert [value for _, _, value in lax.run()] == [b"z"]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for a log that is shorter to come back."""
+    monkeypatch.setattr(stream, "_GRACE_S", 0.0)
+
+
+def values_of(rows: list[tuple[int, int, bytes]]) -> list[bytes]:
+    return [value for _, _, value in rows]
+
+
+def numbered(start: int, end: int, name: bytes = b"old") -> list[bytes]:
+    return [b"%s %d" % (name, n) for n in range(start, end)]
+
+
+@contextmanager
+def half_read(protocol: str, **given: str) -> Iterator[tuple[Server, Query]]:
+    """Serve a log of 100 records, and a query that has read 50 of them."""
+    with serve(protocol) as server:
+        server.client.append("a", numbered(0, 100), create=True)
+        query = Query(server, topic="a", maxRecordsPerTrigger="50", **given)
+        assert values_of(query.run()) == numbered(0, 50)
+        yield server, query
+
+
+def refill(server: Server, values: list[bytes]) -> None:
+    """Let the log hold other records: there are no ids that would tell."""
+    forget(server, "a")
+    server.client.append("a", values, create=True)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+@pytest.mark.parametrize("left", [50, 51, 60, 99])
+def test_a_log_that_has_lost_its_tail(protocol: str, left: int) -> None:
+    """It reaches the position: all that is there is read, and what comes."""
+    with half_read(protocol) as (server, query):
+        refill(server, numbered(0, left))
+        text = f"the log was {100 - left} records longer when .*failOnDataLoss=false"
+        with pytest.raises(DataLoss, match=text):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert values_of(lax.run()) == numbered(50, left)
+        server.client.append("a", [b"new"])
+        assert lax.run() == [(0, server.first + left, b"new")]
+        # What was reported once is settled.
+        strict = Query(server, lax.offset, topic="a")
+        assert strict.run() == []
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_a_log_that_has_lost_its_tail_and_grows_again(protocol: str) -> None:
+    """Before the next look: what is written anew is read as well."""
+    with half_read(protocol, failOnDataLoss="false") as (server, query):
+        refill(server, numbered(0, 60) + numbered(60, 80, b"new"))
+        assert values_of(query.run()) == numbered(50, 60) + numbered(60, 80, b"new")
+    with half_read(protocol) as (server, query):
+        # Past the end that was known, nothing tells; but nothing is passed over.
+        expected = numbered(50, 60) + numbered(60, 120, b"new")
+        refill(server, numbered(0, 60) + numbered(60, 120, b"new"))
+        assert values_of(query.run() + query.run()) == expected
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+@pytest.mark.parametrize(
+    "found",
+    [
+        numbered(0, 100, b"other"),
+        numbered(0, 130, b"other"),
+        numbered(0, 45) + numbered(45, 100, b"other"),
+        [b"other", *numbered(1, 100)],
+        numbered(1, 101),
+    ],
+    ids=["same length", "longer", "before the position", "head", "one before"],
+)
+def test_another_log_in_its_place(protocol: str, found: list[bytes]) -> None:
+    with half_read(protocol) as (server, query):
+        refill(server, found)
+        with pytest.raises(DataLoss, match="another log has taken the place"):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert lax.run() == []
+        server.client.append("a", [b"new"])
+        assert lax.run() == [(0, server.first + len(found), b"new")]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_a_log_that_is_empty_now(protocol: str) -> None:
+    with half_read(protocol) as (server, query):
+        refill(server, [])
+        with pytest.raises(DataLoss, match="the log ends 50 records before it"):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert lax.run() == []
+        server.client.append("a", numbered(0, 3, b"new"))
+        assert values_of(lax.run()) == numbered(0, 3, b"new")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_the_tail_goes_while_a_batch_is_planned(protocol: str) -> None:
+    """The end of the batch is gone; what is there before it is read."""
+    with half_read(protocol) as (server, query):
+        reader, limit = query.reader, query.reader.getDefaultReadLimit()
+        end = reader.latestOffset(query.offset, limit)
+        refill(server, numbered(0, 60))
+        with pytest.raises(DataLoss, match="the log ends before it") as told:
+            reader.partitions(query.offset, end)
+        first = server.first
+        assert (told.value.asked, told.value.log_end) == (first + 100, first + 60)
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false").reader
+        rows = [gather(lax.read(split)) for split in lax.partitions(query.offset, end)]
+        assert values_of(places([*chain(*rows)])) == numbered(50, 60)
 
 
 def forget(server: Server, *logs: str) -> None:
