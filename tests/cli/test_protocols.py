@@ -217,6 +217,21 @@ def test_errors(ask: Run, type_in: TypeIn, arguments: list[object], said: str) -
     assert (done.code, done.out) == (1, "") and said in done.err
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("protocol", "served"),
+    [("tank", "rustlog"), ("rustlog", "tank"), ("lance", "tank")],
+)
+def test_port_of_another_protocol(
+    run: Run, broker: EmbeddedBroker, protocol: str, served: str
+) -> None:
+    address = broker.address_of(served)
+    done = run("topics", "list", "--servers", f"{protocol}://{address}")
+    assert (done.code, done.out) == (1, "")
+    assert f"{address}: the answer is not {protocol} (" in done.err
+    assert "another protocol may be spoken there" in done.err
+
+
 def test_lwp_has_no_partitions(
     run: Run, broker: EmbeddedBroker, type_in: TypeIn
 ) -> None:

@@ -19,10 +19,16 @@ from lance_spark.errors import (
     DataLoss,
     LanceError,
     OptionError,
+    RemoteProtocolError,
     RowError,
+    Timeout,
     TopicNotFound,
 )
 from lance_spark.model import Bounds, Retention
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.listener import Listener
+from lance_spark.net.stream import Stream
 from tests.client.rustlog.field import FieldServer
 
 FAST = {"backoff_base_s": 0.01, "retry_timeout_s": 5.0}
@@ -31,7 +37,7 @@ FAST = {"backoff_base_s": 0.01, "retry_timeout_s": 5.0}
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(
-        fsync="none", rustlog="127.0.0.1:0", segment_bytes=4096
+        fsync="none", rustlog="127.0.0.1:0", tank="127.0.0.1:0", segment_bytes=4096
     ) as broker:
         yield broker
 
@@ -301,6 +307,80 @@ def test_the_end(broker: EmbeddedBroker) -> None:
         client.topics()
     with pytest.raises(ConnectionLost):
         connect("rustlog://127.0.0.1:1", retry_timeout_s=0.1)
+
+
+# Another protocol than that of the server.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("served", ["lance", "rustlog", "tank"])
+@pytest.mark.parametrize("spoken", ["lance", "rustlog", "rustlog json", "tank"])
+def test_a_port_of_another_protocol(
+    broker: EmbeddedBroker, spoken: str, served: str
+) -> None:
+    """The answer shows it at once, and a longer wait would not help."""
+    protocol, _, dialect = spoken.partition(" ")
+    settings: dict[str, Any] = {"dialect": dialect} if dialect else {}
+    address = broker.address_of(served)
+    url = f"{protocol}://{address}"
+    if protocol == served:
+        connect(url, **settings).close()
+        return
+    if served == "lance":
+        # LWP has no word for that (§11): the broker closes, which may pass. But it
+        # does not wait for the rest of a header.
+        settings |= {"retry_timeout_s": 0.05, "backoff_base_s": 0.01}
+        text = f"{address}: .* before its first answer; .* speaks {protocol}"
+        kind: type[LanceError] = ConnectionLost
+    else:
+        settings |= {"retry_timeout_s": 3600.0}
+        text = f"{address}: the answer is not {protocol} .*another protocol may be"
+        kind = RemoteProtocolError
+    settings |= {"connect_timeout_s": 3600.0, "request_timeout_s": 3600.0}
+    with pytest.raises(kind, match=f"(?i){text}"):
+        connect(url, **settings)
+
+
+@pytest.mark.parametrize("protocol", ["lance", "rustlog", "tank"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"\x15\x03\x03\x00\x02",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_server_of_something_else(protocol: str, said: bytes) -> None:
+    """It says a few bytes, and neither closes nor goes on."""
+    listener = Listener(Address("127.0.0.1", 0))
+    streams: list[Stream] = []
+
+    def serve() -> None:
+        while (stream := listener.accept()) is not None:
+            streams.append(stream)
+            stream.send([said], Deadline.after(20))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="another protocol may be spoken"):
+            connect(f"{protocol}://{listener.address}", connect_timeout_s=3600.0)
+    finally:
+        listener.stop()
+        thread.join(20)
+        for stream in streams:
+            stream.close()
+        listener.close()
+
+
+def test_a_server_that_says_nothing() -> None:
+    listener = Listener(Address("127.0.0.1", 0))
+    try:
+        with pytest.raises(Timeout, match="if it is up, check that it speaks tank"):
+            connect(f"tank://{listener.address}", retry_timeout_s=0.05)
+    finally:
+        listener.close()
 
 
 def test_names_of_the_package() -> None:

@@ -22,6 +22,7 @@ from lance_spark.errors import (
     CheckpointError,
     DataLoss,
     OptionError,
+    RemoteProtocolError,
     RowError,
     TopicNotFound,
 )
@@ -189,6 +190,24 @@ def test_topics_are_listed(server: Server) -> None:
     assert {row["id"] for row in found} == {row["created"] for row in found} == {None}
     some = server.source(metadata="topics", topic="a")
     assert read(some, make_schema("PARTITION integer"))[-1] == {"PARTITION": 2}
+
+
+@pytest.mark.timeout(60)
+def test_servers_of_another_protocol(server: Server) -> None:
+    """Reads, streams and writes end at once, and not after `retryTimeout`."""
+    other = next(name for name in SOURCES if name != server.protocol)
+    with EmbeddedBroker(fsync="none", **{other: "127.0.0.1:0"}) as broker:
+        servers = broker.address_of(other)
+        source = server.source(servers=servers, topic="a")
+        reader = source.streamReader(source.schema())
+        text = f"{servers}: the answer is not {server.protocol} .*another protocol may"
+        for call in (
+            lambda: read(source),
+            reader.initialOffset,
+            lambda: write(source, "value binary", {"value": [b"x"]}),
+        ):
+            with pytest.raises(RemoteProtocolError, match=text):
+                call()
 
 
 def test_lance_names_the_partitions(server: Server) -> None:
