@@ -317,10 +317,11 @@ class ChunkReader(Protocol):
     def skipped(self) -> tuple[int, int]:
         """How many malformed records were left out, and how many bytes they had."""
 
-    def next_records(self) -> Records | None:
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
         """Return the next records with their positions; None at the log's end.
 
-        A `fault` of theirs says why those behind them could not be read.
+        A `fault` of theirs says why those behind them could not be read. At the log's
+        end they are waited for, by the server if it can.
 
         Raises:
             DataLoss: the record at `position` is not in the log any more.
@@ -584,7 +585,8 @@ class Driver(Protocol):
         Args:
             log: which log.
             start: the position of a record.
-            end: where to stop; None never does.
+            end: where to stop; None follows the log, and notices if it becomes another
+                one.
             fetch_bytes: how much to ask for at once.
             first_fetch_bytes: how much to ask for at first.
             last_end: leave out a last record that ends behind it.

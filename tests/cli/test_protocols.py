@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,10 +18,12 @@ from lance_spark.client.log import connect
 from lance_spark.errors import TopicAlreadyExists, Unsupported
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
 from lance_spark.wire import rustlog, tank
+from tests.broker.kit import eventually
 from tests.child import Child
 from tests.cli.checkpoint import write_batch, write_checkpoint
 from tests.cli.conftest import Run
 from tests.cli.test_broker import ENVIRONMENT
+from tests.client.rustlog.field import FieldServer
 
 PROTOCOLS = ("rustlog", "tank")
 TypeIn = Callable[[bytes], None]
@@ -132,6 +135,24 @@ def test_follow(ask: Run, broker: EmbeddedBroker, protocol: str) -> None:
         client.append("t", [b"b", b"c"], 1)
     done = ask("consume", "t", "--follow", "--max", 3)
     assert done.code == 0 and sorted(done.lines) == ["a", "b", "c"]
+    one = ask("consume", "t", "--follow", "--partition", 1, "--max", 2)
+    assert (one.code, one.lines) == (0, ["b", "c"])
+
+
+@pytest.mark.parametrize("bounds", [("--from", "end"), ("--from", 1, "--to", 99)])
+def test_follow_a_server_that_forgets(run: Run, bounds: tuple[object, ...]) -> None:
+    """It must not wait for a number that is far away by now."""
+    with FieldServer() as field, ThreadPoolExecutor(1) as pool:
+        field.fill("t", [b"a"] * 10)
+        servers = ("--servers", f"rustlog://{field.address}")
+        followed = pool.submit(run, "consume", "t", "--follow", *bounds, *servers)
+        assert eventually(lambda: field.asked["Fetch"] > 12)
+        with field._lock:
+            field.topics["t"] = [[b"b"] * 2]
+        field.drop()
+        done = followed.result(60)
+    assert done.code == 1 and "b" not in done.lines
+    assert "is not the one that was read there" in done.err
 
 
 def test_keys_choose_the_partition(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -267,6 +268,102 @@ def test_a_log_that_is_lost_while_it_is_followed() -> None:
         field.restart()
         with pytest.raises(TopicNotFound):
             next(following)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [[], [b"y"] * 3, [b"x"] * 9, [b"y"] * 10, [b"y"] * 50],
+    ids=["empty", "shorter", "cut", "as long", "longer"],
+)
+def test_a_server_that_forgets_while_it_is_followed(found: list[bytes]) -> None:
+    """RustLog's own broker does so at each restart: its numbers begin again."""
+    text = "is not the one that was read there"
+    with FieldServer() as field, connect(f"rustlog://{field.address}", **FAST) as one:
+        one.append("orders", [b"x"] * 10, create=True)
+        following = one.follow("orders", start=0, timeout_s=60)
+        assert next(following).num_rows == 10
+        lose(field, found)
+        with pytest.raises(DataLoss, match=text) as told:
+            next(following)
+        assert (told.value.asked, told.value.log_end) == (10, len(found))
+        # One that has read nothing yet, and waits.
+        lose(field, [b"x"] * 10)
+        driver: Any = one.driver
+        pausing, pause = threading.Event(), driver.link.pause
+        driver.link.pause = lambda delay_s: (pausing.set(), pause(delay_s))
+        with ThreadPoolExecutor(1) as pool:
+            found_one = pool.submit(next, one.follow("orders", timeout_s=60))
+            assert pausing.wait(20)
+            lose(field, found)
+            with pytest.raises(DataLoss, match=text):
+                found_one.result(20)
+
+
+def lose(field: FieldServer, found: list[bytes]) -> None:
+    """Restart with other records, and let no client see the moment in between."""
+    with field._lock:
+        field.topics["orders"] = [list(found)]
+    field.drop()
+
+
+def test_tank_waits_on_the_server(broker: EmbeddedBroker, topic: str) -> None:
+    """There are no pauses in which a record that comes would lie about."""
+    url = f"tank://{broker.address_of('tank')}"
+    with connect(url, **FAST) as reading, connect(url, **FAST) as writing:
+        writing.append(topic, [b"old"], create=True)
+        driver: Any = reading.driver
+        pauses: list[float] = []
+        driver.link.pause = pauses.append
+        following = reading.follow(topic, start=1)
+        assert next(following).column("value").to_pylist() == [b"old"]
+        asked = threading.Event()
+        make = driver.make_fetch
+
+        def note(*arguments: Any) -> Any:
+            if arguments[3:] and arguments[3] > 0:
+                asked.set()
+            return make(*arguments)
+
+        driver.make_fetch = note
+        with ThreadPoolExecutor(1) as pool:
+            for n in range(3):
+                asked.clear()
+                found = pool.submit(next, following)
+                assert asked.wait(20)
+                writing.append(topic, [b"%d" % n])
+                values = found.result(20).column("value").to_pylist()
+                assert values == [b"%d" % n]
+        following.close()  # type: ignore[attr-defined]
+        assert pauses == []
+
+
+@pytest.mark.parametrize("protocol", ["lance", "rustlog", "tank"])
+def test_a_client_that_is_closed_follows_no_longer(
+    broker: EmbeddedBroker, topic: str, protocol: str
+) -> None:
+    with connect(f"{protocol}://{broker.address_of(protocol)}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        following = client.follow(topic, start=client.bounds(topic)[0].start)
+        assert next(following).num_rows == 1
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(next, following)
+            client.close()
+            with pytest.raises(LanceError, match="is closed"):
+                found.result(20)
+
+
+def test_a_follower_of_lance_does_not_hold_up_its_client(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """LWP's answers are in order, so that a fetch which waits has its own way."""
+    with connect(f"lance://{broker.address}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        driver: Any = client.driver
+        used = driver.client.link.live()
+        following = client.follow(topic, start=0, timeout_s=0.01)
+        assert read_values(following) == [b"x"]
+        assert driver.client.link.live() is used
+        assert used._inbox.waiting == {}
 
 
 # Connecting.

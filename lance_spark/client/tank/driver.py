@@ -176,6 +176,7 @@ class TankDriver(CountedDriver):
     # With other writers a number that is taken tells nothing.
     is_conditional_alone = True
     key_bytes_max = wire.KEY_BYTES_MAX
+    wait_s_min = _WAIT_S_MIN
     append_bytes_max = _APPEND_BYTES_MAX
     record_bytes_max = _RECORD_BYTES_MAX
 
