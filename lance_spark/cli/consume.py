@@ -362,6 +362,9 @@ def _open_readers(
     if start.kind is SeekKind.TIME:
         reason = f"{driver.traits.protocol} can't look for a time: give an offset"
         raise OptionError(f"--from: {reason}")
+    for name, given in (("--from", start), ("--to", end)):
+        if given is not None and given.kind is SeekKind.OFFSET:
+            driver.traits.check_position(name, given.value)
     if len(logs) > 1 and SeekKind.OFFSET in (start.kind, end and end.kind):
         raise OptionError("an offset is one of a partition: give --partition, too")
     for number, log in logs.items():

@@ -67,6 +67,22 @@ class Traits:
     record_units_min: int = 1
     split_units: int = 500_000
 
+    def check_position(self, name: str, position: int) -> None:
+        """Check that there may be a record at a position that was asked for.
+
+        Args:
+            name: by which the user gave it.
+            position: what was given.
+
+        Raises:
+            OptionError: the protocol has no such position, in no partition.
+        """
+        if position < self.first_position:
+            raise OptionError(
+                f"{name} {position}: positions of {self.protocol} begin at "
+                f"{self.first_position}"
+            )
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogRef:

@@ -118,10 +118,13 @@ class LogClient:
 
         Raises:
             TopicNotFound: there is no such partition.
+            OptionError: the protocol has no such position.
             DataLoss: records of the range are not there any more.
         """
         log, bounds = self._find_log(topic, partition)
-        self._check_position("start", start)
+        for name, position in (("start", start), ("end", end)):
+            if position is not None:
+                self.driver.traits.check_position(name, position)
         if end is None:
             end = max(bounds.end, start or 0)
         return self._read(
@@ -155,11 +158,13 @@ class LogClient:
 
         Raises:
             TopicNotFound: there is no such partition.
+            OptionError: the protocol has no such position.
             DataLoss: the next record is not there any more, or the server has lost
                 those that were read, so that positions mean other records.
         """
         log, bounds = self._find_log(topic, partition)
-        self._check_position("start", start)
+        if start is not None:
+            self.driver.traits.check_position("start", start)
         at = bounds.end if start is None else start
         patience_s = float("inf") if timeout_s is None else timeout_s
         return self._read(log, at, None, columns, fetch_bytes, patience_s)
@@ -261,11 +266,6 @@ class LogClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _check_position(self, name: str, position: int | None) -> None:
-        first = self.driver.traits.first_position
-        if position is not None and position < first:
-            raise OptionError(f"{name} {position}: positions begin at {first}")
 
     def _find(self, topic: str) -> TopicEntry:
         found = self.driver.topics([topic])

@@ -238,6 +238,18 @@ def test_errors(ask: Run, type_in: TypeIn, arguments: list[object], said: str) -
     assert (done.code, done.out) == (1, "") and said in done.err
 
 
+def test_positions_that_a_protocol_has_not(run: Run, broker: EmbeddedBroker) -> None:
+    with connect(_url(broker, "tank")) as client:
+        client.append("t", [b"a"], create=True)
+    for option in ("--from", "--to"):
+        done = run("consume", "t", option, 0, "--servers", _url(broker, "tank"))
+        text = f"lance-spark: {option} 0: positions of tank begin at 1\n"
+        assert (done.code, done.out, done.err) == (1, "", text)
+    for place in (("--from", 0), ("--to", 0)):
+        done = run("consume", "t", *place, "--servers", _url(broker, "rustlog"))
+        assert done.code == 0 and done.lines == ["a"] * (place[0] == "--from")
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("protocol", "served"),

@@ -125,9 +125,25 @@ def test_partitions_that_are_not_there(client: LogClient, topic: str) -> None:
 
 def test_positions_that_can_not_be(client: LogClient, topic: str) -> None:
     client.append(topic, [b"x"], create=True)
+    text = rf"start -1: positions of {client.driver.traits.protocol} begin at 0"
     for call in (client.read, client.follow):
-        with pytest.raises(OptionError, match="start -1: positions begin at 0"):
+        with pytest.raises(OptionError, match=text):
             call(topic, start=-1)
+    with pytest.raises(OptionError, match="end -1: positions of"):
+        client.read(topic, end=-1)
+
+
+def test_positions_of_tank_begin_at_1(broker: EmbeddedBroker, topic: str) -> None:
+    with connect(f"tank://{broker.address_of('tank')}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        for call in (
+            lambda: client.read(topic, start=0),
+            lambda: client.read(topic, end=0),
+            lambda: client.follow(topic, start=0),
+        ):
+            with pytest.raises(OptionError, match="0: positions of tank begin at 1"):
+                call()
+        assert read_values(client.read(topic, start=1, end=2)) == [b"x"]
 
 
 def test_following(client: LogClient, topic: str) -> None:

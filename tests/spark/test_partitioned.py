@@ -155,6 +155,18 @@ def test_offsets_by_partition(server: Server) -> None:
         read(server.source(topic="a", startingOffsets=some))
 
 
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_positions_that_a_format_has_not(server: Server, option: str) -> None:
+    """It is known when the DataFrame is made, and no data is lost."""
+    for offset in (-3, *range(server.first)):
+        for given in ({"b": offset}, {"b": {"0": offset}}):
+            text = "is not an offset for" if offset < 0 else "positions of tank begin"
+            with pytest.raises(OptionError, match=f"option {option}: .*{text}"):
+                server.source(topic="b", **{option: json.dumps(given)})
+    lowest = server.source(topic="b", **{option: json.dumps({"b": server.first})})
+    assert len(read(lowest)) == (option == "startingOffsets")
+
+
 def test_positions_that_are_not_there(server: Server) -> None:
     end = json.dumps({"b": server.first + 7})
     with pytest.raises(DataLoss, match="the log ends before it"):
