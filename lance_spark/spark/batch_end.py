@@ -55,7 +55,7 @@ class LossLog:
         self._reported: defaultdict[int | str, deque[tuple[int, str]]] = defaultdict(
             lambda: deque(maxlen=_REPORTED_MAX)
         )
-        self._lost_bytes: Counter[int | str] = Counter()
+        self._lost: Counter[int | str] = Counter()
         # Up to where the losses of a topic are counted, because they overlap.
         self._counted: dict[int | str, int] = {}
 
@@ -74,16 +74,16 @@ class LossLog:
             report_loss(loss, is_error=False, unit=self._unit)
         if loss.log_start is not None:
             first = max(loss.asked, self._counted.get(loss.topic, 0))
-            self._lost_bytes[loss.topic] += max(0, loss.log_start - first)
+            self._lost[loss.topic] += max(0, loss.log_start - first)
             self._counted[loss.topic] = max(first, loss.log_start)
 
     def begin_anew(self, topic: str) -> None:
         """Note that a topic was created anew, so that its positions start over."""
         self._counted.pop(topic, None)
 
-    def lost_bytes(self, topic: str) -> int:
-        """Say how much of a topic is known to be lost since the query was started."""
-        return self._lost_bytes[topic]
+    def lost(self, log: str) -> int:
+        """Say how much of a log is known to be lost since the query was started."""
+        return self._lost[log]
 
 
 class LostMeanwhile(DataLoss):

@@ -363,6 +363,30 @@ def test_what_retention_has_removed_is_a_loss(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_lost_records_of_all_partitions_are_counted(protocol: str) -> None:
+    with serve(protocol, segment_bytes=500) as server:
+        for number in (0, 1):
+            for _ in range(8):
+                server.client.append(
+                    "a", [bytes(200)], number, create=True, partitions=2
+                )
+        query = Query(server, topic="a", failOnDataLoss="false")
+        store = server.broker.service.store
+        for name in ("a/0", "a/1"):
+            log = store.find_topic(name)
+            assert log is not None
+            store.set_retention(log.metadata.id, Retention(max_bytes=600))
+        server.broker.service.maintain()
+        bounds = server.client.bounds("a")
+        gone = sum(bounds[number].start - server.first for number in (0, 1))
+        assert gone > 0 and len(query.run()) == 16 - gone
+        told = query.reader.reportLatestOffset()
+        assert told is not None
+        assert told["topics"]["a"]["recordsLost"] == gone
+        assert told["topics"]["a"]["bytesLost"] is None
+
+
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
 def test_a_server_that_has_forgotten_all(protocol: str) -> None:
     """RustLog's broker loses everything at a restart: the marks tell."""
     with serve(protocol) as server:
