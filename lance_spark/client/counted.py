@@ -632,6 +632,7 @@ class CountedReader:
                 f"get record {self.position}, and {most} can be: raise "
                 "response_bytes_max, of which that is the half",
                 self.position,
+                unit="offset",
             )
         self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -354,6 +355,11 @@ def test_offsets(run: Run, broker: EmbeddedBroker, tmp_path: Path) -> None:
         "lag_records": 2,
         "state": "same",
     }
+    # It was longer when the position was written down.
+    marked = {"orders": TopicPlace(0, 0, ((0, 2),), ((0, replace(mark, end=9)),))}
+    write_batch(path, 0, [json.dumps(StreamOffset.of(marked).to_document("tank"))])
+    state = run("offsets", path, *to).lines[-1]
+    assert state.endswith("2  5 records gone from the log's end")
     done = run("offsets", path, "--servers", broker.address)
     assert done.code == 2 and "the query reads tank, not lance" in done.err
 

@@ -22,6 +22,7 @@ from lance_spark.errors import (
     CheckpointError,
     DataLoss,
     OptionError,
+    RecordError,
     RemoteProtocolError,
     RowError,
     TopicNotFound,
@@ -244,6 +245,16 @@ def test_times_of_tank() -> None:
         assert found == [
             {"timestamp_ns": 1_700_000_000_123_000_000, "key": "k", "offset": 1}
         ]
+
+
+def test_a_value_that_is_no_text(server: Server) -> None:
+    """The error counts as the format does, and names no option that it has not."""
+    server.client.append("b", [b"\xff"])
+    with pytest.raises(RecordError) as told:
+        read(server.source(topic="b"), make_schema("value string"))
+    text = str(told.value)
+    assert text.startswith(f"malformed record at offset {server.first + 1}: topic 'b'")
+    assert "give later startingOffsets" in text and "onBadRecord" not in text
 
 
 # Streams.

@@ -251,7 +251,7 @@ class TankDriver(CountedDriver):
             # It is raised when it is first in an answer.
             if not len(records):
                 reason = f"{show(at)}: bundle behind {position - 1}: {records.fault}"
-                raise RecordError(reason, position)
+                raise RecordError(reason, position, unit="offset")
             records = replace(records, fault=None)
             next_seq = records.position(len(records) - 1) + 1
         # A sparse bundle says itself which numbers there are none of.
