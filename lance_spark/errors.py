@@ -106,16 +106,18 @@ class RecordError(LanceError):
 
     Args:
         reason: what was wrong.
-        position: byte position of the record's first byte.
+        position: where the record is, in most buffers its first byte.
         truncated: the buffer ends inside the record, so that more bytes may mend it.
+        unit: what the position is: a `byte`, or an `offset` where these count records.
     """
 
     reason: str
     position: int
     truncated: bool = False
+    unit: str = "byte"
 
     def __str__(self) -> str:
-        return f"malformed record at byte {self.position}: {self.reason}"
+        return f"malformed record at {self.unit} {self.position}: {self.reason}"
 
 
 class RecordTooLarge(RecordError):

@@ -205,5 +205,5 @@ def test_progress_fields_are_those_of_the_code() -> None:
     section = section_of("docs/streaming.md", "Progress")
     names = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     listed = re.findall(r"`(\w+)`", " ".join(names))
-    given = Lag(1).to_document(None, lost_bytes=0)
+    given = Lag(1).to_document(None, lost=0)
     assert listed == ["partitions", *given]

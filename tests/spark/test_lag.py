@@ -50,6 +50,7 @@ def test_what_is_reported_of_a_topic() -> None:
         "retentionHeadroomBytes": None,
         "retentionHeadroomMs": None,
         "bytesLost": 12,
+        "recordsLost": None,
     }
 
 

@@ -222,8 +222,9 @@ class LwpDialect:
             if has_answered or isinstance(error, TlsRefused):
                 raise
             raise ConnectionEnded(
-                f"{error} before its first answer; if it is up, check that checksum "
-                f"({self.checksum.value}) and tls are what it uses"
+                f"{error} before its first answer; if it is up, check that it speaks "
+                f"LWP, and that checksum ({self.checksum.value}) and tls are what it "
+                "uses"
             ) from error
 
 

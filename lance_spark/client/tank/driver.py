@@ -176,6 +176,7 @@ class TankDriver(CountedDriver):
     # With other writers a number that is taken tells nothing.
     is_conditional_alone = True
     key_bytes_max = wire.KEY_BYTES_MAX
+    wait_s_min = _WAIT_S_MIN
     append_bytes_max = _APPEND_BYTES_MAX
     record_bytes_max = _RECORD_BYTES_MAX
 
@@ -250,7 +251,7 @@ class TankDriver(CountedDriver):
             # It is raised when it is first in an answer.
             if not len(records):
                 reason = f"{show(at)}: bundle behind {position - 1}: {records.fault}"
-                raise RecordError(reason, position)
+                raise RecordError(reason, position, unit="offset")
             records = replace(records, fault=None)
             next_seq = records.position(len(records) - 1) + 1
         # A sparse bundle says itself which numbers there are none of.
