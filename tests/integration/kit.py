@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lance_spark.client import LanceClient
@@ -169,3 +171,68 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Worker(ABC):
+    """Somebody who works in a thread until told to stop."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        # What it has to give back, also after a failure.
+        self._stack = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while not self._stop.is_set():
+                self._step()
+                self.steps += 1
+            self._end()
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._stack.close()
+
+    def abandon(self) -> None:
+        """End it after a failure; does nothing if it has ended."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def finish(self) -> None:
+        """Let it end what it has begun."""
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), f"{self.name} hangs"
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        if self._failure is not None:
+            raise AssertionError(f"{self.name} failed") from self._failure
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    @abstractmethod
+    def _step(self) -> None: ...
+
+    def _end(self) -> None:  # noqa: B027 - Not everybody has something to finish.
+        pass
+
+
+def wait_for_steps(workers: Sequence[Worker]) -> None:
+    """Wait until each of them has done something more, and none has failed."""
+    for worker in workers:
+        before = worker.steps
+
+        def has_gone_on(worker: Worker = worker, before: int = before) -> bool:
+            worker.check_alive()
+            return worker.steps > before
+
+        wait_for(has_gone_on, worker.name)
