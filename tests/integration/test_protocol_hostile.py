@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -329,6 +330,14 @@ STALLS: dict[str, Stall] = {
 HOLDING = {"in a payload", "answers not read"}
 
 
+def wait_gone(process: BrokerProcess, threads: int) -> None:
+    """Wait until the crowd's sessions are over.
+
+    Those that wait for memory learn of it when they have made an answer.
+    """
+    wait_for(lambda: process.threads <= threads, "the crowd is gone", 120.0)
+
+
 def list_stalls() -> list[object]:
     return [
         pytest.param(one, stall, id=f"{one.name}-{stall}")
@@ -358,7 +367,7 @@ def test_a_crowd_that_stalls(
     address, threads = process.address_of(protocol.name), process.threads
     ratios: list[float] = []
     while not ratios or (ratios[-1] >= SLOWER_MAX and len(ratios) < ROUNDS):
-        wait_for(lambda: process.threads <= threads, "the crowd is gone")
+        wait_gone(process, threads)
         quiet = bystander.time_work()
         process.reset_peak()
         rss = process.rss_bytes
@@ -372,5 +381,7 @@ def test_a_crowd_that_stalls(
             # A large answer that does not cost the budget, and buffers that grow.
             most += MEMORY + COUNT * PIECE_BYTES // 4 + SLACK_BYTES
         assert grown < most, (grown, most)
+    told = ", ".join(f"{ratio:.1f}" for ratio in ratios)
+    sys.stdout.write(f"{COUNT} {stall}: {told} times, {grown / MIB:.0f} MiB\n")
     assert ratios[-1] < SLOWER_MAX, ratios
-    wait_for(lambda: process.threads <= threads, "the crowd is gone")
+    wait_gone(process, threads)
