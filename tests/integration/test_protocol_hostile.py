@@ -230,7 +230,7 @@ def test_many_small_records_at_once(
     process: BrokerProcess, protocol: Protocol, bystander: Bystander
 ) -> None:
     """They take many times their bytes: one request may pass the budget, not four."""
-    rows = 600_000
+    rows = 400_000
     frame = protocol.append("small", [b""] * rows)
     with open_client(protocol.name, process.address_of(protocol.name)) as client:
         client.append("small", [b""], create=True)
@@ -252,7 +252,7 @@ def test_many_small_records_at_once(
 
 # Noise that is almost the protocol, for as long as one likes.
 
-SESSIONS = 60
+SESSIONS = 30
 SESSIONS_LONG = 2000
 GROWTH_BYTES_MAX = 64 * MIB
 

@@ -43,7 +43,7 @@ NUMBERS = itertools.count(1)
 # Answers that vanish are missed after this time.
 IMPATIENT = {"request_timeout_s": 0.5, "connect_timeout_s": 0.5}
 # How many connections end in a round.
-CUTS = 25
+CUTS = 10
 CUTS_LONG = 400
 
 EACH = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda p: p.name)

@@ -15,6 +15,8 @@ from tests.integration.protocol.entry import MIB, Protocol, Request, join
 _U32 = 2**32 - 1
 # As many partitions as the counts of one byte allow.
 _TOPICS = _PARTITIONS = 255
+_FETCHES = tuple(wire.Fetch(n, 0, _U32) for n in range(_PARTITIONS))
+_WRITES = tuple(wire.Write(n, b"") for n in range(_PARTITIONS))
 
 
 def _frame(message: wire.Message) -> bytes:
@@ -56,10 +58,12 @@ def _poll(topic: str) -> bytes:
     return _consume(topic, wire.SEQ_END, wait_ms=3_600_000)
 
 
-def _consume_all(topic: str) -> bytes:
-    fetches = tuple(wire.Fetch(n, 0, _U32) for n in range(_PARTITIONS))
-    topics = (wire.FetchTopic(topic, fetches),) * _TOPICS
-    return _frame(wire.Consume(request_id=1, max_wait_ms=60_000, topics=topics))
+def _repeat(message: wire.Produce | wire.Consume) -> bytes:
+    """Write a request that names its topic as often as it can."""
+    [topic] = message.topics
+    part, payload = join(topic.encode()), _frame(message)[wire.HEADER_BYTES :]
+    head = payload[: -len(part) - 1] + bytes([_TOPICS])
+    return _payload(message.KIND, head + _TOPICS * part)
 
 
 @functools.cache
@@ -73,17 +77,15 @@ NOISE = {
     "a name cut off": _payload(wire.Kind.DISCOVER_PARTITIONS, bytes(4) + b"\xff"),
     "text": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "TLS": bytes.fromhex("16030100d0010000cc0303").ljust(220, b"\7"),
-    "65025 partitions to read": _consume_all("bystander"),
-    "65025 partitions to write": _frame(
-        wire.Produce(
+    "65025 partitions to read": _repeat(
+        wire.Consume(
             request_id=1,
-            topics=(
-                wire.WriteTopic(
-                    "bystander", tuple(wire.Write(n, b"") for n in range(_PARTITIONS))
-                ),
-            )
-            * _TOPICS,
+            max_wait_ms=60_000,
+            topics=(wire.FetchTopic("bystander", _FETCHES),),
         )
+    ),
+    "65025 partitions to write": _repeat(
+        wire.Produce(request_id=1, topics=(wire.WriteTopic("bystander", _WRITES),))
     ),
     "a topic of 65535 partitions": _frame(wire.CreateTopic(1, "vast", 2**16 - 1)),
     "a topic outside": _frame(wire.CreateTopic(1, "../evil", 1)),
