@@ -79,6 +79,8 @@ _REPLACED = (
 # How many records a mark covers, before a position and at the head of the log.
 _MARKED_RECORDS = 4
 _MARKED_BYTES = 16 * 1024
+# The most partitions of all topics together, as a number costs a server four bytes.
+_PARTITIONS_MAX = 1_000_000
 # What one record costs beside its bytes, in the limit of a batch.
 _ROW_BYTES = 16
 # A server that can't wait is asked for new records after a pause that doubles.
@@ -243,10 +245,17 @@ class CountedDriver(ABC):
     # Topics.
 
     def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
-        """List topics, all or those of some names, sorted by name."""
+        """List topics, all or those of some names, sorted by name.
+
+        Raises:
+            RemoteProtocolError: the server claims more partitions than any has.
+        """
+        found = self.list_topics()
+        if sum(found.values()) > _PARTITIONS_MAX:
+            raise RemoteProtocolError(f"more than {_PARTITIONS_MAX} partitions in all")
         return [
             TopicEntry(name, partitions=tuple(range(count)))
-            for name, count in sorted(self.list_topics().items())
+            for name, count in sorted(found.items())
             if names is None or name in names
         ]
 

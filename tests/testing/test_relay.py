@@ -245,6 +245,10 @@ def test_clear() -> None:
         (Flow(swallow_at=0), [b"", b""], False),
         (Flow(swallow_at=4), [b"abc", b"d"], False),
         (Flow(swallow_at=1, cut_at=4), [b"a", b""], True),
+        (Flow(flip_at=0), [b"`bc", b"def"], False),
+        (Flow(flip_at=4), [b"abc", b"ddf"], False),
+        (Flow(flip_at=6), [b"abc", b"def"], False),
+        (Flow(flip_at=4, cut_at=4), [b"abc", b"d"], True),
     ],
 )
 def test_bytes(flow: Flow, passed: list[bytes], is_cut: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lance_spark.broker.metrics import Exporter
 from lance_spark.broker.service import to_broker_error
-from lance_spark.broker.session import PIECE_BYTES, Owed, Session
+from lance_spark.broker.session import Owed, Session
 from lance_spark.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -102,8 +102,7 @@ class RustlogSession(Session[memoryview]):
 
     def _decode(self, frame: memoryview) -> wire.Message:
         try:
-            size = wire.find_memory(frame)
-            if size > PIECE_BYTES and not self._hold(size):
+            if not self._hold_work(wire.find_memory(frame)):
                 raise Timeout("there was no memory to read the request")
             return wire.decode_request(frame)
         except RemoteProtocolError as error:

@@ -46,6 +46,8 @@ _RECORD_BYTES_MAX = 16 * MIB - 2**10
 # TANK's broker does not wait shorter than this, and not longer.
 _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 _REQUESTS_MAX = 2**32
+# No message has this number; positions have 64 bits with a sign.
+_SEQ_MAX = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,11 @@ class TankDialect:
             raise RemoteProtocolError(
                 f"{type(answer).__name__} came in answer to {self.name_of(request)!r}"
             )
+        if (
+            isinstance(answer, wire.Partitions | wire.Created)
+            and answer.topic != request.topic
+        ):
+            raise RemoteProtocolError(f"the answer is not about {request.topic!r}")
         if isinstance(answer, wire.Produced):
             for topic, write, outcome in answer.match(request):
                 where = show(Partition(topic, write.partition))
@@ -212,7 +219,11 @@ class TankDriver(CountedDriver):
                 state = answer.partitions[number]
                 reason, where = state.reason, show(Partition(topic, number))
                 _check(request.KIND, reason.code, where, reason.leader)
-                found[number] = state.bounds
+                bounds = found[number] = state.bounds
+                if not bounds.start <= bounds.end <= _SEQ_MAX:
+                    raise RemoteProtocolError(
+                        f"{where} can't begin at {bounds.start} and end at {bounds.end}"
+                    )
         return found
 
     # Records.
