@@ -23,6 +23,7 @@ from lance_spark.errors import (
     DataLoss,
     OptionError,
     RowError,
+    StorageError,
     TopicNotFound,
 )
 from lance_spark.model import Retention
@@ -33,6 +34,8 @@ from lance_spark.spark.source import (
     RustLogDataSource,
     TankDataSource,
 )
+from tests.client.rustlog import field as rustlog
+from tests.client.tank import field as tank
 from tests.spark.reading import make_schema
 
 SOURCES = {"rustlog": RustLogDataSource, "tank": TankDataSource}
@@ -44,13 +47,13 @@ FIRST = {"rustlog": 0, "tank": 1}
 class Server:
     """A broker that speaks a format, and a client of the same."""
 
-    broker: EmbeddedBroker
+    broker: Any
     protocol: str
     client: LogClient
+    address: str
 
     def source(self, **given: str) -> LogDataSource:
-        address = self.broker.address_of(self.protocol)
-        return SOURCES[self.protocol]({"servers": address, **given})
+        return SOURCES[self.protocol]({"servers": self.address, **given})
 
     def lance(self, **given: str) -> LogDataSource:
         return LanceDataSource({"servers": self.broker.address, **given})
@@ -75,7 +78,7 @@ def serve(protocol: str, **settings: Any) -> Iterator[Server]:
         EmbeddedBroker(fsync="none", **{protocol: "127.0.0.1:0"}, **settings) as broker,
         connect(f"{protocol}://{broker.address_of(protocol)}") as client,
     ):
-        yield Server(broker, protocol, client)
+        yield Server(broker, protocol, client, broker.address_of(protocol))
     clear_pool()
 
 
@@ -214,6 +217,20 @@ def test_times_of_tank() -> None:
         ]
 
 
+def test_a_key_that_tank_can_not_carry() -> None:
+    with serve("tank") as server:
+        rows = {"value": ["1", "2"], "key": ["k", "k" * 256]}
+        write(server.lance(topic="t"), "value string, key string", rows)
+        with pytest.raises(
+            StorageError, match="t/0 at 2: the broker can't send this r"
+        ):
+            read(server.source(topic="t"))
+        with pytest.raises(
+            RowError, match="its key has 256 bytes, and tank carries 255"
+        ):
+            write(server.source(topic="u"), "value string, key string", rows)
+
+
 # Streams.
 
 
@@ -346,6 +363,28 @@ def test_a_server_that_has_forgotten_all(protocol: str) -> None:
         assert lax.run() == []
         server.client.append("a", [b"z"], 1)
         assert [value for _, _, value in lax.run()] == [b"z"]
+
+
+def test_a_topic_that_gains_a_partition() -> None:
+    """Servers in the field may add some; a query reads them from their beginning."""
+    with rustlog.FieldServer() as plain, tank.FieldServer() as other:
+        plain.fill("a", [b"1", b"2"])
+        other.fill("a", [b"1", b"2"])
+        # By the format: where it is, and what adds a partition with one record.
+        for protocol, address, gain in (
+            ("rustlog", plain.address, lambda: plain.topics["a"].append([b"3"])),
+            ("tank", other.address, lambda: other.gain("a", [b"3"])),
+        ):
+            with connect(f"{protocol}://{address}") as client:
+                server = Server(None, protocol, client, address)
+                query = Query(server, topic="a")
+                first = server.first
+                assert query.run() == [(0, first, b"1"), (0, first + 1, b"2")]
+                gain()
+                again = Query(server, query.offset, topic="a")
+                for each in (query, again):
+                    assert each.run() == [(1, first, b"3")]
+        clear_pool()
 
 
 def forget(server: Server, *logs: str) -> None:
