@@ -211,9 +211,13 @@ class DataLoss(LanceError):
     def __str__(self) -> str:
         gone = self.missing_bytes
         missing = f", {gone} {self.unit} gone" if gone else ""
+        # A topic that is not there has neither.
+        log = f" (log start {self.log_start}, log end {self.log_end})"
+        if self.log_start is None and self.log_end is None:
+            log = ""
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
-            f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
+            f"{self.reason}{log}"
         )
 
 

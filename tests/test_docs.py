@@ -46,14 +46,13 @@ else:
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # tests/wire/test_docs.py runs those of docs/codec.md, tests/spark/test_docs.py those of
-# the README and of the pages on Spark.
+# the README and of the pages on Spark and protocols.
 WITH_SNIPPETS = (
     "docs/broker.md",
     "docs/client.md",
     "docs/columnar.md",
     "docs/console.md",
     "docs/errors.md",
-    "docs/protocols.md",
     "docs/security.md",
     "docs/store.md",
     "docs/store-format.md",

@@ -496,8 +496,8 @@ def _check_written(values: Values) -> None:
         )
     if values["delivery"] == "exactly-once" and not traits.has_stages:
         raise OptionError(
-            f"option delivery: {values.protocol} has no staged writes, so that rows "
-            "can't be written exactly-once: use auto or at-least-once"
+            f"option delivery: {values.protocol} has no staged writes, so rows "
+            "can't be written exactly once: use auto or at-least-once"
         )
     partition = values["partition"]
     if "partitions" in values and (partition or 0) >= values["partitions"]:

@@ -324,6 +324,26 @@ def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:
     assert commit("c", "a", "b") is CommitStatus.REPEATED
 
 
+def test_partitions_are_deleted_together(store: Store) -> None:
+    service = Service(store)
+    logs = [log.metadata.id for log in service.create_topics(ANYBODY, "orders", 3)]
+    service.create_topic(ANYBODY, "alone")
+    service.subscribe(ANYBODY, logs[2], 7, start=0, max_batch_bytes=1)
+    said = r"'orders/1' is a partition of topic 'orders', which has 3: .* alone"
+    with pytest.raises(errors.InvalidPayload, match=said):
+        service.delete_topic(ANYBODY, logs[1])
+    # A client that knows of another number means another topic of that name.
+    with pytest.raises(errors.InvalidPayload, match="has 3 partitions, not 2: all are"):
+        service.delete_topic(ANYBODY, logs[1], 2)
+    assert len(service.topics(ANYBODY)) == 4
+    service.delete_topic(ANYBODY, logs[1], 3)
+    [alone] = service.topics(ANYBODY)
+    assert alone.metadata.name == "alone"
+    with pytest.raises(errors.InvalidPayload, match="'alone' has 1 partitions, not 3"):
+        service.delete_topic(ANYBODY, alone.metadata.id, 3)
+    assert [len(service.create_topics(ANYBODY, "orders", n)) for n in (5,)] == [5]
+
+
 def test_a_commit_replaces_no_more_topics_than_allowed(store: Store) -> None:
     service = Service(store)
     names = [f"t{n}" for n in range(store.config.overwrite_max + 1)]

@@ -73,6 +73,7 @@ def tidied(spark: SparkSession) -> Iterator[None]:
         "docs/reading.md",
         "docs/writing.md",
         "docs/streaming.md",
+        "docs/protocols.md",
         "docs/rustlog.md",
         "docs/tank.md",
     ],

@@ -25,6 +25,7 @@ from lance_spark.errors import (
     RecordError,
     RemoteProtocolError,
     RowError,
+    StorageError,
     TopicNotFound,
 )
 from lance_spark.model import Retention
@@ -36,6 +37,8 @@ from lance_spark.spark.source import (
     RustLogDataSource,
     TankDataSource,
 )
+from tests.client.rustlog import field as rustlog
+from tests.client.tank import field as tank
 from tests.spark.reading import make_schema
 
 SOURCES = {"rustlog": RustLogDataSource, "tank": TankDataSource}
@@ -47,13 +50,13 @@ FIRST = {"rustlog": 0, "tank": 1}
 class Server:
     """A broker that speaks a format, and a client of the same."""
 
-    broker: EmbeddedBroker
+    broker: Any
     protocol: str
     client: LogClient
+    address: str
 
     def source(self, **given: str) -> LogDataSource:
-        address = self.broker.address_of(self.protocol)
-        return SOURCES[self.protocol]({"servers": address, **given})
+        return SOURCES[self.protocol]({"servers": self.address, **given})
 
     def lance(self, **given: str) -> LogDataSource:
         return LanceDataSource({"servers": self.broker.address, **given})
@@ -78,7 +81,7 @@ def serve(protocol: str, **settings: Any) -> Iterator[Server]:
         EmbeddedBroker(fsync="none", **{protocol: "127.0.0.1:0"}, **settings) as broker,
         connect(f"{protocol}://{broker.address_of(protocol)}") as client,
     ):
-        yield Server(broker, protocol, client)
+        yield Server(broker, protocol, client, broker.address_of(protocol))
     clear_pool()
 
 
@@ -255,6 +258,20 @@ def test_a_value_that_is_no_text(server: Server) -> None:
     text = str(told.value)
     assert text.startswith(f"malformed record at offset {server.first + 1}: topic 'b'")
     assert "give later startingOffsets" in text and "onBadRecord" not in text
+
+
+def test_a_key_that_tank_can_not_carry() -> None:
+    with serve("tank") as server:
+        rows = {"value": ["1", "2"], "key": ["k", "k" * 256]}
+        write(server.lance(topic="t"), "value string, key string", rows)
+        with pytest.raises(
+            StorageError, match="t/0 at 2: the broker can't send this r"
+        ):
+            read(server.source(topic="t"))
+        with pytest.raises(
+            RowError, match="its key has 256 bytes, and tank carries 255"
+        ):
+            write(server.source(topic="u"), "value string, key string", rows)
 
 
 # Streams.
@@ -532,6 +549,28 @@ def test_the_tail_goes_while_a_batch_is_planned(protocol: str) -> None:
         assert values_of(places([*chain(*rows)])) == numbered(50, 60)
 
 
+def test_a_topic_that_gains_a_partition() -> None:
+    """Servers in the field may add some; a query reads them from their beginning."""
+    with rustlog.FieldServer() as plain, tank.FieldServer() as other:
+        plain.fill("a", [b"1", b"2"])
+        other.fill("a", [b"1", b"2"])
+        # By the format: where it is, and what adds a partition with one record.
+        for protocol, address, gain in (
+            ("rustlog", plain.address, lambda: plain.topics["a"].append([b"3"])),
+            ("tank", other.address, lambda: other.gain("a", [b"3"])),
+        ):
+            with connect(f"{protocol}://{address}") as client:
+                server = Server(None, protocol, client, address)
+                query = Query(server, topic="a")
+                first = server.first
+                assert query.run() == [(0, first, b"1"), (0, first + 1, b"2")]
+                gain()
+                again = Query(server, query.offset, topic="a")
+                for each in (query, again):
+                    assert each.run() == [(1, first, b"3")]
+        clear_pool()
+
+
 def forget(server: Server, *logs: str) -> None:
     """Lose logs, as a restart of RustLog's broker does."""
     store = server.broker.service.store
@@ -616,7 +655,7 @@ def test_what_a_record_can_not_hold() -> None:
             kind = {"key": "binary", "timestamp_ns": "long"}[column]
             given = {"key": b"k", "timestamp_ns": 7}[column]
             rows = {"value": [b"1", b"2"], column: [None, given]}
-            with pytest.raises(RowError, match=f"its column {column} can't") as told:
+            with pytest.raises(RowError, match=f"its {column} is not null") as told:
                 write(server.source(topic="r"), f"value binary, {column} {kind}", rows)
             assert told.value.row == 1
         with pytest.raises(RowError, match="its value is null"):

@@ -106,4 +106,5 @@ def test_capabilities_can_be_sent_as_they_are() -> None:
         "staged-commit",
         "wait",
         "groups",
+        "partitions",
     )

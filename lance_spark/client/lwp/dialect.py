@@ -48,6 +48,7 @@ ANSWERS: Mapping[type[Message], tuple[type[Message], ...]] = {
     wire.CommitStages: (wire.StagesCommitted,),
     wire.CreateTopic: (wire.TopicInfo,),
     wire.CreateTopicWithRetention: (wire.TopicInfo,),
+    wire.DeletePartitions: (wire.TopicDeletion,),
     wire.DeleteTopic: (wire.TopicDeletion,),
     wire.Fetch: (wire.FetchResponse, wire.ExtendedFetchResponse, wire.CatchingUp),
     wire.GetClusterStatus: (wire.ClusterStatus,),

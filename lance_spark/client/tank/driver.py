@@ -172,6 +172,7 @@ def _check_consumed(answer: wire.Consumed, request: wire.Consume) -> None:
         raise RemoteProtocolError(f"the answer is not about {where}")
     found = topic.partitions[0]
     if found.flag != wire.SPARSE:
+        where = f"{where} at {asked.fetches[0].seq}"
         _check(request.KIND, found.flag, where, found.leader)
 
 

@@ -137,6 +137,12 @@ class FieldServer:
                 logs[0].append(bundle(*values))
             return logs[0]
 
+    def gain(self, topic: str, values: Sequence[bytes]) -> None:
+        """Add a partition to a topic, with values in it."""
+        with self._lock:
+            self.topics[topic].append(Log())
+            self.topics[topic][-1].append(bundle(*values))
+
     def fill_sparse(self, topic: str, seqs: Sequence[int]) -> None:
         """Put a bundle with numbers of its own into the first partition."""
         with self._lock:
