@@ -330,7 +330,7 @@ def test_tank_waits_on_the_server(broker: EmbeddedBroker, topic: str) -> None:
         driver: Any = reading.driver
         pauses: list[float] = []
         driver.link.pause = pauses.append
-        following = reading.follow(topic, start=1)
+        following = reading.follow(topic, start=1, timeout_s=30)
         assert next(following).column("value").to_pylist() == [b"old"]
         asked = threading.Event()
         make = driver.make_fetch
