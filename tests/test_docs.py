@@ -37,6 +37,7 @@ from lance_spark.client import ClientConfig, GroupedConsumer, LanceClient
 from lance_spark.store import StoreConfig, check_store
 from lance_spark.wire.lwp import ERROR_CODES, validate
 from tests.child import Child
+from tests.each import each
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,7 +117,7 @@ def test_snippets_run_and_leave_a_clean_store(
         assert check_store("data", framing=validate) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in _LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
@@ -139,7 +140,7 @@ def test_index_lists_every_page() -> None:
     assert pages <= set(_LINK.findall(read("docs/README.md")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_make_targets_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
     text = page.read_text(encoding="utf-8")
@@ -480,7 +481,7 @@ def test_commands_print_what_the_page_shows(
 _TYPED = re.compile(r"^\$ (?:.*\| |[A-Z_]+=\S+ )?\S*lance-spark (.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_commands_on_all_pages_are_there(page: Path) -> None:
     for typed in _TYPED.findall(page.read_text(encoding="utf-8")):
         words = shlex.split(typed.removesuffix("&"), comments=True)
@@ -493,7 +494,7 @@ def test_commands_on_all_pages_are_there(page: Path) -> None:
         parser.parse_args(args=words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_targets_on_all_pages_are_there(page: Path) -> None:
     makefile = read("Makefile")
     text = page.read_text(encoding="utf-8")

@@ -34,6 +34,7 @@ from lance_spark.store import (
 )
 from lance_spark.wire.lwp import code_of, scan
 from tests.broker.kit import record, records
+from tests.each import each
 
 ANYBODY = Principal()
 CA = frozenset({b"ca"})
@@ -738,7 +739,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code"), CASES, ids=lambda c: type(c).__name__)
+@each(("error", "code"), CASES, ids=lambda case: type(case[0]).__name__)
 def test_codes(error: errors.LanceError, code: int) -> None:
     said = to_broker_error(error)
     assert code_of(said) == code

@@ -14,6 +14,7 @@ from lance_spark.spark.options import (
 )
 from lance_spark.spark.setting import OPTIONS
 from lance_spark.spark.source import SOURCES, RustLogDataSource, TankDataSource
+from tests.each import each
 from tests.spark.given import GOOD
 from tests.spark.reading import make_schema
 
@@ -66,8 +67,8 @@ def test_options_that_lance_has_not(name: str) -> None:
         assert refused({name: good}, protocol) == f"{said} {protocol}: leave it out"
 
 
-@pytest.mark.parametrize("name", sorted(LANCE))
-@pytest.mark.parametrize("protocol", FORMATS)
+@each("name", sorted(LANCE))
+@each("protocol", FORMATS)
 def test_options_that_only_lance_has(name: str, protocol: str) -> None:
     said = refused({name: GOOD[name]}, protocol)
     assert said.startswith(f"option {name} is for format lance, not for {protocol}")

@@ -17,6 +17,7 @@ from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
 from lance_spark.testing import CLEAR, Fate, Flow, Relay
 from lance_spark.testing.relay import ByteFilter, NetworkFaults
+from tests.each import each
 from tests.integration.kit import wait_for
 
 PATIENCE_S = 30.0
@@ -234,7 +235,7 @@ def test_clear() -> None:
     assert pass_through(Flow(), b"abc", b"", b"d") == ([b"abc", b"", b"d"], False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flow", "passed", "is_cut"),
     [
         (Flow(cut_at=0), [b"", b""], True),
