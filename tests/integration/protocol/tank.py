@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lance_spark.wire import tank as wire
+from lance_spark.wire.tank.frame import FORM
 from tests.broker.tank.kit import bundle
 from tests.integration.protocol.entry import MIB, Protocol, Request, join
 
@@ -61,7 +62,7 @@ def _poll(topic: str) -> bytes:
 def _repeat(message: wire.Produce | wire.Consume) -> bytes:
     """Write a request that names its topic as often as it can."""
     [topic] = message.topics
-    part, payload = join(topic.encode()), _frame(message)[wire.HEADER_BYTES :]
+    part, payload = join(topic.encode(FORM)), _frame(message)[wire.HEADER_BYTES :]
     head = payload[: -len(part) - 1] + bytes([_TOPICS])
     return _payload(message.KIND, head + _TOPICS * part)
 
