@@ -519,6 +519,16 @@ def test_another_log_in_its_place(protocol: str, found: list[bytes]) -> None:
         assert lax.run() == [(0, server.first + len(found), b"new")]
 
 
+def test_a_query_goes_on_behind_a_record_that_can_not_be_sent() -> None:
+    with serve("tank") as server:
+        rows = {"value": ["1", "2", "3"], "key": ["k", "k" * 256, None]}
+        write(server.lance(topic="t"), "value string, key string", rows)
+        query = Query(server, topic="t", startingOffsets='{"t": {"0": 3}}')
+        assert query.run() == [(0, 3, b"3")]
+        server.client.append("t", [b"4"])
+        assert Query(server, query.offset, topic="t").run() == [(0, 4, b"4")]
+
+
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("protocol", sorted(SOURCES))
 def test_a_log_that_is_empty_now(protocol: str) -> None:
