@@ -69,6 +69,8 @@ HIDDEN: dict[str, tuple[Ask, int | None]] = {
     ),
     "delete": (lambda s: wire.DeleteTopic(s.hidden), 0x42),
     "delete absent": (lambda s: wire.DeleteTopic(s.absent), 0x42),
+    "delete partitions": (lambda s: wire.DeletePartitions(s.hidden, 1), 0x42),
+    "delete absent partitions": (lambda s: wire.DeletePartitions(s.absent, 2), 0x42),
     "list": (lambda s: wire.ListTopics(), None),
     "get": (lambda s: wire.GetTopic(s.hidden), 0x42),
     "get absent": (lambda s: wire.GetTopic(s.absent), 0x42),

@@ -14,6 +14,7 @@ WRITER, GROUP, MEMBER = "writer", "group", "member"
 EXAMPLES: Mapping[type[Message], Callable[[str, int], Message]] = {
     lwp.CreateTopic: lambda name, _: lwp.CreateTopic(name),
     lwp.DeleteTopic: lambda _, topic: lwp.DeleteTopic(topic),
+    lwp.DeletePartitions: lambda _, topic: lwp.DeletePartitions(topic, 1),
     lwp.ListTopics: lambda *_: lwp.ListTopics(),
     lwp.GetTopic: lambda _, topic: lwp.GetTopic(topic),
     lwp.SetRetention: lambda _, topic: lwp.SetRetention(topic, Retention(0, 1)),

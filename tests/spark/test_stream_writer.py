@@ -469,7 +469,7 @@ def test_complete_mode_needs_stages(
         ),
         (
             {"delivery": "at-least-once"},
-            r'outputMode\("complete"\) can\'t be had with delivery=at-least-once: .*'
+            r'outputMode\("complete"\) is not possible with delivery=at-least-once: .*'
             r'or use outputMode\("append"\)$',
         ),
     ],
