@@ -44,7 +44,7 @@ _Times = dict[str, dict[str, float]]
 
 def run(report: Report) -> None:
     """Measure."""
-    rows, rounds = (200_000, 3) if report.quick else (2_000_000, 7)
+    rows, rounds = (200_000, 3) if report.quick else (1_000_000, 5)
     compiled = _measure_apart(rows, rounds)
     plain = _measure_apart(rows, rounds, no_kernel=True)
     size = rows * _VALUE_BYTES
