@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lance_spark.errors import OptionError
 from lance_spark.net.deadline import Deadline
@@ -23,6 +24,14 @@ from lance_spark.net.deadline import Deadline
 _SLACK = 1e-3
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ticket:
+    """A session that waits."""
+
+    changed: threading.Condition
+    holder: object | None
+
+
 class Budget:
     """A number of bytes that any thread may take and give back."""
 
@@ -30,11 +39,11 @@ class Budget:
         self._limit = limit
         self._taken = 0
         # One ticket for each waiting session, the first one on the left.
-        self._waiting: deque[object] = deque()
+        self._waiting: deque[_Ticket] = deque()
         # The session that has gone over the limit: no other may until it is done.
         self._overdrawn: object | None = None
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     @property
     def taken(self) -> int:
@@ -57,7 +66,7 @@ class Budget:
         While nothing is taken, a request may get more than the whole budget, so that
         no request is too large for ever.
         """
-        with self._changed:
+        with self._lock:
             return not self._waiting and self._try_take(size)
 
     def take(
@@ -73,39 +82,50 @@ class Budget:
                 them at a time may go over the limit until it has given everything
                 back, and such sessions pass by those that hold nothing.
         """
-        ticket = object()
-        with self._changed:
+        ticket = _Ticket(threading.Condition(self._lock), holder)
+        with self._lock:
             self._waiting.append(ticket)
             try:
-                while not self._is_served(ticket, size, holder):
+                while not self._is_served(ticket, size):
                     if self._closed or deadline.expired:
                         return False
-                    self._changed.wait(deadline.remaining())
+                    ticket.changed.wait(deadline.remaining())
                 return True
             finally:
                 self._waiting.remove(ticket)
                 # What is left may do for the next one.
-                self._changed.notify_all()
+                self._wake()
 
     def give_back(self, size: int, *, holder: object | None = None) -> None:
         """Give bytes back; `holder` is a session that holds none after that."""
-        with self._changed:
+        with self._lock:
             self._taken -= size
             assert self._taken >= 0, "more was given back than was taken"
             if holder is not None and holder is self._overdrawn:
                 self._overdrawn = None
-            self._changed.notify_all()
+            self._wake()
 
     def close(self) -> None:
         """End all waits, now and from now on."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for ticket in self._waiting:
+                ticket.changed.notify()
 
-    def _is_served(self, ticket: object, size: int, holder: object | None) -> bool:
-        if holder is None and self._waiting[0] is not ticket:
+    def _wake(self) -> None:
+        """Wake the sessions that may be served by now.
+
+        Not all of them: a thousand that wait would each take the lock and the
+        interpreter to find that it is the turn of another.
+        """
+        for place, ticket in enumerate(self._waiting):
+            if place == 0 or ticket.holder is not None:
+                ticket.changed.notify()
+
+    def _is_served(self, ticket: _Ticket, size: int) -> bool:
+        if ticket.holder is None and self._waiting[0] is not ticket:
             return False
-        return self._try_take(size) or self._overdraw(size, holder)
+        return self._try_take(size) or self._overdraw(size, ticket.holder)
 
     def _try_take(self, size: int) -> bool:
         if self._taken and self._taken + size > self._limit:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +55,34 @@ def test_waiting_until_somebody_gives_back() -> None:
         assert result() is True
     assert budget.taken == 10
     assert not budget.is_short
+
+
+class CountingBudget(Budget):
+    """Counts how often a session looks whether it is served."""
+
+    looks = 0
+
+    def _is_served(self, *arguments: Any) -> bool:
+        self.looks += 1
+        return super()._is_served(*arguments)
+
+
+def test_a_crowd_that_waits_is_not_woken_for_one_of_them() -> None:
+    """A thousand sessions that all look cost those that work the interpreter."""
+    crowd = 30
+    budget = CountingBudget(1)
+    assert budget.try_take(1)
+    with ExitStack() as stack:
+        take = partial(budget.take, 1, patience())
+        results = [stack.enter_context(running(take)) for _ in range(crowd)]
+        assert eventually(lambda: budget.waiting == crowd)
+        assert budget.looks == crowd
+        for left in range(crowd, 0, -1):
+            budget.give_back(1)
+            assert eventually(lambda left=left: budget.waiting < left)
+        assert all(result() for result in results)
+    # Each looks when it comes, when it is the first, and when it is served.
+    assert budget.looks <= 3 * crowd
 
 
 def test_waiting_has_an_end() -> None:
