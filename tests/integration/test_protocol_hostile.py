@@ -229,7 +229,7 @@ def test_bombs(
 def test_many_small_records_at_once(
     process: BrokerProcess, protocol: Protocol, bystander: Bystander
 ) -> None:
-    """They take many times their bytes: one request may pass the budget, not four."""
+    """They take many times their bytes; four keep to the budget and what one takes."""
     rows = 400_000
     frame = protocol.append("small", [b""] * rows)
     with open_client(protocol.name, process.address_of(protocol.name)) as client:
