@@ -153,3 +153,30 @@ def walk_tank(
     """
     found: tuple[NDArray[np.int64], int, int] = _source.walk_tank(data, seq, single)
     return found
+
+
+def walk_lengths(
+    data: NDArray[np.uint8], count: int, fixed: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Follow a chain of values, each behind its length.
+
+    Args:
+        data: the chain; other bytes may follow.
+        count: how many values to find at most. The memory taken is 16 bytes for each,
+            and at most 16 times that of the data, whatever the count is.
+        fixed: lengths are eight bytes, little-endian; else they are LEB128.
+
+    Returns:
+        Two rows, with an item per whole value: where it starts and where it ends. Then
+        where the walk stopped.
+    """
+    found: tuple[NDArray[np.int64], int] = _source.walk_lengths(data, count, fixed)
+    return found
+
+
+def size_varints(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Say how many bytes `put_varints` writes for each integer; none is negative."""
+    sizes = np.ones(len(values), np.int64)
+    for bits in range(7, int(values.max(initial=0)).bit_length(), 7):
+        sizes += values >= 1 << bits
+    return sizes

@@ -634,6 +634,86 @@ put_varints_py(PyObject *module, PyObject *args)
     return NULL;
 }
 
+/* Values with their lengths, as Kimberlite sends them: the length is LEB128 of up to 64
+ * bits (postcard), or eight bytes, the low ones first (bincode).
+ *
+ *   length | value | length | value ...
+ */
+#define FIXED_LENGTH_BYTES 8
+#define LENGTH_BITS 64
+
+/* Returns 0 where the data ends inside of the length, or it has more than 64 bits. */
+static int
+read_length(const uint8_t *data, Py_ssize_t size, int fixed, Py_ssize_t *at,
+            uint64_t *length)
+{
+    if (fixed) {
+        if (size - *at < FIXED_LENGTH_BYTES)
+            return 0;
+        *length = read_u64(data + *at);
+        *at += FIXED_LENGTH_BYTES;
+        return 1;
+    }
+    *length = 0;
+    for (int shift = 0; shift < LENGTH_BITS && *at < size; shift += 7) {
+        uint64_t byte = data[(*at)++], bits = byte & 0x7F;
+        if (bits << shift >> shift != bits)
+            return 0;
+        *length |= bits << shift;
+        if (byte < 0x80)
+            return 1;
+    }
+    return 0;
+}
+
+static Py_ssize_t
+follow_lengths(const uint8_t *data, Py_ssize_t size, int fixed, int64_t *table,
+               Py_ssize_t capacity, Py_ssize_t *end)
+{
+    Py_ssize_t at = 0, count = 0;
+    uint64_t length;
+    *end = 0;
+    while (count < capacity && read_length(data, size, fixed, &at, &length) &&
+           length <= (uint64_t)(size - at)) {
+        table[count] = at;
+        at += (Py_ssize_t)length;
+        table[capacity + count++] = at;
+        *end = at;
+    }
+    return count;
+}
+
+PyDoc_STRVAR(follow_lengths_doc,
+"follow_lengths(data, fixed, table) -> (end, count)\n--\n\n"
+"Fill the int64 buffer `table`, of two columns one behind the other, with the start and\n"
+"the end of each value, until it is full, the data ends or a value is not there as a\n"
+"whole. Lengths are eight bytes if `fixed`, else LEB128.");
+
+static PyObject *
+follow_lengths_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, table;
+    Py_ssize_t end, count;
+    int fixed;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*pw*:follow_lengths", &data, &fixed, &table))
+        return NULL;
+    if (!is_aligned(&table)) {
+        PyErr_SetString(PyExc_ValueError, "follow_lengths: the table is not int64");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        count = follow_lengths(data.buf, data.len, fixed, table.buf,
+                               table.len / (2 * (Py_ssize_t)sizeof(int64_t)), &end);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nn", end, count);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&table);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"follow_be32", follow_be32_py, METH_VARARGS, follow_be32_doc},
     {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
@@ -642,6 +722,7 @@ static PyMethodDef methods[] = {
     {"sum_spans", sum_spans_py, METH_VARARGS, sum_spans_doc},
     {"weave", weave_py, METH_VARARGS, weave_doc},
     {"follow_tank", follow_tank_py, METH_VARARGS, follow_tank_doc},
+    {"follow_lengths", follow_lengths_py, METH_VARARGS, follow_lengths_doc},
     {NULL, NULL, 0, NULL},
 };
 

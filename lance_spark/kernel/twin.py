@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -251,8 +252,8 @@ _U64 = struct.Struct("<Q")
 # As the table has it: the bits of a u64 in an int64.
 _TIME = struct.Struct("<q")
 _TANK_SEQ_MAX = (2**63 - 1) // 2
-# So many messages of the same size, one after the other, are taken for a run.
-_TANK_ALIKE = 64
+# So many items of the same size, one after the other, are taken for a run.
+_ALIKE = 64
 
 
 class _Bundle(NamedTuple):
@@ -282,13 +283,13 @@ class _Malformed(Exception):
     pass
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(view: memoryview, at: int, bits: int = 32) -> tuple[int, int]:
     value = 0
-    for shift in range(0, 35, 7):
+    for shift in range(0, bits, 7):
         byte = view[at]
         at += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80 and value < 1 << 32:
+        if byte < 0x80 and value < 1 << bits:
             return value, at
     raise _Malformed
 
@@ -374,7 +375,7 @@ class _TankTable:
             number += 1
             alike = alike + 1 if behind - start == size else 0
             size, at = behind - start, behind
-            if alike == _TANK_ALIKE and (flags & 4 or not sparse):
+            if alike == _ALIKE and (flags & 4 or not sparse):
                 alike = 0
                 # The last message of a sparse bundle is another kind.
                 most = min(count - number - 1, (end - at) // size)
@@ -389,26 +390,12 @@ class _TankTable:
     def _count_alike(
         self, start: int, value: int, key: int, size: int, most: int
     ) -> int:
-        """Count the messages behind one that have its flags and its lengths.
-
-        Each is looked at where the one before it ends, so the count is certain.
-        """
+        """Count the messages behind one that have its flags and its lengths."""
         data = self._data
         time = range(start + 1, start + 1 if data[start] & 2 else start + 9)
         text = range(key, key + int(data[key - 1]) if key >= 0 else key)
         fixed = [at for at in range(start, value) if at not in time and at not in text]
-        count, window = 0, _RUN_RECORDS_MIN
-        while count < most:
-            shape, step = min(window, most - count), (count + 1) * size
-            good = np.ones(shape, np.bool_)
-            for at in fixed:
-                there = np.ndarray(shape, np.uint8, data, at + step, (size,))
-                good &= there == data[at]
-            if not good.all():
-                return count + int(good.argmin())
-            count += shape
-            window = min(4 * window, _RUN_RECORDS_MAX)
-        return count
+        return _count_alike(data, fixed, size, most)
 
     def _add_run(
         self, run: int, start: int, size: int, row: tuple[int, int, int, int, int]
@@ -428,3 +415,58 @@ class _TankTable:
         columns[4] = seq + steps
         self._parts.append(columns)
         return int(columns[3, -1])
+
+
+def _count_alike(data: _Bytes, fixed: Iterable[int], size: int, most: int) -> int:
+    """Count the items behind one that have the bytes at some places in common with it.
+
+    Each is looked at where the one before it ends, so the count is certain.
+    """
+    count, window = 0, _RUN_RECORDS_MIN
+    while count < most:
+        shape, step = min(window, most - count), (count + 1) * size
+        good = np.ones(shape, np.bool_)
+        for at in fixed:
+            there = np.ndarray(shape, np.uint8, data, at + step, (size,))
+            good &= there == data[at]
+        if not good.all():
+            return count + int(good.argmin())
+        count += shape
+        window = min(4 * window, _RUN_RECORDS_MAX)
+    return count
+
+
+def walk_lengths(data: _Bytes, count: int, fixed: bool) -> tuple[_Positions, int]:
+    """Do what `kernel.walk_lengths` says."""
+    view, parts, steps = data.data, [np.empty((2, 0), np.int64)], array("q")
+    at = size = alike = 0
+    # The end of the data is met once, so an exception is cheaper than tests per step.
+    with suppress(IndexError, struct.error, _Malformed):
+        while count:
+            if fixed:
+                (length,), value = _U64.unpack_from(view, at), at + 8
+            else:
+                length, value = view[at], at + 1
+                if length > 0x7F:
+                    # Two bytes are usual enough to be worth their own line.
+                    length, value = length - 0x80 | view[value] << 7, value + 1
+                    if length >= 1 << 14:
+                        length, value = _read_varint(view, at, 64)
+            end = value + length
+            if end > len(view):
+                break
+            steps.extend((value, end))
+            count -= 1
+            alike = alike + 1 if end - at == size else 0
+            start, size, at = at, end - at, end
+            if alike == _ALIKE:
+                alike = 0
+                most = min(count, (len(view) - at) // size)
+                run = _count_alike(data, range(start, value), size, most)
+                parts.append(np.frombuffer(steps, np.int64).reshape(-1, 2).T)
+                steps = array("q")
+                ends = end + size * np.arange(1, run + 1)
+                parts.append(np.stack((ends - length, ends)))
+                at, count = at + run * size, count - run
+    parts.append(np.frombuffer(steps, np.int64).reshape(-1, 2).T)
+    return np.concatenate(parts, axis=1), at
