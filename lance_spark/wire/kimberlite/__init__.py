@@ -9,6 +9,10 @@ other way. What is not listed here is private to the package.
 # fmt: off
 # ruff: noqa: I001
 
+from lance_spark.wire.kimberlite.envelope import (
+    REQUESTS, RESPONSES, Audit, Peer, Push, Request, Response, decode_request,
+    decode_response, describe, encode_message, number_of,
+)
 from lance_spark.wire.kimberlite.error import (
     ERROR_CODES, RETRIABLE, code_of, make_error, text_of,
 )
@@ -17,13 +21,12 @@ from lance_spark.wire.kimberlite.frame import (
     DataClass, Frame, FrameParser, Header, Wire, decode_header, encode_frame,
 )
 from lance_spark.wire.kimberlite.message import (
-    REQUESTS, RESPONSES, AppendEvents, AppendEventsResponse, Audit, CloseReason,
-    CreateStream, CreateStreamResponse, ErrorResponse, Handshake, HandshakeResponse,
-    Message, Peer, Push, Query, QueryAt, QueryAtResponse, QueryResponse, ReadEvents,
-    ReadEventsResponse, Request, Response, StreamInfo, StreamInfoResponse, Subscribe,
-    SubscribeCredit, SubscribeResponse, SubscriptionAck, SubscriptionClosed,
-    SubscriptionEvents, Sync, SyncResponse, Timestamp, Unknown, Unsubscribe, Value,
-    decode_request, decode_response, describe, encode_message, number_of,
+    AppendEvents, AppendEventsResponse, CloseReason, CreateStream,
+    CreateStreamResponse, ErrorResponse, Handshake, HandshakeResponse, Message, Query,
+    QueryAt, QueryAtResponse, QueryResponse, ReadEvents, ReadEventsResponse, StreamInfo,
+    StreamInfoResponse, Subscribe, SubscribeCredit, SubscribeResponse, SubscriptionAck,
+    SubscriptionClosed, SubscriptionEvents, Sync, SyncResponse, Timestamp, Unknown,
+    Unsubscribe, Value,
 )
 from lance_spark.wire.kimberlite.record import (
     APPEND_BYTES_MAX, APPEND_EVENTS_MAX, EVENTS_MAX, EVENT_BYTES_MAX, cut_records,

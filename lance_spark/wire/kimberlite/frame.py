@@ -60,8 +60,7 @@ _JOINED_BYTES_MAX = 16 * 1024
 
 
 class DataClass(Enum):
-    """What a stream may hold. `NON_PHI` is in releases 0.1 only; these have no more
-    than the first three."""
+    """What a stream may hold; releases 0.1 have the first three, others no NON_PHI."""
 
     PHI = "PHI"
     NON_PHI = "NonPHI"
@@ -207,10 +206,10 @@ def _list_wires() -> Mapping[str, Wire]:
 WIRES = _list_wires()
 V5 = WIRES["v5"]
 
-# The forms that a frame may have, by its version, the likelier ones first. At v1
-# postcard can go first: in bincode the upper bytes of a request's id and tenant are 0,
-# which no message of postcard has there that would then fill the payload. The other
-# way round an event of some zeros may look like a whole message.
+# The forms that a frame may have, by its version, the likelier ones first. At version 1
+# postcard is safe to try first: a request in bincode starts with zeros, the upper bytes
+# of its id and tenant, and as postcard these end a message long before the payload
+# does. Bincode first would not be safe: it may take an event of zeros for a message.
 CANDIDATES: Mapping[int, tuple[Wire, ...]] = {
     1: tuple(WIRES[name] for name in ("v1-postcard", "v1-bincode", "v1-literal")),
     2: (WIRES["v2"],),

@@ -6,12 +6,15 @@ of a choice, int for u64, tuples one behind the other, lists with their length, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lance_spark.records import Records
 from lance_spark.wire import kimberlite
 from lance_spark.wire.kimberlite import Frame, FrameParser
+from tests.wire.rustlog.plain import list_values
 
 _FOLDER = Path(__file__).parent / "vectors"
 _WIRES = {
@@ -71,6 +74,23 @@ def parse(data: bytes) -> Frame:
     frame = parser.next_frame()
     assert frame is not None
     return frame
+
+
+def frame_of(payload: Any, version: int = 5) -> Frame:
+    """Make a frame."""
+    return Frame(version, memoryview(bytes(payload)))
+
+
+def simplify(value: Any) -> Any:
+    """Make a message comparable: records by their values."""
+    if isinstance(value, Records):
+        return list_values(value)
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if dataclasses.is_dataclass(value):
+        parts = [simplify(getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return type(value), *parts
+    return value
 
 
 class Num(int):

@@ -101,6 +101,7 @@ def test_facts_come_through(kind, details, text):
         (15, "not leader, try 192.168.1.10:5432", {"leader_addr": "192.168.1.10:5432"}),
         (15, "not leader", {}),
         (16, "offset mismatch: expected 0, actual -3", {}),
+        (16, "actual " + "9" * 21, {}),
         (16, "actual " + "9" * 5000, {}),
         (16, "expected 3", {}),
         (11, "first offset 3, or so", {}),
