@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# How many processes run the tests that need no JVM. Those that do run in one of them.
-TEST_PROCESSES ?= 2
+ARCHIVE := $(VENV)/spark.jsa
+# How many processes run tests. Two of them have those with a JVM from some moment on;
+# tests wait for disks and sockets, so that three keep two cores busy.
+TEST_PROCESSES ?= 3
 # How long `make fuzz` and how many rounds `make crash` run.
 FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
@@ -36,13 +38,18 @@ $(READY): pyproject.toml setup.py $(wildcard lance_spark/*/*.c) scripts/prefligh
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,ui,docs,dev]'
 	@touch $(READY)
 
+# A JVM starts in half the time with it, and the tests start many.
+$(ARCHIVE): $(READY)
+	@echo "Archiving the classes of Spark (about a minute, once) ..."
+	@$(BIN)/python -m tests.spark.engine.archive 2>/dev/null || echo "without it the tests take longer"
+
 env: $(READY) ## Create or refresh the environment in .venv.
 
 demo: $(READY) ## Kill a broker under load, then read, write and stream with Spark.
 	@$(BIN)/lance-spark demo
 
 # Without a browser its tests are skipped, and say why.
-test: $(READY) ## Run the test suite, fast tests first.
+test: $(ARCHIVE) ## Run the test suite, fast tests first.
 	@scripts/browser >/dev/null || echo "tests of the console will be skipped"
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 

@@ -31,7 +31,7 @@ _SYSTEM = "integration"
 # Whoever has one of these waits for a JVM.
 _SESSION = "lance_spark_session"
 _ENGINES = {_SESSION, "cluster", "connect"}
-# And of these one that is not everybody's: they come last, one behind the other.
+# And of these one that is not everybody's: they come last of them.
 _OWN_ENGINES = _ENGINES - {_SESSION}
 
 # A test that takes longer hangs: some ten times what the slowest needs by itself, as
@@ -89,13 +89,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def lance_spark_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Have the testing kit's session try each task again, as a cluster would."""
-    from tests.spark.engine.session import MASTER
+    from tests.spark.engine.session import SETTINGS
 
     if "PYTEST_XDIST_WORKER" in os.environ:
         # This directory has those of all processes. A second session would go unseen,
         # and take the time that the groups below are there to save.
         (tmp_path_factory.getbasetemp().parent / "has-session").touch(exist_ok=False)
-    return {"spark.master": MASTER}
+    return SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +117,11 @@ def spark(lance_spark_session: SparkSession) -> SparkSession:
 # Before that of xdist, which looks for groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put system tests behind the others, then marked ones, then those with a JVM."""
+    """Put tests with a JVM behind the quick ones, then system tests, then marked ones.
+
+    Those with a JVM are two long rows of tests, each for one process. Whatever is
+    behind them keeps the other processes busy meanwhile.
+    """
     for item in items:
         if _uses(item, _ENGINES):
             item.add_marker("spark")
@@ -152,12 +156,9 @@ def _uses(item: pytest.Item, fixtures: set[str]) -> bool:
     return not fixtures.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def _lateness(item: pytest.Item) -> tuple[bool, bool, int]:
-    is_late = any(item.get_closest_marker(marker) for marker in _LATE)
-    # A JVM takes a core and more: all that runs beside one is another one.
-    needs_jvm = item.get_closest_marker("spark") is not None
-    return (
-        _uses(item, _OWN_ENGINES),
-        needs_jvm,
-        2 if is_late else int(_SYSTEM in item.path.parts),
-    )
+def _lateness(item: pytest.Item) -> tuple[int, bool]:
+    if item.get_closest_marker("spark"):
+        return 1, _uses(item, _OWN_ENGINES)
+    if any(item.get_closest_marker(marker) for marker in _LATE):
+        return 3, False
+    return 2 if _SYSTEM in item.path.parts else 0, False

@@ -106,16 +106,18 @@ class RecordError(LanceError):
 
     Args:
         reason: what was wrong.
-        position: byte position of the record's first byte.
+        position: where the record is, in most buffers its first byte.
         truncated: the buffer ends inside the record, so that more bytes may mend it.
+        unit: what the position is: a `byte`, or an `offset` where these count records.
     """
 
     reason: str
     position: int
     truncated: bool = False
+    unit: str = "byte"
 
     def __str__(self) -> str:
-        return f"malformed record at byte {self.position}: {self.reason}"
+        return f"malformed record at {self.unit} {self.position}: {self.reason}"
 
 
 class RecordTooLarge(RecordError):
@@ -209,9 +211,13 @@ class DataLoss(LanceError):
     def __str__(self) -> str:
         gone = self.missing_bytes
         missing = f", {gone} {self.unit} gone" if gone else ""
+        # A topic that is not there has neither.
+        log = f" (log start {self.log_start}, log end {self.log_end})"
+        if self.log_start is None and self.log_end is None:
+            log = ""
         return (
             f"topic {self.topic!r}: data at offset {self.asked} is lost{missing}: "
-            f"{self.reason} (log start {self.log_start}, log end {self.log_end})"
+            f"{self.reason}{log}"
         )
 
 

@@ -37,6 +37,7 @@ from lance_spark.client import ClientConfig, GroupedConsumer, LanceClient
 from lance_spark.store import StoreConfig, check_store
 from lance_spark.wire.lwp import ERROR_CODES, validate
 from tests.child import Child
+from tests.each import each
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,14 +47,13 @@ else:
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # tests/wire/test_docs.py runs those of docs/codec.md, tests/spark/test_docs.py those of
-# the README and of the pages on Spark.
+# the README and of the pages on Spark and protocols.
 WITH_SNIPPETS = (
     "docs/broker.md",
     "docs/client.md",
     "docs/columnar.md",
     "docs/console.md",
     "docs/errors.md",
-    "docs/protocols.md",
     "docs/security.md",
     "docs/store.md",
     "docs/store-format.md",
@@ -117,7 +117,7 @@ def test_snippets_run_and_leave_a_clean_store(
         assert check_store("data", framing=validate) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in _LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
@@ -140,7 +140,7 @@ def test_index_lists_every_page() -> None:
     assert pages <= set(_LINK.findall(read("docs/README.md")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_make_targets_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
     text = page.read_text(encoding="utf-8")
@@ -481,7 +481,7 @@ def test_commands_print_what_the_page_shows(
 _TYPED = re.compile(r"^\$ (?:.*\| |[A-Z_]+=\S+ )?\S*lance-spark (.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_commands_on_all_pages_are_there(page: Path) -> None:
     for typed in _TYPED.findall(page.read_text(encoding="utf-8")):
         words = shlex.split(typed.removesuffix("&"), comments=True)
@@ -494,7 +494,7 @@ def test_commands_on_all_pages_are_there(page: Path) -> None:
         parser.parse_args(args=words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@each("page", PAGES, ids=lambda path: path.name)
 def test_targets_on_all_pages_are_there(page: Path) -> None:
     makefile = read("Makefile")
     text = page.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "lance_spark"
@@ -196,7 +196,7 @@ def _modules() -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("module", sorted(_modules()))
+@each("module", sorted(_modules()))
 def test_layers(module: str) -> None:
     source = _modules()[module].read_text(encoding="utf-8")
     assert find_faults(module, source) == []
@@ -216,7 +216,7 @@ def test_the_walk_sees_real_imports() -> None:
     assert {"click", "lance_spark.store.check_store"} <= found
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "source"),
     [
         ("errors", "from lance_spark.model import Scan"),
@@ -290,7 +290,7 @@ def test_violation_is_found(module: str, source: str) -> None:
     assert len(find_faults(f"lance_spark.{module}", source)) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "source"),
     [
         ("model", "from lance_spark.errors import RecordError"),

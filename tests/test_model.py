@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lance_spark.model import TOPIC_NAME_BYTES_MAX, find_name_fault
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ def test_topic_names(name: str) -> None:
     assert find_name_fault(name) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "fault"),
     [
         ("", "has 0 bytes"),

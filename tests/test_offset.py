@@ -21,6 +21,7 @@ from lance_spark.offset import (
     TopicPlace,
     is_offset_document,
 )
+from tests.each import each
 
 # Written by release 1 and read for ever: these texts are not to be changed.
 PLAIN_TEXT = (
@@ -181,7 +182,7 @@ def test_text_of_an_error() -> None:
     assert not copy.retriable
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "reason"),
     [
         (None, "null is not an offset of this source"),
@@ -215,8 +216,8 @@ def change(key: str, value: object) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("key", ["id", "epoch"])
-@pytest.mark.parametrize("value", [-1, 2**64, 1.0, True, None, "1", [], {}])
+@each("key", ["id", "epoch"])
+@each("value", [-1, 2**64, 1.0, True, None, "1", [], {}])
 def test_damaged_number(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=rf"topic 'a': '{key}' is .* and has to"):
         StreamOffset.from_document(change(key, value))
@@ -256,7 +257,7 @@ def test_missing(key: str) -> None:
         StreamOffset.from_document(document)
 
 
-@pytest.mark.parametrize(
+@each(
     ("partitions", "reason"),
     [
         ({}, "there is no partition '0'"),
@@ -285,7 +286,7 @@ def test_damaged_partitions(partitions: object, reason: str) -> None:
     assert len(str(told.value)) < 300
 
 
-@pytest.mark.parametrize(
+@each(
     ("marks", "reason"),
     [
         (None, "'marks' is null and has to be an object"),
@@ -326,7 +327,7 @@ def test_empty_marks_are_none() -> None:
     assert place is not None and place.marks == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "is_one"),
     [
         (json.loads(PLAIN_TEXT), True),

@@ -22,6 +22,7 @@ from lance_spark.quantity import (
     within,
 )
 from lance_spark.wire.lwp import RecordType
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,7 @@ def test_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "k", "1.5m", "-1", "1 k", "1t", "0x10", "٣", "9" * 19]
-)
+@each("text", ["", "k", "1.5m", "-1", "1 k", "1t", "0x10", "٣", "9" * 19])
 def test_no_size(text: str) -> None:
     with pytest.raises(OptionError, match="is not a size: give bytes, or k, m or g"):
         parse_size(text)
@@ -46,7 +45,7 @@ def test_size_that_no_number_holds() -> None:
         parse_size("8589934592g")
 
 
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1536, 1024**2, 10 * 1024**3, 2**62])
+@each("size", [0, 1, 1023, 1024, 1536, 1024**2, 10 * 1024**3, 2**62])
 def test_size_can_be_typed_again(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
@@ -57,7 +56,7 @@ def test_size_is_short() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("500ms", 0.5),
@@ -75,7 +74,7 @@ def test_duration(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "1 s s", "nan", "1e3s", "inf"])
+@each("text", ["", "s", "-1s", "1w", "1 s s", "nan", "1e3s", "inf"])
 def test_no_duration(text: str) -> None:
     with pytest.raises(OptionError, match="is not a duration: give a number and ms"):
         parse_duration(text)
@@ -118,7 +117,7 @@ def test_time(text: str, ns: int) -> None:
     assert parse_time(text) == ns
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *("", "yesterday", "12:30", "2024-13-01", "2024"),

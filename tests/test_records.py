@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.records import Records, Spans, as_bytes
+from tests.each import each
 
 DATA = bytes(range(7))
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         DATA,

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from benchmarks.plot import PICTURES, draw, parse_quantity, read_tables
+from tests.each import each
 from tests.test_docs import ROOT, read
 
 PAGES = sorted(path.name for path in ROOT.glob("docs/*.md"))
@@ -215,7 +216,7 @@ def test_search_works_from_a_disk_and_without_a_network(site: Path) -> None:
 # What makes pages of files.
 
 
-@pytest.mark.parametrize(
+@each(
     ("markdown", "indented"),
     [
         ("text\n- a\n- b", "text\n\n- a\n- b"),
@@ -247,7 +248,7 @@ class FakePage:
         self.file = FakeFile(*arguments)
 
 
-@pytest.mark.parametrize(
+@each(
     ("page", "markdown", "led"),
     [
         (("index.md",), "[a](../CONTRIBUTING.md#tests)", "[a](contributing.md#tests)"),

@@ -235,16 +235,27 @@ class Service:
             text = f"Topic '{name}' already exists"
             raise errors.TopicAlreadyExists(text) from error
 
-    def delete_topic(self, client: Principal, topic: int) -> None:
-        """Delete a topic."""
+    def delete_topic(self, client: Principal, topic: int, partitions: int = 1) -> None:
+        """Delete a topic, all of it or nothing.
+
+        Args:
+            client: who asks.
+            topic: the id of its log; of several partitions, that of any.
+            partitions: how many the client knows of, and means to delete.
+        """
         self.gate.admit(client, topic)
         if topic == DEFAULT_TOPIC:
             raise errors.InvalidPayload("the default topic can't be deleted")
-        self._check_whole(topic)
-        self.store.delete_topic(topic)
-        self.metrics.forget_topic(topic)
+        self._check_whole(topic, partitions)
+        logs = self.store.family(topic)
+        ids = {log.metadata.id for log in logs}
+        for log in ids:
+            self.gate.admit(client, log)
+        self.store.delete_topics([*ids])
+        for log in ids:
+            self.metrics.forget_topic(log)
         with self._lock:
-            for key in [k for k in self._subscriptions if k.topic == topic]:
+            for key in [k for k in self._subscriptions if k.topic in ids]:
                 del self._subscriptions[key]
 
     def set_retention(
@@ -255,14 +266,20 @@ class Service:
         self._check_whole(topic)
         self.store.set_retention(topic, retention)
 
-    def _check_whole(self, topic: int) -> None:
-        """Refuse to change one partition as if it were the whole topic."""
+    def _check_whole(self, topic: int, partitions: int = 1) -> None:
+        """Refuse to change some partitions as if they were the whole topic."""
         metadata = self.store.topic(topic).metadata
-        if metadata.partitions is not None:
+        there = metadata.partitions or 1
+        if metadata.partitions is not None and partitions == 1:
             raise errors.InvalidPayload(
                 f"{metadata.name!r} is a partition of topic "
-                f"{metadata.partition.topic!r}: a partition can't be deleted or "
-                "changed alone"
+                f"{metadata.partition.topic!r}, which has {there}: a partition can't "
+                "be deleted or changed alone"
+            )
+        if partitions != there:
+            raise errors.InvalidPayload(
+                f"topic {metadata.partition.topic!r} has {there} partitions, not "
+                f"{partitions}: all are deleted together, or none"
             )
 
     # Writing.

@@ -65,7 +65,8 @@ STANDING_MAX = 256
 WAIT_POSITION_BYTES = 512
 # What a record costs in `Records` and while it is written, beside its bytes.
 _ROW_BYTES = 48
-# Answers up to this size are sent from memory, and cost no part of the budget.
+# Answers up to this size are sent from memory, and cost no part of the budget. Nor does
+# the work on a request that takes no more.
 PIECE_BYTES = 256 * 1024
 # So much of a file is sent within one timeout: progress counts, not the whole.
 _SEND_BYTES = 1024 * 1024
@@ -443,6 +444,14 @@ class Session(ABC, Generic[FrameT]):
         self._reserved += size
         return True
 
+    def _hold_work(self, size: int) -> bool:
+        """Take memory for the work on a request, as `_hold` does.
+
+        A little costs no part of the budget: few sessions compute at a time, and a
+        small batch must not wait for clients that stall with the memory of theirs.
+        """
+        return size <= PIECE_BYTES or self._hold(size)
+
     def _hold_answer(self, size: int) -> None:
         """Charge a large answer before it is built, until it is sent.
 
@@ -525,7 +534,7 @@ class Session(ABC, Generic[FrameT]):
                 f"{len(records)} records take up to {size} bytes: a batch has at most "
                 f"{most} (batch_bytes_max): send fewer at a time"
             )
-        if not self._hold(size + _ROW_BYTES * len(records)):
+        if not self._hold_work(size + _ROW_BYTES * len(records)):
             raise Timeout("there was no memory to store the records")
         self._append(
             request,

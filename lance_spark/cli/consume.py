@@ -314,8 +314,10 @@ def _read_log(
     try:
         while readers and left:
             pause_s = min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
+            # Only a server that is asked for one partition can be left to wait.
+            wait_s = _FOLLOW_S if how["follow"] and len(readers) == 1 else 0.0
             for number, reader in list(readers.items()):
-                records = reader.next_records()
+                records = reader.next_records(wait_s)
                 if records is not None:
                     pause_s = 0.0
                     records = records.cut(0, min(left, len(records)))
@@ -330,7 +332,7 @@ def _read_log(
                     readers.pop(number).close()
                 elif not how["follow"]:
                     raise DataLoss(topic, reader.position, None, None, _CUT)
-            if readers and pause_s:
+            if len(readers) > 1 and pause_s:
                 time.sleep(pause_s)
     finally:
         for reader in readers.values():
@@ -360,6 +362,9 @@ def _open_readers(
     if start.kind is SeekKind.TIME:
         reason = f"{driver.traits.protocol} can't look for a time: give an offset"
         raise OptionError(f"--from: {reason}")
+    for name, given in (("--from", start), ("--to", end)):
+        if given is not None and given.kind is SeekKind.OFFSET:
+            driver.traits.check_position(name, given.value)
     if len(logs) > 1 and SeekKind.OFFSET in (start.kind, end and end.kind):
         raise OptionError("an offset is one of a partition: give --partition, too")
     for number, log in logs.items():

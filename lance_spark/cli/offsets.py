@@ -130,8 +130,9 @@ def _judge(
     lag = max(0, end - max(offset, start))
     if offset < start:
         return "dropped", f"{count(start - offset, unit)} dropped before read", lag
-    if offset > end:
-        return "cut", f"{count(offset - end, unit)} gone from the log's end", lag
+    # What was there and not read is gone, too, if the log was longer.
+    if (gone := place.seen_end(partition) - end) > 0:
+        return "cut", f"{count(gone, unit)} gone from the log's end", lag
     return "same", "the same topic", lag
 
 

@@ -7,7 +7,7 @@ so they are changed in its data directory, while it is not running.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import click
 from lance_spark.broker.access import TopicRule, encode_rule, parse_rule, set_rule
 from lance_spark.cli.display import (
     UNKNOWN,
+    ByteCount,
     Row,
     count,
     format_json,
@@ -157,26 +158,33 @@ def create(
 @option("--yes -y", bool, "Do not ask.")
 @server_options
 def delete(config: ConnectionConfig, topic: int | str, yes: bool) -> int:
-    """Delete TOPIC and all of its records."""
+    """Delete TOPIC and all of its records, in all of its partitions."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError("there is no terminal to ask on: say --yes")
     with connected(config) as client:
-        info = client.topic(topic)
-        if not yes and not _confirm(summarise(client, info)):
+        logs = client.partitions(topic) if isinstance(topic, str) else []
+        info = logs[0] if logs else client.topic(topic)
+        name, partitions = info.name, 1
+        if logs:
+            name, partitions = str(topic), info.details["partitions"]
+        content = [summarise(client, log) for log in logs or [info]]
+        if not yes and not _confirm(name, content):
             print("nothing was deleted", file=sys.stderr)
             return FAILED
         # By number: under the same name there may be another topic by now.
-        client.delete_topic(info.id)
-    print(f"topic {show_name(info.name)} deleted, id {info.id}")
+        client.delete_topic(info.id, partitions=partitions)
+    what = count(partitions, "partition") if logs else f"id {info.id}"
+    print(f"topic {show_name(name)} deleted, {what}")
     return 0
 
 
-def _confirm(topic: Document) -> bool:
+def _confirm(name: str, logs: Sequence[Document]) -> bool:
     content = "its records"
-    if topic["records"] is not None:
-        size = show_cell(show_topic(topic)["bytes"])
-        content = f"{count(topic['records'], 'record')} ({size})"
-    question = f"Delete topic {show_name(topic['name'])} with {content}?"
+    if logs[0]["records"] is not None:
+        records = sum(log["records"] for log in logs)
+        size = ByteCount(sum(log["bytes"] or 0 for log in logs))
+        content = f"{count(records, 'record')} ({size})"
+    question = f"Delete topic {show_name(name)} with {content}?"
     return click.confirm(question, err=True)
 
 

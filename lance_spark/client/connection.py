@@ -158,8 +158,19 @@ class Connection:
         try:
             attempt.enter(connection)
             dialect.greet(connection, deadline)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, RemoteProtocolError):
+                raise RemoteProtocolError(
+                    f"{address}: the answer is not {config.protocol} ({error}); "
+                    "another protocol may be spoken there: check the address and its "
+                    "port, and that tls is what the server uses"
+                ) from error
+            if isinstance(error, Timeout):
+                raise Timeout(
+                    f"{error}; if it is up, check that it speaks {config.protocol} and "
+                    "that tls is what it uses"
+                ) from error
             raise
         return connection
 

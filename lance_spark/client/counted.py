@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,6 +49,7 @@ from lance_spark.errors import (
     InvalidOffset,
     LanceError,
     OffsetOutOfRange,
+    RecordError,
     RecordTooLarge,
     RemoteProtocolError,
     RowError,
@@ -70,11 +72,21 @@ logger = logging.getLogger(__name__)
 
 _GONE = (TopicNotFound, TopicDeleted)
 _REMOVED = "what was before the log start is removed"
+_REPLACED = (
+    "the record before it is not the one that was read there: the server has lost its "
+    "records, or another log has taken the place of this one"
+)
 # How many records a mark covers, before a position and at the head of the log.
 _MARKED_RECORDS = 4
 _MARKED_BYTES = 16 * 1024
+# The most partitions of all topics together, as a number costs a server four bytes.
+_PARTITIONS_MAX = 1_000_000
 # What one record costs beside its bytes, in the limit of a batch.
 _ROW_BYTES = 16
+# A server that can't wait is asked for new records after a pause that doubles.
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.005, 0.25
+# How often a reader that follows a log makes sure that it is the same one.
+_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,8 @@ class CountedDriver(ABC):
     fetch_bytes_max: int = 2**31
     # How many appends may be under way; None for as many as the writer is told.
     appends_max: int | None = None
+    # The shortest wait for records that is left to the server; None if it can't wait.
+    wait_s_min: float | None = None
 
     def __init__(
         self,
@@ -231,10 +245,17 @@ class CountedDriver(ABC):
     # Topics.
 
     def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
-        """List topics, all or those of some names, sorted by name."""
+        """List topics, all or those of some names, sorted by name.
+
+        Raises:
+            RemoteProtocolError: the server claims more partitions than any has.
+        """
+        found = self.list_topics()
+        if sum(found.values()) > _PARTITIONS_MAX:
+            raise RemoteProtocolError(f"more than {_PARTITIONS_MAX} partitions in all")
         return [
             TopicEntry(name, partitions=tuple(range(count)))
-            for name, count in sorted(self.list_topics().items())
+            for name, count in sorted(found.items())
             if names is None or name in names
         ]
 
@@ -290,28 +311,42 @@ class CountedDriver(ABC):
         start = self.find_bounds_of(log).start
         # Retention may have passed the position.
         first = min(max(start, position - _MARKED_RECORDS), position)
-        mark = OffsetMark(position - first, self.checksum(log, first, position))
-        head = min(start + _MARKED_RECORDS, first)
-        if start != self.traits.first_position or head <= start:
-            return replace(mark, end=log_end)
-        head_crc = self.checksum(log, start, head)
-        return replace(mark, head_size=head - start, head_crc=head_crc, end=log_end)
+        mark = OffsetMark(0, 0, end=log_end)
+        # Some records can't be sent, such as one with a long key by TANK. A query that
+        # goes on behind it has no mark then.
+        with contextlib.suppress(StorageError):
+            crc = self.checksum(log, first, position)
+            mark = replace(mark, size=position - first, crc=crc)
+            head = min(start + _MARKED_RECORDS, first)
+            if start == self.traits.first_position and head > start:
+                head_crc = self.checksum(log, start, head)
+                mark = replace(mark, head_size=head - start, head_crc=head_crc)
+        return mark
 
     def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
         """Compare the records before a position, and the head if it is still there.
 
-        A log that ends before where it was seen to end is another one.
+        A log that reaches the position may have lost records behind it, which is not
+        for the mark to tell.
         """
         bounds = self.find_bounds_of(log)
-        if bounds.end < max(position, known.end or 0):
+        if bounds.end < position:
             return False
+        try:
+            return self._is_alike(log, position, known, bounds.start)
+        except DataLoss as loss:
+            # They are gone since the look at the bounds.
+            return _is_removed(loss, loss.asked)
+
+    def _is_alike(
+        self, log: LogRef, position: int, known: OffsetMark, log_start: int
+    ) -> bool:
         # Retention may have passed some of them: numbers are not given out again.
-        first = position - known.size
-        is_there = bounds.start <= first
-        if is_there and self.checksum(log, first, position) != known.crc:
+        before = position - known.size
+        if log_start <= before and self.checksum(log, before, position) != known.crc:
             return False
         start = self.traits.first_position
-        if known.head_size is None or bounds.start != start:
+        if known.head_size is None or log_start != start:
             return True
         return self.checksum(log, start, start + known.head_size) == known.head_crc
 
@@ -319,7 +354,10 @@ class CountedDriver(ABC):
         """Look at the last record of a range."""
         if not piece.size:
             return piece
-        crc = self.checksum(piece.log, piece.end - 1, piece.end)
+        try:
+            crc = self.checksum(piece.log, piece.end - 1, piece.end)
+        except StorageError:
+            return piece  # It can't be sent. The task says so, behind those before it.
         return replace(piece, mark=crc)
 
     def is_range_right(self, piece: Range) -> bool:
@@ -334,8 +372,7 @@ class CountedDriver(ABC):
             # The bounds are not asked for: to find an end may take many requests.
             return bool(self.checksum(piece.log, last, piece.end) == piece.mark)
         except DataLoss as loss:
-            # Retention may have passed it, but nothing takes records from the end.
-            return loss.log_start is not None and loss.log_start > last
+            return _is_removed(loss, last)
 
     def find_bounds_of(self, log: LogRef) -> Bounds:
         """Ask where one partition starts and ends.
@@ -422,6 +459,12 @@ class CountedDriver(ABC):
 class CountedReader:
     """Reads records in order, with the next fetch under way; one thread may use it.
 
+    A reader that has no end, or waits, follows its log. The server may forget all
+    records and give their numbers to others, and an answer does not show it: a log that
+    is shorter looks like one to which nothing was added. So the last record that was
+    read is looked at again: on each new connection, as a server that has forgotten was
+    restarted; before records that were waited for; and now and then.
+
     Args:
         driver: has the connection.
         at: which partition.
@@ -447,6 +490,14 @@ class CountedReader:
         self._fetch_bytes = fetch_bytes
         self.position = start
         self._pending: Pending | None = None
+        # The last record that was read, or the one before the start: its number and
+        # checksum. None before the first look, and if there is none.
+        self._last: tuple[int, int] | None = None
+        self._is_following = end is None
+        self._has_looked = False
+        self._is_idle = False
+        self._checked_on: Callable[[], Any] = lambda: None
+        self._check = Deadline.after(0.0)
 
     @property
     def is_finished(self) -> bool:
@@ -457,10 +508,18 @@ class CountedReader:
         """Return the next records with their positions; None at the log's end.
 
         Raises:
-            DataLoss: the record at `position` is not in the log any more.
+            DataLoss: the record at `position` is not in the log any more, or the one
+                that was read before it.
         """
+        deadline, pause_s = Deadline.after(wait_s), _PAUSE_S_MIN
+        self._is_following |= wait_s > 0
         while not self.is_finished:
-            fetched = self._fetch(wait_s)
+            if self._is_following and not self._has_looked:
+                self._look()
+            # What was fetched ahead is an answer to a question of some time ago.
+            is_ahead = self._pending is not None
+            asked_s = self._plan_wait(deadline)
+            fetched = self._fetch(asked_s)
             if fetched.start > self.position:
                 bounds = Bounds(fetched.start, fetched.next)
                 raise _lose(self._at, self.position, bounds, _REMOVED)
@@ -469,16 +528,81 @@ class CountedReader:
                 continue
             records = self._trim(fetched.records)
             is_over = fetched.next <= self.position
+            self._check_log(is_due=self._is_idle and not is_over)
+            self._is_idle = is_over
             self.position = max(self.position, fetched.next)
             if self._end is not None:
                 self.position = min(self.position, self._end)
             if len(records):
-                if not self.is_finished and wait_s == 0:
+                if self._is_following:
+                    self._note_last(records)
+                if not self.is_finished:
                     self._ask_ahead()
                 return records
             if is_over:
-                return None
+                if deadline.expired:
+                    return None
+                if not asked_s and not is_ahead:
+                    self._driver.link.pause(min(pause_s, deadline.remaining()))
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         return None
+
+    def _plan_wait(self, deadline: Deadline) -> float:
+        """Say how long the server is to wait."""
+        left_s, least_s = deadline.remaining(), self._driver.wait_s_min
+        return 0.0 if least_s is None or left_s < least_s else left_s
+
+    # Whether the log is still the same.
+
+    def _look(self) -> None:
+        """Look at the record before the start of a log that is followed, once."""
+        last = self.position - 1
+        if last >= self._driver.traits.first_position:
+            # It may be removed, not be there yet, or be one that can't be had.
+            unknown = DataLoss, RecordError, RemoteProtocolError, StorageError
+            with contextlib.suppress(*unknown):
+                self._last = last, self._sum_up(last)
+        self._has_looked = True
+        self._note_check()
+
+    def _note_last(self, records: Records) -> None:
+        last = len(records) - 1
+        self._last = records.position(last), digest(records.cut(last, last + 1))
+
+    def _note_check(self) -> None:
+        self._check = Deadline.after(_CHECK_S)
+        with contextlib.suppress(LanceError):
+            self._checked_on = weakref.ref(self._driver.link.connect_once())
+
+    def _check_log(self, is_due: bool) -> None:
+        """Compare the last record that was read, if it is time to.
+
+        Raises:
+            DataLoss: it is another one, or not there.
+        """
+        if self._last is None:
+            return
+        is_due = is_due or self._check.expired
+        try:
+            if not is_due and self._driver.link.connect_once() is self._checked_on():
+                return
+        except LanceError as error:
+            logger.debug("%s: no connection: %s", show(self._at), error)
+        last, crc = self._last
+        try:
+            is_same = self._sum_up(last) == crc
+        except DataLoss as loss:
+            # If retention is quicker than this reader, the fetch tells it.
+            is_same = _is_removed(loss, last)
+        if not is_same:
+            self.close()
+            bounds = self._driver.find_bounds(self._at.topic, [self._at.number])
+            found = bounds.get(self._at.number)
+            raise _lose(self._at, self.position, found, _REPLACED)
+        self._note_check()
+
+    def _sum_up(self, position: int) -> int:
+        return self._driver.checksum(LogRef(self._at), position, position + 1)
 
     def seek(self, position: int) -> None:
         """Go on at another record."""
@@ -525,6 +649,7 @@ class CountedReader:
                 f"get record {self.position}, and {most} can be: raise "
                 "response_bytes_max, of which that is the half",
                 self.position,
+                unit="offset",
             )
         self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
 
@@ -842,6 +967,11 @@ def _cut(spans: Spans) -> list[bytes]:
 def _lose(at: Partition, asked: int, bounds: Bounds | None, reason: str) -> DataLoss:
     start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
     return DataLoss(show(at), asked, start, end, reason, "records")
+
+
+def _is_removed(loss: DataLoss, position: int) -> bool:
+    """Tell whether retention has passed a position; a log that was cut says not so."""
+    return loss.log_start is not None and loss.log_start > position
 
 
 def _not_found(at: Partition) -> TopicNotFound:

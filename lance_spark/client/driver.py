@@ -67,6 +67,22 @@ class Traits:
     record_units_min: int = 1
     split_units: int = 500_000
 
+    def check_position(self, name: str, position: int) -> None:
+        """Check that there may be a record at a position that was asked for.
+
+        Args:
+            name: by which the user gave it.
+            position: what was given.
+
+        Raises:
+            OptionError: the protocol has no such position, in no partition.
+        """
+        if position < self.first_position:
+            raise OptionError(
+                f"{name} {position}: positions of {self.protocol} begin at "
+                f"{self.first_position}"
+            )
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogRef:
@@ -317,10 +333,11 @@ class ChunkReader(Protocol):
     def skipped(self) -> tuple[int, int]:
         """How many malformed records were left out, and how many bytes they had."""
 
-    def next_records(self) -> Records | None:
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
         """Return the next records with their positions; None at the log's end.
 
-        A `fault` of theirs says why those behind them could not be read.
+        A `fault` of theirs says why those behind them could not be read. At the log's
+        end they are waited for, by the server if it can.
 
         Raises:
             DataLoss: the record at `position` is not in the log any more.
@@ -584,7 +601,8 @@ class Driver(Protocol):
         Args:
             log: which log.
             start: the position of a record.
-            end: where to stop; None never does.
+            end: where to stop; None follows the log, and notices if it becomes another
+                one.
             fetch_bytes: how much to ask for at once.
             first_fetch_bytes: how much to ask for at first.
             last_end: leave out a last record that ends behind it.

@@ -12,7 +12,6 @@ It goes through the protocol's driver, as Spark does. LWP has a larger client,
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -31,14 +30,15 @@ from lance_spark.client.driver import (
     protocols,
 )
 from lance_spark.columnar import check_columns, make_schema, write_records
-from lance_spark.errors import DataLoss, OptionError, TopicNotFound
+from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
 from lance_spark.model import Bounds, Partition
+from lance_spark.net.deadline import Deadline
 
 _FETCH_BYTES = 4 * 1024 * 1024
 _BATCH_BYTES = 1024 * 1024
-# A server is asked again for new records after a pause that doubles.
-_PAUSE_S_MIN = 0.005
-_PAUSE_S_MAX = 0.25
+# For so long records are waited for at once: a client that is closed meanwhile waits no
+# longer.
+_WAIT_S = 1.0
 
 
 def connect(url: str, **settings: Any) -> LogClient:
@@ -118,10 +118,13 @@ class LogClient:
 
         Raises:
             TopicNotFound: there is no such partition.
+            OptionError: the protocol has no such position.
             DataLoss: records of the range are not there any more.
         """
         log, bounds = self._find_log(topic, partition)
-        self._check_position("start", start)
+        for name, position in (("start", start), ("end", end)):
+            if position is not None:
+                self.driver.traits.check_position(name, position)
         if end is None:
             end = max(bounds.end, start or 0)
         return self._read(
@@ -152,9 +155,16 @@ class LogClient:
             timeout_s: end after so long without a record; None never ends.
             columns: which ones; all that the protocol has if not given.
             fetch_bytes: how much to ask for at once.
+
+        Raises:
+            TopicNotFound: there is no such partition.
+            OptionError: the protocol has no such position.
+            DataLoss: the next record is not there any more, or the server has lost
+                those that were read, so that positions mean other records.
         """
         log, bounds = self._find_log(topic, partition)
-        self._check_position("start", start)
+        if start is not None:
+            self.driver.traits.check_position("start", start)
         at = bounds.end if start is None else start
         patience_s = float("inf") if timeout_s is None else timeout_s
         return self._read(log, at, None, columns, fetch_bytes, patience_s)
@@ -257,11 +267,6 @@ class LogClient:
     ) -> None:
         self.close()
 
-    def _check_position(self, name: str, position: int | None) -> None:
-        first = self.driver.traits.first_position
-        if position is not None and position < first:
-            raise OptionError(f"{name} {position}: positions begin at {first}")
-
     def _find(self, topic: str) -> TopicEntry:
         found = self.driver.topics([topic])
         if not found:
@@ -293,26 +298,28 @@ class LogClient:
         schema = make_schema(columns or self.driver.traits.columns)
         at = log.partition
         reader = self.driver.open_reader(log, start, end=end, fetch_bytes=fetch_bytes)
-        pause_s, since_s = _PAUSE_S_MIN, time.monotonic()
+        patience = Deadline.after(patience_s or 0.0)
         try:
             while not reader.is_finished:
-                records = reader.next_records()
+                records = reader.next_records(min(patience.remaining(), _WAIT_S))
                 if records is not None:
                     yield write_records(
                         records, schema, topic=at.topic, partition=at.number
                     )
-                    pause_s, since_s = _PAUSE_S_MIN, time.monotonic()
+                    patience = Deadline.after(patience_s or 0.0)
                     continue
                 if reader.is_finished:
                     break  # The rest are numbers that a sparse bundle leaves out.
                 if patience_s is None:
                     reason = "the log ends before the range"
                     raise DataLoss(at.topic, reader.position, None, None, reason)
-                left_s = patience_s - (time.monotonic() - since_s)
-                if left_s <= 0:
+                if self.driver.is_closed:
+                    servers = self.driver.config.servers
+                    raise LanceError(
+                        f"the client of {servers} is closed; make a new one"
+                    )
+                if patience.expired:
                     return
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         finally:
             reader.close()
 

@@ -97,6 +97,8 @@ class Retry:
     can_look_up: bool = False
     _is_looked_up: bool = False
     _failures: int = 0
+    # Why the last try to connect failed.
+    _reason: LanceError | None = None
     _visited: set[Address] = field(default_factory=set)
 
     @property
@@ -134,7 +136,12 @@ class Retry:
             raise self.conclude(error)
         delay_s = self._delay_s(error)
         if delay_s >= left_s:
+            if asked is None and isinstance(error, Timeout):
+                # The last try to connect had hardly any time, so the one before it
+                # tells more.
+                error = self._reason or error
             raise self.conclude(self._give_up(error))
+        self._reason = error if asked is None else None
         self._is_looked_up |= looks_up
         knows_no_leader = isinstance(error, (NotLeader, LeaderUnknown))
         avoids = asked if knows_no_leader else None
@@ -147,7 +154,7 @@ class Retry:
 
     def note_progress(self) -> None:
         """Start over: what fails next is a first failure."""
-        self._failures, self._is_looked_up = 0, False
+        self._failures, self._is_looked_up, self._reason = 0, False, None
         self._visited.clear()
         self.backoff.reset()
 

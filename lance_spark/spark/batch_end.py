@@ -55,7 +55,7 @@ class LossLog:
         self._reported: defaultdict[int | str, deque[tuple[int, str]]] = defaultdict(
             lambda: deque(maxlen=_REPORTED_MAX)
         )
-        self._lost_bytes: Counter[int | str] = Counter()
+        self._lost: Counter[int | str] = Counter()
         # Up to where the losses of a topic are counted, because they overlap.
         self._counted: dict[int | str, int] = {}
 
@@ -74,16 +74,16 @@ class LossLog:
             report_loss(loss, is_error=False, unit=self._unit)
         if loss.log_start is not None:
             first = max(loss.asked, self._counted.get(loss.topic, 0))
-            self._lost_bytes[loss.topic] += max(0, loss.log_start - first)
+            self._lost[loss.topic] += max(0, loss.log_start - first)
             self._counted[loss.topic] = max(first, loss.log_start)
 
     def begin_anew(self, topic: str) -> None:
         """Note that a topic was created anew, so that its positions start over."""
         self._counted.pop(topic, None)
 
-    def lost_bytes(self, topic: str) -> int:
-        """Say how much of a topic is known to be lost since the query was started."""
-        return self._lost_bytes[topic]
+    def lost(self, log: str) -> int:
+        """Say how much of a log is known to be lost since the query was started."""
+        return self._lost[log]
 
 
 class LostMeanwhile(DataLoss):
@@ -259,24 +259,24 @@ class BatchEnd:
 
     def _settle_log(self, place: TopicPlace, state: SeenLog) -> TopicPlace:
         log, position = state.log, self._position(place, state.log)
+        unit = self._driver.traits.unit
         if state.end < position:
             reason = (
-                f"the log ends {position - state.end} {self._driver.traits.unit} "
-                "before it: the server has deleted data, or the log was cut or "
-                "restored from a copy"
+                f"the log ends {position - state.end} {unit} before it: the server has "
+                "deleted data, or the log was cut or restored from a copy"
             )
             bounds = self._find_bounds(state)
             loss = DataLoss(log.name, position, bounds.start, bounds.end, reason)
         elif is_marked_right(self._driver, log, place):
             # Also where nothing seems to be unread: as much may have come as was
             # deleted.
-            cuts = list(find_cut(log, place, Bounds(0, state.end)))
+            cuts = list(find_cut(log, place, Bounds(0, state.end), unit))
             for cut in cuts:
                 self._losses.report(cut)
             # A loss that was reported is settled: it must not be met again.
             return self._mark(place, state, position) if cuts else place
         else:
-            loss = make_shifted(log, place, self._find_bounds(state))
+            loss = make_shifted(log, place, self._find_bounds(state), unit)
         self._losses.report(loss)
         # Positions tell nothing any more, so the stream goes on with what comes now.
         return self._move(place, state, state.end)

@@ -222,7 +222,7 @@ def _check_offset(topic: str, offset: Any) -> int:
     if not is_number or not EARLIEST_OFFSET <= offset <= _OFFSET_MAX:
         raise OptionError(
             f"{_shorten(json.dumps(offset))} is not an offset for topic {topic!r}: "
-            f"give a whole number from 0, or {EARLIEST_OFFSET} for earliest, "
+            f"give a whole number, or {EARLIEST_OFFSET} for earliest, "
             f"{LATEST_OFFSET} for latest"
         )
     return int(offset)

@@ -85,13 +85,13 @@ class WriteJob:
         if needs is not None and not find_driver(protocol).TRAITS.has_stages:
             what, instead = needs
             raise OptionError(
-                f"{what} can't be had with format {protocol}, which has no staged "
-                f"writes: {instead}"
+                f"{what} is not possible with format {protocol}, which has no "
+                f"staged writes: {instead}"
             )
         if needs is not None and self.options.delivery == "at-least-once":
             what, instead = needs
             raise OptionError(
-                f"{what} can't be had with delivery=at-least-once: use auto or "
+                f"{what} is not possible with delivery=at-least-once: use auto or "
                 f"exactly-once, or {instead}"
             )
 

@@ -411,8 +411,12 @@ def _check_named(values: Values, name: str) -> None:
             f"option {name} has offsets of format {bound.protocol}, which mean nothing "
             f"to {values.protocol}: leave it out"
         )
-    columns = find_driver(values.protocol).TRAITS.columns
-    if bound.by_partition and "partition" not in columns:
+    traits = find_driver(values.protocol).TRAITS
+    for partition, offset in bound.offsets:
+        if offset not in _WORDS:
+            where = f"option {name}: topic {partition.topic!r}: offset"
+            traits.check_position(where, offset)
+    if bound.by_partition and "partition" not in traits.columns:
         topic = bound.by_partition[0]
         raise OptionError(
             f"option {name}: topic {topic!r} has no partitions: give its offset alone, "
@@ -492,8 +496,8 @@ def _check_written(values: Values) -> None:
         )
     if values["delivery"] == "exactly-once" and not traits.has_stages:
         raise OptionError(
-            f"option delivery: {values.protocol} has no staged writes, so that rows "
-            "can't be written exactly-once: use auto or at-least-once"
+            f"option delivery: {values.protocol} has no staged writes, so rows "
+            "can't be written exactly once: use auto or at-least-once"
         )
     partition = values["partition"]
     if "partitions" in values and (partition or 0) >= values["partitions"]:

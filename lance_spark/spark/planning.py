@@ -393,18 +393,21 @@ def _compare(
     aligned: Mapping[Partition, int],
 ) -> tuple[list[Range], list[DataLoss]]:
     """Give what is there of a range of one partition, and what is lost of it."""
-    log = asked.log
+    log, unit = asked.log, driver.traits.unit
     entry = driver.describe(log)
     if entry.name != log.topic or not end.same_topic(entry.topic_id, entry.created_s):
         return [], [make_recreated(log, end, entry.topic_id)]
     bounds = find_bounds(driver, entry).get(log)
     if bounds is None:
         return [], [make_gone(log, asked.start)]
-    for place in (before, end):
+    # Where records have numbers, a log that ends inside of the batch still has those
+    # before its end.
+    is_cut = asked.finder == "counted" and bounds.end < asked.end
+    for place in (before, None if is_cut else end):
         if place is not None and not is_marked_right(driver, log, place):
-            return [], [make_shifted(log, place, bounds)]
+            return [], [make_shifted(log, place, bounds, unit)]
     planned = plan_range(log.name, asked.start, asked.end, bounds)
-    losses = [*planned.losses, *find_cut(log, end, bounds)]
+    losses = [*planned.losses, *find_cut(log, end, bounds, unit)]
     if planned.start == planned.end:
         return [], losses
     piece = Range(
@@ -427,7 +430,9 @@ def is_marked_right(driver: Driver, log: LogRef, place: TopicPlace) -> bool:
     return mark is None or driver.is_mark_right(log, place.position(number), mark)
 
 
-def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLoss]:
+def find_cut(
+    log: LogRef, place: TopicPlace, bounds: Bounds, unit: str
+) -> Iterator[DataLoss]:
     """Say if a log ends before where it was seen to end, although its mark is right.
 
     Then unread records are gone, or records that look alike have shifted. The position
@@ -437,18 +442,28 @@ def find_cut(log: LogRef, place: TopicPlace, bounds: Bounds) -> Iterator[DataLos
     seen_end = place.seen_end(number)
     if place.position(number) <= bounds.end < seen_end:
         reason = (
-            "the log was longer when the offset was written down: the server has "
-            "deleted data, or the log was cut or restored from a copy"
+            f"the log was {seen_end - bounds.end} {unit} longer when the offset "
+            "was written down: the server has deleted data, or the log was cut "
+            "or restored from a copy"
         )
         yield DataLoss(log.name, seen_end, bounds.start, bounds.end, reason)
 
 
-def make_shifted(log: LogRef, place: TopicPlace, bounds: Bounds) -> DataLoss:
+def make_shifted(
+    log: LogRef, place: TopicPlace, bounds: Bounds, unit: str = "bytes"
+) -> DataLoss:
     """Make the error for a position that means something else by now."""
-    reason = (
-        "the bytes before the offset are not those that stood there when it was "
-        "written down: the server has deleted data and its offsets have shifted"
-    )
+    if unit == "bytes":
+        reason = (
+            "the bytes before the offset are not those that stood there when it was "
+            "written down: the server has deleted data and its offsets have shifted"
+        )
+    else:
+        reason = (
+            "the records before the offset are not those that stood there when it was "
+            "written down: the server has lost its records, or another log has taken "
+            "the place of this one"
+        )
     position = place.position(log.partition.number)
     return DataLoss(log.name, position, bounds.start, bounds.end, reason)
 

@@ -7,7 +7,7 @@ Spark describes each batch in a document of its own. This reads these documents 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,19 @@ class TopicLag:
     """What of a topic is unread when a batch is done.
 
     Args:
-        unread_bytes: how much.
+        unread_bytes: how much; None where positions count records, as in `tank`.
         unread_records: how many records; None if the server does not count them.
         oldest_ms: how long ago the first of them was appended; None if nothing is
             unread, or the server does not say.
-        lost_bytes: what was gone before it could be read.
+        lost_bytes: what was gone before it could be read; None as above.
+        lost_records: the same where positions count records, else None.
     """
 
-    unread_bytes: int
+    unread_bytes: int | None
     unread_records: int | None = None
     oldest_ms: int | None = None
-    lost_bytes: int = 0
+    lost_bytes: int | None = 0
+    lost_records: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,14 @@ class BatchProgress:
         return self.started + timedelta(seconds=self.duration_s)
 
     @property
-    def unread_bytes(self) -> int:
-        """What is unread of all topics together."""
-        return sum(lag.unread_bytes for lag in self.lag.values())
+    def unread_bytes(self) -> int | None:
+        """What is unread of all topics together; None if one is not in bytes."""
+        return _add(lag.unread_bytes for lag in self.lag.values())
+
+    @property
+    def unread_records(self) -> int | None:
+        """How many records that is; None if a server does not count them."""
+        return _add(lag.unread_records for lag in self.lag.values())
 
 
 class StreamProgress:
@@ -124,12 +131,12 @@ class StreamProgress:
         names = ("started", "ended", "batch", "rows", "duration_s", "rows_per_s")
         return {
             name: [getattr(batch, name) for batch in self.batches]
-            for name in (*names, "unread_bytes")
+            for name in (*names, "unread_bytes", "unread_records")
         }
 
     def __str__(self) -> str:
         lags = [
-            f"{name} {show_bytes(lag.unread_bytes)} behind"
+            f"{name} {_show_amount(lag.unread_bytes, lag.unread_records)} behind"
             for name, lag in self.lag.items()
         ]
         return "; ".join([self._headline(), *lags])
@@ -163,9 +170,9 @@ class StreamProgress:
             (
                 name,
                 lag.unread_records,
-                show_bytes(lag.unread_bytes),
+                _show_amount(lag.unread_bytes, lag.unread_records),
                 _show_age(lag.oldest_ms),
-                show_bytes(lag.lost_bytes),
+                _show_amount(lag.lost_bytes, lag.lost_records),
             )
             for name, lag in self.lag.items()
         ]
@@ -199,15 +206,31 @@ def _parse_lag(latest: Any) -> dict[str, TopicLag]:
         return {}
     return {
         name: TopicLag(
-            # A format whose positions count records reports no bytes.
-            unread_bytes=told["bytesBehind"] or 0,
+            unread_bytes=told["bytesBehind"],
             unread_records=told.get("recordsBehind"),
             oldest_ms=told.get("oldestUnreadMs"),
-            lost_bytes=told.get("bytesLost") or 0,
+            lost_bytes=told.get("bytesLost"),
+            lost_records=told.get("recordsLost"),
         )
         for name, told in topics.items()
         if isinstance(told, Mapping) and "bytesBehind" in told
     }
+
+
+def _add(amounts: Iterable[int | None]) -> int | None:
+    total = 0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
+
+
+def _show_amount(size: int | None, records: int | None) -> str:
+    """Write how much something is, in the unit of its positions."""
+    if size is not None or records is None:
+        return show_bytes(size)
+    return f"{records:,} record{'s' * (records != 1)}"
 
 
 def _show_age(age_ms: int | None) -> str:

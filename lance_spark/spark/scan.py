@@ -41,6 +41,8 @@ _ROWS_MAX = 50_000
 _FIRST_FETCH_BYTES = 64 * 1024
 
 _SKIP = "set onBadRecord=skip to leave it out"
+# Only LWP has that option.
+_PASS = "give later startingOffsets, and a stream a new checkpoint, to go on behind it"
 _PROBED = (
     "; or, if values look like records and misled the search for where this partition "
     "starts, set splitting=none"
@@ -334,7 +336,7 @@ class SplitReader:
             # Otherwise nothing checks that a record starts where the next split does.
             remedy = "it can be skipped only with splitting=none"
         if remedy:
-            raise RecordError(f"{fault.reason}; {remedy}", fault.position) from fault
+            raise self._explain(fault, f"{fault.reason}; {remedy}") from fault
         following = self._finder.skip(self._split, fault.position, extent.end)
         self._count_skipped(1, following - fault.position)
         return following
@@ -343,8 +345,14 @@ class SplitReader:
         self._skipped += records
         self._skipped_bytes += size
 
+    def _explain(self, fault: RecordError, reason: str) -> RecordError:
+        unit = "byte" if self._driver.traits.unit == "bytes" else "offset"
+        return RecordError(reason, fault.position, unit=unit)
+
     @property
     def _remedy(self) -> str:
+        if self._range.finder == "counted":
+            return _PASS
         is_probed = self._split.index > 0 and not self._finder.is_told
         return _SKIP + _PROBED if is_probed else _SKIP
 
@@ -365,7 +373,7 @@ class SplitReader:
                 )
             except RecordError as fault:
                 reason = f"topic {at.topic!r}: {fault.reason}; {self._remedy}"
-                raise RecordError(reason, fault.position) from fault
+                raise self._explain(fault, reason) from fault
         rows = task.pushed.select(batch)
         for start in range(0, rows.num_rows, _ROWS_MAX):
             columns = rows.slice(start, _ROWS_MAX).columns

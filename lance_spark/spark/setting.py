@@ -83,10 +83,11 @@ class Option:
 
     def refuse_format(self, protocol: str) -> OptionError:
         """Make the error for a format that does not have it."""
-        formats = ", ".join(self.formats or ())
+        names = self.formats or ()
+        formats = f"{'s' * (len(names) > 1)} {' and '.join(names)}"
         why = f", whose servers have no {self.needs}" if self.needs else ""
         return OptionError(
-            f"option {self.name} is for format {formats}, not for {protocol}{why}: "
+            f"option {self.name} is for format{formats}, not for {protocol}{why}: "
             "leave it out"
         )
 

@@ -101,7 +101,7 @@ def write_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> TaskResult:
                 records += batch.num_rows
             stages = opened[0].finish() if opened else ()
     except RowError as error:
-        where = f"(in partition {partition_id}, whose first row is row 0)"
+        where = f"(in Spark's partition {partition_id}, whose first row is row 0)"
         raise RowError(f"{error.reason} {where}", error.row) from None
     except (StorageError, Undelivered) as error:
         _make_room(job, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -225,6 +225,7 @@ class StreamPlanner:
         first = driver.traits.first_position
         ends: dict[str, TopicPlace] = {}
         lags: defaultdict[str, list[Lag]] = defaultdict(list)
+        lost: Counter[str] = Counter()
         for partition, state in states.items():
             topic, number, log = partition.topic, partition.number, state.log
             end = ends.get(topic) or TopicPlace.at(log.topic_id, log.created_s, 0)
@@ -232,11 +233,12 @@ class StreamPlanner:
             place = places.get(topic)
             position = place.position(number, first) if place else first
             lags[topic].append(measure_lag(driver, state, position))
+            lost[topic] += self._losses.lost(log.name)
         document = StreamOffset.of(ends).to_document(driver.traits.protocol)
         for partition, state in states.items():
             topic, lag = partition.topic, add_lags(lags[partition.topic])
-            lost = self._losses.lost_bytes(topic)
-            numbers = lag.to_document(state.retention, lost, driver.traits.unit)
+            unit = driver.traits.unit
+            numbers = lag.to_document(state.retention, lost[topic], unit)
             document["topics"][topic].update(numbers)
         return document
 

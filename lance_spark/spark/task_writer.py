@@ -483,7 +483,8 @@ def _check_carried(batch: pa.RecordBatch, first_row: int, carried: Carried) -> N
     faults = [
         (
             batch.column(name).is_valid(),
-            f"its column {name} can't be written to this format: set it to null",
+            f"its {name} is not null, and this format can't carry it: drop the column "
+            f"{name}, or set it to null",
         )
         for name in batch.schema.names
         if name in carried.refused
@@ -515,7 +516,9 @@ def _read_targets(
         row = int(wrong.argmax())
         name, count = names[codes[row]], counts[row]
         reason = (
-            f"topic {name!r} has no partition {numbers[row]}, only 0 to {count - 1}"
+            f"topic {name!r} has no partition {numbers[row]}, only 0 to {count - 1}: "
+            "correct the column or option partition, or drop it; a topic gets as many "
+            "partitions as option partitions says when it is created"
         )
         raise RowError(reason, first_row + row)
     pairs = codes.astype(np.int64) * _PARTITIONS_END + numbers

@@ -213,7 +213,7 @@ class Lag:
     oldest_ms: int | None = None
 
     def to_document(
-        self, retention: Retention | None, lost_bytes: int, unit: str = "bytes"
+        self, retention: Retention | None, lost: int, unit: str = "bytes"
     ) -> dict[str, Any]:
         """Return what is reported of a topic beside its log's end.
 
@@ -233,7 +233,8 @@ class Lag:
             "oldestUnreadMs": self.oldest_ms,
             "retentionHeadroomBytes": room_bytes if is_bytes else None,
             "retentionHeadroomMs": room_ms,
-            "bytesLost": lost_bytes if is_bytes else None,
+            "bytesLost": lost if is_bytes else None,
+            "recordsLost": None if is_bytes else lost,
         }
 
 

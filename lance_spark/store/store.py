@@ -311,6 +311,15 @@ class Store:
         self._check_open()
         return self._catalog.partitions(name)
 
+    def family(self, topic: int) -> list[Topic]:
+        """Give all partitions of the topic that a log belongs to, the log among them.
+
+        Raises:
+            UnknownTopic, DamagedFile: as `topic`, also for another partition.
+        """
+        self._check_open()
+        return self._catalog.family(topic)
+
     def delete_topic(self, topic: int) -> None:
         """Delete a topic and all its data; its id is never used again.
 

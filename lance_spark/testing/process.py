@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lance_spark.broker.config import LWP
+from lance_spark.broker.embedded import PROTOCOLS
 from lance_spark.errors import LanceError
 
 if TYPE_CHECKING:
@@ -32,10 +34,11 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
 _READY = re.compile(r"^lance-spark broker listening on (\S+), data in ")
+_SERVED = re.compile(r"^(\S+) on (\S+)$")
 
 
 class BrokerProcess:
-    """`lance-spark broker` as a child; its address stays the same over restarts.
+    """`lance-spark broker` as a child; its addresses stay the same over restarts.
 
     It ends with the process that started it, also if that is killed. Files with its
     settings and with its standard error are put beside the data directory.
@@ -52,9 +55,22 @@ class BrokerProcess:
         self.data_dir = data_dir = Path(data_dir)
         self._settings = settings
         self.address = str(settings.pop("listen", "127.0.0.1:0"))
+        self._protocols = [name for name in PROTOCOLS if settings.get(name)]
         self._child: subprocess.Popen[str] | None = None
         self._config = data_dir.with_name(f"{data_dir.name}.toml")
         self._log = data_dir.with_name(f"{data_dir.name}.stderr")
+
+    def address_of(self, protocol: str) -> str:
+        """Give `host:port` that clients of a protocol connect to.
+
+        Raises:
+            LanceError: it does not serve that protocol.
+        """
+        if protocol == LWP:
+            return self.address
+        if protocol not in self._protocols:
+            raise LanceError(f"the broker's process does not serve {protocol!r}")
+        return str(self._settings[protocol])
 
     @property
     def is_running(self) -> bool:
@@ -112,6 +128,14 @@ class BrokerProcess:
                 self.kill()  # All that it said is in the file then.
                 raise LanceError(f"the broker's process did not start: {self.said}")
             self.address = found[1]
+            # It names the others next, in lines of their own. The next start takes the
+            # same ports.
+            for _ in self._protocols:
+                served = _SERVED.match(child.stdout.readline())
+                if served is None:
+                    self.kill()
+                    raise LanceError(f"the broker's process did not start: {self.said}")
+                self._settings[served[1]] = served[2]
         except BaseException:
             # Ctrl-C, too: a `with` that was not entered does not end it.
             self.kill()

@@ -40,6 +40,7 @@ class Flow:
         cut_share: … after this share of it; 0 is before its first byte.
         swallow_at: from this byte on nothing is sent on, and the connection stays.
         swallow_frame: the same, from this frame on.
+        flip_at: the lowest bit of this byte is changed.
     """
 
     piece_bytes: int | None = None
@@ -49,6 +50,7 @@ class Flow:
     cut_share: float = 0.5
     swallow_at: int | None = None
     swallow_frame: int | None = None
+    flip_at: int | None = None
 
     @property
     def counts_frames(self) -> bool:
@@ -104,6 +106,9 @@ class ByteFilter:
         self.passed = end
         if self._swallow_at is not None:
             end = min(end, max(start, self._swallow_at))
+        at = -1 if self._flow.flip_at is None else self._flow.flip_at - start
+        if 0 <= at < end - start:
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         return data[: end - start]
 
     def _find_frames(self, data: bytes) -> bytes:

@@ -127,6 +127,16 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
             RemoteProtocolError: they do not fit together; the position is added here.
         """
 
+    def _check_start(self, view: memoryview) -> None:
+        """Look at the first bytes of a header whose other bytes are still to come.
+
+        A peer that speaks another protocol may wait for an answer to fewer bytes than
+        a header has, so what can't become a header is better refused at once.
+
+        Raises:
+            RemoteProtocolError: they are not those of one; the position is added here.
+        """
+
     # What the caller may ask.
 
     @property
@@ -306,6 +316,11 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
             else:
                 self._block_shared = True
                 self._hand_out(header, self._block[start:end])
+        if self._error is None and self._start < self._end:
+            try:
+                self._check_start(self._block[self._start : self._end])
+            except RemoteProtocolError as error:
+                self._fail(RemoteProtocolError(error.reason, self._position))
 
     def _decide(self) -> None:
         """Refuse what was put off: behind it there is no place for more bytes."""

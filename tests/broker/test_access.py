@@ -31,6 +31,7 @@ from lance_spark.model import Retention
 from lance_spark.net.tls import fingerprints
 from lance_spark.store import Store, StoreConfig
 from lance_spark.wire.lwp import code_of, scan
+from tests.each import each
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)
@@ -173,7 +174,7 @@ def test_a_rule_that_is_turned_off_does_nothing() -> None:
 # Clients that are tied to topics.
 
 
-@pytest.mark.parametrize(
+@each(
     ("who", "topic", "allowed"),
     [
         (FOO, 1, True),
@@ -289,7 +290,7 @@ def test_the_authority_is_not_written() -> None:
     assert parse_rule(written) == rule("foo", ca="x")
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "text"),
     [
         ({"allowed_cn": ["a"]}, "allowed_cn=['a']: unknown; the keys are mtls_enabled"),

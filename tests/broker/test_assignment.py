@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lance_spark.broker import assignment
 from lance_spark.broker.assignment import Strategy, assign
+from tests.each import each
 
 # A busy machine is no failure.
 relaxed = settings(deadline=None)
@@ -39,7 +40,7 @@ def show(shares: Shares) -> str:
 # Range and round-robin.
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "by_range", "by_turn"),
     [
         ({}, "", ""),
@@ -68,7 +69,7 @@ def test_shares(wanted: dict[str, str], by_range: str, by_turn: str) -> None:
 # Sticky.
 
 
-@pytest.mark.parametrize(
+@each(
     ("previous", "wanted", "expected"),
     [
         # From nothing it is even.

@@ -22,6 +22,7 @@ from lance_spark.model import Retention
 from lance_spark.net.address import Address
 from lance_spark.store import Fsync, StoreConfig
 from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX
+from tests.each import each
 
 NUMBERS = [f.name for f in fields(BrokerConfig) if f.type in ("int", "float")]
 OWN_NUMBERS = [n for n in NUMBERS if n not in {f.name for f in fields(StoreConfig)}]
@@ -93,17 +94,15 @@ def test_checksum_of_frames(dialect: str, checksum: str, expected: str) -> None:
     assert config.frame_checksum == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["dialect", "checksum", "payload_validation", "error_format"]
-)
-@pytest.mark.parametrize("value", ["", "LWP", "crc64", None, 1, ["lwp"]])
+@each("name", ["dialect", "checksum", "payload_validation", "error_format"])
+@each("value", ["", "LWP", "crc64", None, 1, ["lwp"]])
 def test_choices(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"broker setting {name}=.*: must be one of "):
         BrokerConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", OWN_NUMBERS)
-@pytest.mark.parametrize("value", [-1, "7", None, True, float("nan"), float("inf")])
+@each("name", OWN_NUMBERS)
+@each("value", [-1, "7", None, True, float("nan"), float("inf")])
 def test_numbers(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name}=.*number (of at least|from)"):
         BrokerConfig(**{name: value})
@@ -119,14 +118,14 @@ def test_only_seconds_and_rates_may_have_a_fraction() -> None:
         BrokerConfig(connections_max=1.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-@pytest.mark.parametrize("value", [1, "yes", None])
+@each("name", SWITCHES)
+@each("value", [1, "yes", None])
 def test_switches(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name}=.*: must be true or false"):
         BrokerConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@each("name", TEXTS)
 def test_texts(name: str) -> None:
     with pytest.raises(OptionError, match=f"{name}=7: must be "):
         BrokerConfig(**{name: 7})
@@ -199,7 +198,7 @@ def test_what_the_tls_server_gets() -> None:
     assert tls.require_client_cert
 
 
-@pytest.mark.parametrize(
+@each(
     ("topics", "text"),
     [
         (7, "topics=7: must be a table"),

@@ -34,6 +34,7 @@ from lance_spark.store import (
 )
 from lance_spark.wire.lwp import code_of, scan
 from tests.broker.kit import record, records
+from tests.each import each
 
 ANYBODY = Principal()
 CA = frozenset({b"ca"})
@@ -322,6 +323,26 @@ def test_a_commit_creates_no_more_topics_than_allowed(store: Store) -> None:
     service.delete_topic(ANYBODY, store.find_topic("c").metadata.id)  # type: ignore[union-attr]
     service.create_topic(ANYBODY, "d")
     assert commit("c", "a", "b") is CommitStatus.REPEATED
+
+
+def test_partitions_are_deleted_together(store: Store) -> None:
+    service = Service(store)
+    logs = [log.metadata.id for log in service.create_topics(ANYBODY, "orders", 3)]
+    service.create_topic(ANYBODY, "alone")
+    service.subscribe(ANYBODY, logs[2], 7, start=0, max_batch_bytes=1)
+    said = r"'orders/1' is a partition of topic 'orders', which has 3: .* alone"
+    with pytest.raises(errors.InvalidPayload, match=said):
+        service.delete_topic(ANYBODY, logs[1])
+    # A client that knows of another number means another topic of that name.
+    with pytest.raises(errors.InvalidPayload, match="has 3 partitions, not 2: all are"):
+        service.delete_topic(ANYBODY, logs[1], 2)
+    assert len(service.topics(ANYBODY)) == 4
+    service.delete_topic(ANYBODY, logs[1], 3)
+    [alone] = service.topics(ANYBODY)
+    assert alone.metadata.name == "alone"
+    with pytest.raises(errors.InvalidPayload, match="'alone' has 1 partitions, not 3"):
+        service.delete_topic(ANYBODY, alone.metadata.id, 3)
+    assert [len(service.create_topics(ANYBODY, "orders", n)) for n in (5,)] == [5]
 
 
 def test_a_commit_replaces_no_more_topics_than_allowed(store: Store) -> None:
@@ -718,7 +739,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code"), CASES, ids=lambda c: type(c).__name__)
+@each(("error", "code"), CASES, ids=lambda case: type(case[0]).__name__)
 def test_codes(error: errors.LanceError, code: int) -> None:
     said = to_broker_error(error)
     assert code_of(said) == code

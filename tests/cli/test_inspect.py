@@ -27,6 +27,7 @@ from lance_spark.wire.lwp import (
     validate,
 )
 from tests.cli.conftest import CONSUMER, Run
+from tests.each import each
 
 
 def _join(*frames: list[object]) -> bytes:
@@ -499,7 +500,7 @@ def test_small_files_have_a_bound(run: Run, tmp_path: Path) -> None:
 # Values.
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         (b"", "''"),

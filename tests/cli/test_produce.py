@@ -25,6 +25,7 @@ from lance_spark.errors import ConnectionLost, LanceError, Undelivered
 from lance_spark.wire.lwp import RecordType
 from tests.child import Child
 from tests.cli.conftest import Run
+from tests.each import each
 
 TypeIn = Callable[[bytes], None]
 COLUMNS = ("type", "key", "value", "timestamp_ns")
@@ -335,7 +336,7 @@ def _read_lines(*pieces: bytes, delimiter: bytes = b"\n") -> list[list[bytes]]:
     return [block.to_pylist() for block in read_lines(stream, delimiter)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("pieces", "blocks"),
     [
         ([], []),

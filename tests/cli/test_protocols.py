@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,10 +19,12 @@ from lance_spark.client.log import connect
 from lance_spark.errors import TopicAlreadyExists, Unsupported
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
 from lance_spark.wire import rustlog, tank
+from tests.broker.kit import eventually
 from tests.child import Child
 from tests.cli.checkpoint import write_batch, write_checkpoint
 from tests.cli.conftest import Run
 from tests.cli.test_broker import ENVIRONMENT
+from tests.client.rustlog.field import FieldServer
 
 PROTOCOLS = ("rustlog", "tank")
 TypeIn = Callable[[bytes], None]
@@ -132,6 +136,24 @@ def test_follow(ask: Run, broker: EmbeddedBroker, protocol: str) -> None:
         client.append("t", [b"b", b"c"], 1)
     done = ask("consume", "t", "--follow", "--max", 3)
     assert done.code == 0 and sorted(done.lines) == ["a", "b", "c"]
+    one = ask("consume", "t", "--follow", "--partition", 1, "--max", 2)
+    assert (one.code, one.lines) == (0, ["b", "c"])
+
+
+@pytest.mark.parametrize("bounds", [("--from", "end"), ("--from", 1, "--to", 99)])
+def test_follow_a_server_that_forgets(run: Run, bounds: tuple[object, ...]) -> None:
+    """It must not wait for a number that is far away by now."""
+    with FieldServer() as field, ThreadPoolExecutor(1) as pool:
+        field.fill("t", [b"a"] * 10)
+        servers = ("--servers", f"rustlog://{field.address}")
+        followed = pool.submit(run, "consume", "t", "--follow", *bounds, *servers)
+        assert eventually(lambda: field.asked["Fetch"] > 12)
+        with field._lock:
+            field.topics["t"] = [[b"b"] * 2]
+        field.drop()
+        done = followed.result(60)
+    assert done.code == 1 and "b" not in done.lines
+    assert "is not the one that was read there" in done.err
 
 
 def test_keys_choose_the_partition(
@@ -215,6 +237,33 @@ def test_errors(ask: Run, type_in: TypeIn, arguments: list[object], said: str) -
     type_in(b"x\n")
     done = ask(*arguments)
     assert (done.code, done.out) == (1, "") and said in done.err
+
+
+def test_positions_that_a_protocol_has_not(run: Run, broker: EmbeddedBroker) -> None:
+    with connect(_url(broker, "tank")) as client:
+        client.append("t", [b"a"], create=True)
+    for option in ("--from", "--to"):
+        done = run("consume", "t", option, 0, "--servers", _url(broker, "tank"))
+        text = f"lance-spark: {option} 0: positions of tank begin at 1\n"
+        assert (done.code, done.out, done.err) == (1, "", text)
+    for place in (("--from", 0), ("--to", 0)):
+        done = run("consume", "t", *place, "--servers", _url(broker, "rustlog"))
+        assert done.code == 0 and done.lines == ["a"] * (place[0] == "--from")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("protocol", "served"),
+    [("tank", "rustlog"), ("rustlog", "tank"), ("lance", "tank")],
+)
+def test_port_of_another_protocol(
+    run: Run, broker: EmbeddedBroker, protocol: str, served: str
+) -> None:
+    address = broker.address_of(served)
+    done = run("topics", "list", "--servers", f"{protocol}://{address}")
+    assert (done.code, done.out) == (1, "")
+    assert f"{address}: the answer is not {protocol} (" in done.err
+    assert "another protocol may be spoken there" in done.err
 
 
 def test_lwp_has_no_partitions(
@@ -306,6 +355,11 @@ def test_offsets(run: Run, broker: EmbeddedBroker, tmp_path: Path) -> None:
         "lag_records": 2,
         "state": "same",
     }
+    # It was longer when the position was written down.
+    marked = {"orders": TopicPlace(0, 0, ((0, 2),), ((0, replace(mark, end=9)),))}
+    write_batch(path, 0, [json.dumps(StreamOffset.of(marked).to_document("tank"))])
+    state = run("offsets", path, *to).lines[-1]
+    assert state.endswith("2  5 records gone from the log's end")
     done = run("offsets", path, "--servers", broker.address)
     assert done.code == 2 and "the query reads tank, not lance" in done.err
 

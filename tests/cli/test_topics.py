@@ -144,6 +144,21 @@ def test_delete(ask: Run, client: LanceClient, topic: str) -> None:
 
 
 @pytest.mark.usefixtures("no_terminal")
+def test_a_topic_with_partitions_is_deleted_as_a_whole(run: Run) -> None:
+    with EmbeddedBroker(fsync="none", tank="127.0.0.1:0") as broker:
+        tank, lance = f"tank://{broker.address_of('tank')}", broker.address
+        assert run("topics", "create", "o", "--partitions=3", "-s", tank).code == 0
+        done = run("topics", "delete", "o/1", "--yes", "-s", lance)
+        assert done.code == 1 and "partition of topic 'o', which has 3" in done.err
+        done = run("consume", "o", "-s", lance)
+        assert done.code == 1 and "name one, as in 'o/0', or use a prot" in done.err
+        done = run("topics", "delete", "o", "--yes", "-s", lance)
+        assert done == (0, "topic o deleted, 3 partitions\n", "")
+        assert broker.service.store.topics() == []
+        done = run("topics", "delete", "o", "--yes", "-s", lance)
+        assert done.code == 1 and "no topic is named 'o'" in done.err
+
+
 def test_delete_in_a_pipe_needs_yes(ask: Run, client: LanceClient, topic: str) -> None:
     done = ask("topics", "delete", topic)
     assert (done.code, done.out) == (2, "")

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lance_spark.client import counted
 from lance_spark.client.config import ConnectionConfig
 from lance_spark.client.counted import CountedDriver, Fetched, digest
 from lance_spark.client.driver import LogRef, Traits, WriterSettings
@@ -82,6 +83,8 @@ class Server:
     connections: int = 0
     in_flight: int = 0
     in_flight_max: int = 0
+    # What happens while a client pauses.
+    meanwhile: Callable[[], None] = lambda: None
 
     def answer(self, request: Any) -> Any:
         if isinstance(request, Fetch):
@@ -155,6 +158,11 @@ class Link:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.connection: Connection | None = None
+        self.pauses: list[float] = []
+
+    def pause(self, delay_s: float) -> None:
+        self.pauses.append(delay_s)
+        self.server.meanwhile()
 
     def connect_once(self) -> Connection:
         if self.connection is None or self.connection.failure is not None:
@@ -534,6 +542,136 @@ def test_a_fetch_ahead_that_is_lost(server: Server) -> None:
     pending.conclude = lambda deadline: _throw(ConnectionLost("gone"))  # type: ignore[method-assign]
     records = reader.next_records()
     assert records is not None and values_of(records) == ROWS[10:20]
+
+
+# Following.
+
+
+def follow(driver: Driver, start: int) -> Any:
+    return driver.open_reader(LOG, start, end=None, fetch_bytes=100)
+
+
+def test_pauses_grow_where_the_server_can_not_wait(server: Server) -> None:
+    driver = Driver(server)
+    server.log = ROWS[:2]
+
+    def come() -> None:
+        if len(driver.link.pauses) == 9:
+            server.log.append(b"new")
+
+    server.meanwhile = come
+    reader = follow(driver, 2)
+    assert values_of(reader.next_records(60.0)) == [b"new"]
+    pauses = driver.link.pauses
+    assert pauses == sorted(pauses) and pauses[0] < pauses[-1] == 0.25
+    assert reader.next_records() is None
+    reader.close()
+
+
+LOSSES = {
+    "empty": [],
+    "shorter": ROWS[:9],
+    "as long": [b"other"] * 10,
+    "longer": [b"other"] * 30,
+    "the last": [*ROWS[:9], b"other", b"more"],
+}
+
+
+@pytest.mark.parametrize("found", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("start", [0, 10])
+@pytest.mark.parametrize("end", [None, 99])
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_followed_log_becomes_another_one(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[bytes],
+    start: int,
+    end: int | None,
+    is_dropped: bool,
+) -> None:
+    """No record of the other one is handed out, and no wait goes on for ever."""
+    monkeypatch.setattr(counted, "_CHECK_S", 0.02)
+    server.log = ROWS[:10]
+    driver = Driver(server)
+    reader = driver.open_reader(LOG, start, end=end, fetch_bytes=100)
+    read = reader.next_records(1e-9)
+    assert (read is None) == (start == 10)
+    assert reader.next_records() is None
+
+    def lose() -> None:
+        server.log[:] = found
+        if is_dropped:
+            driver.link.connection = None
+
+    server.meanwhile = lose
+    with pytest.raises(DataLoss, match="is not the one that was read there") as told:
+        reader.next_records(60.0)
+    assert (told.value.asked, told.value.log_end) == (10, len(found))
+    assert told.value.unit == "records"
+    reader.close()
+
+
+def test_a_followed_log_is_looked_at_on_a_new_connection(server: Server) -> None:
+    """In the middle of records that were not waited for, too."""
+    server.log = ROWS[:]
+    driver = Driver(server)
+    reader = driver.open_reader(LOG, 0, end=None, fetch_bytes=10)
+    assert len(reader.next_records()) == 10
+    server.log[:] = [b"other"] * 40
+    driver.link.connection = None
+    reader._pending = None
+    with pytest.raises(DataLoss, match="is not the one that was read there"):
+        reader.next_records()
+
+
+def test_a_followed_log_that_comes_back(server: Server) -> None:
+    server.log = ROWS[:10]
+    driver = Driver(server)
+    reader = follow(driver, 0)
+    assert len(reader.next_records()) == 10
+    assert reader.next_records() is None
+    driver.link.connection = None
+    server.log = ROWS[:20]
+    assert values_of(reader.next_records(9.0)) == ROWS[10:20]
+    # Retention has passed the last one that was read, and nothing behind it.
+    server.log.append(b"new")
+    server.start = 20
+    assert values_of(reader.next_records(9.0)) == [b"new"]
+    reader.close()
+
+
+def test_following_ahead_of_a_log(server: Server) -> None:
+    """There is nothing to compare yet."""
+    server.log = ROWS[:2]
+    reader = follow(Driver(server), 5)
+    assert reader.next_records() is None
+    server.log = ROWS[:6]
+    assert values_of(reader.next_records()) == ROWS[5:6]
+    reader.close()
+
+
+# Marks.
+
+
+def test_records_that_go_while_a_mark_is_compared(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the bounds and the records: cut, or passed by retention."""
+    driver = Driver(server)
+    server.log = ROWS[:]
+    mark = driver.mark_position(LOG, 20, 40)
+    seen = driver.find_bounds("orders", [0])
+    monkeypatch.setattr(driver, "find_bounds", lambda topic, numbers: seen)
+    assert driver.is_mark_right(LOG, 20, mark)
+    server.log[10:] = []
+    assert not driver.is_mark_right(LOG, 20, mark)
+    monkeypatch.undo()
+    server.log = ROWS[:]
+    server.start = 30
+    bounds = [seen, driver.find_bounds("orders", [0])]
+    monkeypatch.setattr(driver, "find_bounds", lambda topic, numbers: bounds.pop(0))
+    assert driver.is_mark_right(LOG, 20, mark)
+    assert not bounds
 
 
 # Checksums.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +20,16 @@ from lance_spark.errors import (
     DataLoss,
     LanceError,
     OptionError,
+    RemoteProtocolError,
     RowError,
+    Timeout,
     TopicNotFound,
 )
 from lance_spark.model import Bounds, Retention
+from lance_spark.net.address import Address
+from lance_spark.net.deadline import Deadline
+from lance_spark.net.listener import Listener
+from lance_spark.net.stream import Stream
 from tests.client.rustlog.field import FieldServer
 
 FAST = {"backoff_base_s": 0.01, "retry_timeout_s": 5.0}
@@ -31,7 +38,7 @@ FAST = {"backoff_base_s": 0.01, "retry_timeout_s": 5.0}
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(
-        fsync="none", rustlog="127.0.0.1:0", segment_bytes=4096
+        fsync="none", rustlog="127.0.0.1:0", tank="127.0.0.1:0", segment_bytes=4096
     ) as broker:
         yield broker
 
@@ -118,9 +125,25 @@ def test_partitions_that_are_not_there(client: LogClient, topic: str) -> None:
 
 def test_positions_that_can_not_be(client: LogClient, topic: str) -> None:
     client.append(topic, [b"x"], create=True)
+    text = rf"start -1: positions of {client.driver.traits.protocol} begin at 0"
     for call in (client.read, client.follow):
-        with pytest.raises(OptionError, match="start -1: positions begin at 0"):
+        with pytest.raises(OptionError, match=text):
             call(topic, start=-1)
+    with pytest.raises(OptionError, match="end -1: positions of"):
+        client.read(topic, end=-1)
+
+
+def test_positions_of_tank_begin_at_1(broker: EmbeddedBroker, topic: str) -> None:
+    with connect(f"tank://{broker.address_of('tank')}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        for call in (
+            lambda: client.read(topic, start=0),
+            lambda: client.read(topic, end=0),
+            lambda: client.follow(topic, start=0),
+        ):
+            with pytest.raises(OptionError, match="0: positions of tank begin at 1"):
+                call()
+        assert read_values(client.read(topic, start=1, end=2)) == [b"x"]
 
 
 def test_following(client: LogClient, topic: str) -> None:
@@ -263,6 +286,102 @@ def test_a_log_that_is_lost_while_it_is_followed() -> None:
             next(following)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [[], [b"y"] * 3, [b"x"] * 9, [b"y"] * 10, [b"y"] * 50],
+    ids=["empty", "shorter", "cut", "as long", "longer"],
+)
+def test_a_server_that_forgets_while_it_is_followed(found: list[bytes]) -> None:
+    """RustLog's own broker does so at each restart: its numbers begin again."""
+    text = "is not the one that was read there"
+    with FieldServer() as field, connect(f"rustlog://{field.address}", **FAST) as one:
+        one.append("orders", [b"x"] * 10, create=True)
+        following = one.follow("orders", start=0, timeout_s=60)
+        assert next(following).num_rows == 10
+        lose(field, found)
+        with pytest.raises(DataLoss, match=text) as told:
+            next(following)
+        assert (told.value.asked, told.value.log_end) == (10, len(found))
+        # One that has read nothing yet, and waits.
+        lose(field, [b"x"] * 10)
+        driver: Any = one.driver
+        pausing, pause = threading.Event(), driver.link.pause
+        driver.link.pause = lambda delay_s: (pausing.set(), pause(delay_s))
+        with ThreadPoolExecutor(1) as pool:
+            found_one = pool.submit(next, one.follow("orders", timeout_s=60))
+            assert pausing.wait(20)
+            lose(field, found)
+            with pytest.raises(DataLoss, match=text):
+                found_one.result(20)
+
+
+def lose(field: FieldServer, found: list[bytes]) -> None:
+    """Restart with other records, and let no client see the moment in between."""
+    with field._lock:
+        field.topics["orders"] = [list(found)]
+    field.drop()
+
+
+def test_tank_waits_on_the_server(broker: EmbeddedBroker, topic: str) -> None:
+    """There are no pauses in which a record that comes would lie about."""
+    url = f"tank://{broker.address_of('tank')}"
+    with connect(url, **FAST) as reading, connect(url, **FAST) as writing:
+        writing.append(topic, [b"old"], create=True)
+        driver: Any = reading.driver
+        pauses: list[float] = []
+        driver.link.pause = pauses.append
+        following = reading.follow(topic, start=1, timeout_s=30)
+        assert next(following).column("value").to_pylist() == [b"old"]
+        asked = threading.Event()
+        make = driver.make_fetch
+
+        def note(*arguments: Any) -> Any:
+            if arguments[3:] and arguments[3] > 0:
+                asked.set()
+            return make(*arguments)
+
+        driver.make_fetch = note
+        with ThreadPoolExecutor(1) as pool:
+            for n in range(3):
+                asked.clear()
+                found = pool.submit(next, following)
+                assert asked.wait(20)
+                writing.append(topic, [b"%d" % n])
+                values = found.result(20).column("value").to_pylist()
+                assert values == [b"%d" % n]
+        following.close()  # type: ignore[attr-defined]
+        assert pauses == []
+
+
+@pytest.mark.parametrize("protocol", ["lance", "rustlog", "tank"])
+def test_a_client_that_is_closed_follows_no_longer(
+    broker: EmbeddedBroker, topic: str, protocol: str
+) -> None:
+    with connect(f"{protocol}://{broker.address_of(protocol)}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        following = client.follow(topic, start=client.bounds(topic)[0].start)
+        assert next(following).num_rows == 1
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(next, following)
+            client.close()
+            with pytest.raises(LanceError, match="is closed"):
+                found.result(20)
+
+
+def test_a_follower_of_lance_does_not_hold_up_its_client(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """LWP's answers are in order, so that a fetch which waits has its own way."""
+    with connect(f"lance://{broker.address}", **FAST) as client:
+        client.append(topic, [b"x"], create=True)
+        driver: Any = client.driver
+        used = driver.client.link.live()
+        following = client.follow(topic, start=0, timeout_s=0.01)
+        assert read_values(following) == [b"x"]
+        assert driver.client.link.live() is used
+        assert used._inbox.waiting == {}
+
+
 # Connecting.
 
 
@@ -301,6 +420,80 @@ def test_the_end(broker: EmbeddedBroker) -> None:
         client.topics()
     with pytest.raises(ConnectionLost):
         connect("rustlog://127.0.0.1:1", retry_timeout_s=0.1)
+
+
+# Another protocol than that of the server.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("served", ["lance", "rustlog", "tank"])
+@pytest.mark.parametrize("spoken", ["lance", "rustlog", "rustlog json", "tank"])
+def test_a_port_of_another_protocol(
+    broker: EmbeddedBroker, spoken: str, served: str
+) -> None:
+    """The answer shows it at once, and a longer wait would not help."""
+    protocol, _, dialect = spoken.partition(" ")
+    settings: dict[str, Any] = {"dialect": dialect} if dialect else {}
+    address = broker.address_of(served)
+    url = f"{protocol}://{address}"
+    if protocol == served:
+        connect(url, **settings).close()
+        return
+    if served == "lance":
+        # LWP has no word for that (§11): the broker closes, which may pass. But it
+        # does not wait for the rest of a header.
+        settings |= {"retry_timeout_s": 0.05, "backoff_base_s": 0.01}
+        text = f"{address}: .* before its first answer; .* speaks {protocol}"
+        kind: type[LanceError] = ConnectionLost
+    else:
+        settings |= {"retry_timeout_s": 3600.0}
+        text = f"{address}: the answer is not {protocol} .*another protocol may be"
+        kind = RemoteProtocolError
+    settings |= {"connect_timeout_s": 3600.0, "request_timeout_s": 3600.0}
+    with pytest.raises(kind, match=f"(?i){text}"):
+        connect(url, **settings)
+
+
+@pytest.mark.parametrize("protocol", ["lance", "rustlog", "tank"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"\x15\x03\x03\x00\x02",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_server_of_something_else(protocol: str, said: bytes) -> None:
+    """It says a few bytes, and neither closes nor goes on."""
+    listener = Listener(Address("127.0.0.1", 0))
+    streams: list[Stream] = []
+
+    def serve() -> None:
+        while (stream := listener.accept()) is not None:
+            streams.append(stream)
+            stream.send([said], Deadline.after(20))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="another protocol may be spoken"):
+            connect(f"{protocol}://{listener.address}", connect_timeout_s=3600.0)
+    finally:
+        listener.stop()
+        thread.join(20)
+        for stream in streams:
+            stream.close()
+        listener.close()
+
+
+def test_a_server_that_says_nothing() -> None:
+    listener = Listener(Address("127.0.0.1", 0))
+    try:
+        with pytest.raises(Timeout, match="if it is up, check that it speaks tank"):
+            connect(f"tank://{listener.address}", retry_timeout_s=0.05)
+    finally:
+        listener.close()
 
 
 def test_names_of_the_package() -> None:

@@ -176,6 +176,16 @@ def test_giving_up_when_the_next_try_would_be_too_late() -> None:
     assert str(caught.value) == "refused (gave up after 3 tries)"
 
 
+def test_the_last_try_has_hardly_any_time() -> None:
+    """What the one before it has met tells more, if both were tries to connect."""
+    for asked, text in ((None, "refused"), (A, "too late")):
+        retry = Call(timeout_s=0.5)
+        retry.left_s -= retry.decide(ConnectionLost("refused"), asked=asked).delay_s
+        with pytest.raises(LanceError) as caught:
+            retry.decide(Timeout("too late"))
+        assert str(caught.value) == f"{text} (gave up after 2 tries)"
+
+
 def test_the_first_failure_is_raised_as_it_is() -> None:
     lost = ConnectionLost("refused")
     with pytest.raises(ConnectionLost) as caught:

@@ -19,6 +19,7 @@ from lance_spark.model import Scan
 from lance_spark.wire.lwp import scan
 from tests.columnar import plain
 from tests.columnar.strategies import buffers, examples, record, row_lists
+from tests.each import each
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -159,7 +160,7 @@ def test_nothing():
     assert decoded.end == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "kind",
     [bytes, bytearray, memoryview, pa.py_buffer, lambda b: np.frombuffer(b, "u1")],
 )
@@ -346,8 +347,8 @@ class TestOptions:
             decode(MIXED)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 40_000])
-@pytest.mark.parametrize("name", ["t", "ü" * 255])
+@each("rows", [1, 3, 4, 5, 40_000])
+@each("name", ["t", "ü" * 255])
 def test_topic_in_every_row(name, rows):
     data = record(1, b"") * rows
     for _ in range(2):

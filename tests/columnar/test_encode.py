@@ -18,6 +18,7 @@ from lance_spark.wire.lwp.tlv import PAYLOAD_BYTES_LIMIT
 from tests.columnar import plain
 from tests.columnar.plain import Row
 from tests.columnar.strategies import blobs, examples, keys, row_lists
+from tests.each import each
 
 COLUMNS = {
     "value": pa.binary(),
@@ -150,8 +151,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("value_kind", KINDS, ids=str)
-@pytest.mark.parametrize("key_kind", KINDS, ids=str)
+@each("value_kind", KINDS, ids=str)
+@each("key_kind", KINDS, ids=str)
 def test_kinds_of_bytes_and_text(value_kind, key_kind):
     texts = ["", "é", None, "a longer value than twelve bytes"] * 2
     table = pa.table(
@@ -192,8 +193,8 @@ def test_what_a_null_lies_over_is_not_written():
     assert write(keyed) == b"\x01\x01\0\0\0v\x10\x05\0\0\0\x02\0cdw"
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@each("unit", ["s", "ms", "us", "ns"])
+@each("zone", [None, "UTC", "Europe/Berlin"])
 def test_units_and_zones_of_timestamps(unit, zone):
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
     ticks = pa.array([0, None, 1_700_000_000 * per_second], pa.int64())
@@ -271,7 +272,7 @@ class TestErrors:
         longest = values(b"v", key=pa.array([bytes(65535)]))
         assert len(write(longest)) == 5 + 2 + 65535 + 1
 
-    @pytest.mark.parametrize("number", [-1, 0, 16, 17, 18, 255, 256, 2**40])
+    @each("number", [-1, 0, 16, 17, 18, 255, 256, 2**40])
     def test_type_of_a_plain_value(self, number):
         self.refuse(f"type {number} can't", type=pa.array([None, number, 2]))
 

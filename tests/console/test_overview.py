@@ -138,14 +138,29 @@ def test_protocols_and_partitions(start: StartConsole, open_page: OpenPage) -> N
         expect(protocols.locator("dd").nth(1)).to_have_text(said)
     expect(protocols.locator("dd").nth(1)).to_contain_text("0 clients")
     expect(page.get_by_text("2 topics", exact=True)).to_be_visible()
-    names = [f"orders partition {n} of 12" for n in range(12)]
-    assert cells(page, "Name") == ["alone", *names]
+    assert cells(page, "Name") == ["alone", "orders 12 partitions"]
+    assert cells(page, "Records") == ["1", "2"]
     assert overflow(page) <= 0
-    page.get_by_role("link", name=names[1], exact=True).click()
+    page.get_by_role("link", name="orders 12 partitions", exact=True).click()
+    expect(page.get_by_role("heading", name="orders", level=1)).to_be_visible()
+    assert cells(page, "Partition") == [f"partition {n}" for n in range(12)]
+    assert cells(page, "Records")[:3] == ["0", "2", "0"]
+    assert overflow(page) <= 0
+    page.get_by_role("link", name="partition 1", exact=True).click()
     expect(page.get_by_role("heading", name="orders/1", level=1)).to_be_visible()
     expect(page.locator("dl.facts")).to_contain_text("1 of 12")
     expect(page.get_by_role("button", name="Delete…")).to_have_count(0)
     expect(page.locator("tbody").first).to_contain_text("b")
+    page.get_by_role("link", name="← orders").click()
+    # All partitions are deleted in one step.
+    page.get_by_role("button", name="Delete…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("orders in its 12 partitions")
+    page.get_by_label("Type the topic's name to confirm").fill("orders")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_text("1 topic", exact=True)).to_be_visible()
+    assert [log.metadata.name for log in broker.service.store.topics()] == ["alone"]
+    page.goto(f"{broker.ui_url}#/partitions/orders")
+    expect(page.get_by_text("Topic orders is not there.")).to_be_visible()
 
 
 def test_lwp_alone_needs_no_list(broker: EmbeddedBroker, open_page: OpenPage) -> None:

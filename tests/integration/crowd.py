@@ -1,6 +1,6 @@
 """A crowd of clients that do the worst they may, in a process of its own.
 
-    python -m tests.integration.crowd ADDRESS KIND COUNT TOPIC
+    python -m tests.integration.crowd PROTOCOL ADDRESS KIND COUNT TOPIC
 
 `all` is one connection after the other of each kind. Each of the connections sends a
 request at its limits again and again, as fast as the broker takes it, and reads and
@@ -16,6 +16,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import lz4.block
 
@@ -23,6 +24,7 @@ from lance_spark.model import Retention
 from lance_spark.net.address import parse_address
 from lance_spark.wire import lwp
 from lance_spark.wire.lwp import LIST_LIMITS, AssignmentStrategy, FetchFlags, LocateKind
+from tests.integration.protocol import PROTOCOLS
 
 KIB = 1024
 _RANGE = AssignmentStrategy.RANGE
@@ -121,16 +123,29 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 _LARGE = ("join", "commit", "wait", "batches", "bad batches", "bombs")
 
 
+def find_kinds(protocol: str) -> dict[str, Callable[[Any], bytes]]:
+    """Give what each kind of a protocol's clients sends, given a topic.
+
+    What is made once is sent by all, so that the crowd is quicker than the broker.
+    """
+    if protocol in PROTOCOLS:
+        requests = PROTOCOLS[protocol].requests
+        return {kind: functools.cache(make) for kind, make in requests.items()}
+    return {k: functools.cache(m) if k in _LARGE else m for k, m in KINDS.items()}
+
+
 class Member:
     """One connection of the crowd."""
 
-    def __init__(self, address: str, kind: str, topic: int) -> None:
+    def __init__(
+        self, address: str, kind: str, make: Callable[[Any], bytes], topic: object
+    ) -> None:
         target = parse_address(address)
         self.sock = socket.create_connection((target.host, target.port), 30)
         self.sock.setblocking(False)
         self.kind = kind
         self._reads = kind != "stalled"
-        self._next = KINDS[kind]
+        self._next = make
         self._topic = topic
         self._left = memoryview(self._next(topic))
         self._again = kind not in ("stalled", "announced")
@@ -156,18 +171,16 @@ class Member:
         return True
 
 
-def main(address: str, kind: str, count: int, topic: int) -> None:
+def main(protocol: str, address: str, kind: str, count: int, topic: object) -> None:
     """Keep a broker busy until the input ends."""
     drop = bytearray(256 * KIB)
-    # What is made once is sent by all, so that the crowd is quicker than the broker.
-    for name in _LARGE:
-        KINDS[name] = functools.cache(KINDS[name])
-    kinds = itertools.cycle(KINDS if kind == "all" else [kind])
+    known = find_kinds(protocol)
+    kinds = itertools.cycle(known if kind == "all" else [kind])
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
 
         def join(kind: str) -> None:
-            member = Member(address, kind, topic)
+            member = Member(address, kind, known[kind], topic)
             selector.register(member.sock, member.events, member)
 
         for _ in range(count):
@@ -192,4 +205,7 @@ def main(address: str, kind: str, count: int, topic: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    # LWP numbers its topics.
+    name = sys.argv[5]
+    topic = name if sys.argv[1] in PROTOCOLS else int(name)
+    main(*sys.argv[1:4], int(sys.argv[4]), topic)

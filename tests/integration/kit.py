@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import socket
+import subprocess
+import sys
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lance_spark.client import LanceClient
 from lance_spark.errors import ConnectionLost, Timeout
@@ -18,6 +27,8 @@ from lance_spark.net.tls import ClientTls, make_client_context
 from lance_spark.wire import lwp
 from lance_spark.wire.lwp import Checksum, Frame, Message
 
+_ROOT = Path(__file__).parent.parent.parent
+_PUSH_BYTES = 1024 * 1024
 # Long enough for a loaded machine: nothing waits so long unless it hangs.
 PATIENCE_S = 60.0
 
@@ -169,3 +180,134 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Worker(ABC):
+    """Somebody who works in a thread until told to stop."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        # What it has to give back, also after a failure.
+        self._stack = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while not self._stop.is_set():
+                self._step()
+                self.steps += 1
+            self._end()
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._stack.close()
+
+    def abandon(self) -> None:
+        """End it after a failure; does nothing if it has ended."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def finish(self) -> None:
+        """Let it end what it has begun."""
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), f"{self.name} hangs"
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        if self._failure is not None:
+            raise AssertionError(f"{self.name} failed") from self._failure
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    @abstractmethod
+    def _step(self) -> None: ...
+
+    def _end(self) -> None:  # noqa: B027 - Not everybody has something to finish.
+        pass
+
+
+def wait_for_steps(workers: Sequence[Worker]) -> None:
+    """Wait until each of them has done something more, and none has failed."""
+    for worker in workers:
+        before = worker.steps
+
+        def has_gone_on(worker: Worker = worker, before: int = before) -> bool:
+            worker.check_alive()
+            return worker.steps > before
+
+        wait_for(has_gone_on, worker.name)
+
+
+# Crowds.
+
+
+@contextlib.contextmanager
+def many_files(count: int) -> Iterator[None]:
+    """Let this process, and those that it starts, have so many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"{wanted} files are more than this system gives ({hard})")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def crowd(address: str, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    target = parse_address(address)
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for _ in range(count):
+            sock = socket.create_connection((target.host, target.port), 30)
+            stack.callback(sock.close)
+            socks.append(sock)
+        yield socks
+
+
+def push(socks: list[socket.socket], data: bytes) -> None:
+    """Send to all of them until none takes any more."""
+    left = {sock: memoryview(data) for sock in socks}
+    for sock in socks:
+        sock.setblocking(False)
+    quiet = 0
+    while quiet < 20:
+        quiet += 1
+        for sock, rest in left.items():
+            with contextlib.suppress(OSError):
+                size = sock.send(rest[:_PUSH_BYTES]) if rest else 0
+                left[sock] = rest[size:]
+                quiet = 0 if size else quiet
+        # Whatever can still be taken is taken within this time.
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def crowded(
+    address: str, protocol: str, kind: str, count: int, topic: object
+) -> Iterator[None]:
+    """Have a crowd at work, in a process of its own."""
+    command = [sys.executable, "-m", "tests.integration.crowd"]
+    command += [protocol, address, kind, str(count), str(topic)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"at work\n"
+            yield
+        finally:
+            child.stdin.close()
+            child.wait(60)

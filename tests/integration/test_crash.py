@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -37,13 +36,14 @@ from lance_spark.wire.lwp import CommitStatus, decode_records
 from tests.campaign import Tally
 from tests.integration.kit import (
     PATIENCE_S,
+    Worker,
     by_producer,
     first_occurrences,
     make_client,
     name_value,
     read_bytes,
     read_values,
-    wait_for,
+    wait_for_steps,
 )
 from tests.integration.process import BrokerProcess
 from tests.store.kit import check_clean
@@ -67,61 +67,15 @@ SETTINGS = {
 OPTIONS = {"backoff_max_s": 0.05, "connect_timeout_s": 20.0}
 
 
-class Worker(ABC):
-    """Somebody who works in a thread until told to stop."""
+class ClientWorker(Worker):
+    """One of them who has a client."""
 
     def __init__(self, address: str, name: str) -> None:
-        self.name = name
-        self.steps = 0
-        # What it has to give back, also after a failure.
-        self._stack = contextlib.ExitStack()
+        super().__init__(name)
         self._client = self._stack.enter_context(make_client(address, **OPTIONS))
-        self._stop = threading.Event()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._begin()
-            while not self._stop.is_set():
-                self._step()
-                self.steps += 1
-            self._end()
-        except Exception as error:
-            self._failure = error
-        finally:
-            self._stack.close()
-
-    def abandon(self) -> None:
-        """End it after a failure; does nothing if it has ended."""
-        self._stop.set()
-        self._thread.join(5.0)
-
-    def finish(self) -> None:
-        """Let it end what it has begun."""
-        self._stop.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), f"{self.name} hangs"
-        self.check_alive()
-
-    def check_alive(self) -> None:
-        if self._failure is not None:
-            raise AssertionError(f"{self.name} failed") from self._failure
-
-    @abstractmethod
-    def _begin(self) -> None: ...
-
-    @abstractmethod
-    def _step(self) -> None: ...
-
-    def _end(self) -> None:  # noqa: B027 - Not everybody has something to finish.
-        pass
 
 
-class Writer(Worker):
+class Writer(ClientWorker):
     """A producer: what it sent it has seen acknowledged."""
 
     acked = 0
@@ -143,7 +97,7 @@ class Writer(Worker):
         self._producer.close(timeout_s=PATIENCE_S)
 
 
-class Committer(Worker):
+class Committer(ClientWorker):
     """A job that commits to two topics at once, beside stages that nobody commits."""
 
     committed = 0
@@ -173,7 +127,7 @@ class Committer(Worker):
         assert (again.status, again.topics) == (CommitStatus.REPEATED, done.topics)
 
 
-class Reader(Worker):
+class Reader(ClientWorker):
     """A consumer that follows, and keeps what it has seen as a digest."""
 
     def __init__(self, address: str, name: str) -> None:
@@ -196,7 +150,7 @@ class Reader(Worker):
             self._step()
 
 
-class Clerk(Worker):
+class Clerk(ClientWorker):
     """Makes topics, changes their rules and deletes them."""
 
     def _begin(self) -> None:
@@ -244,7 +198,7 @@ class Clerk(Worker):
             assert client.topic(name).retention == retention
 
 
-class Overwriter(Worker):
+class Overwriter(ClientWorker):
     """A job that replaces its topic by each commit, beside one that gives up."""
 
     def _begin(self) -> None:
@@ -274,7 +228,7 @@ class Overwriter(Worker):
         assert by_producer(map(bytes, values)) == {f"{self.sequence}": list(range(5))}
 
 
-class Follower(Worker):
+class Follower(ClientWorker):
     """Subscribes, waits, locates, commits offsets, and is a member of a group."""
 
     def _begin(self) -> None:
@@ -344,16 +298,10 @@ class Campaign:
     def kill(self) -> None:
         """Kill the broker somewhere in its work, and start it again."""
         # Everybody has got through since the last time; then anything may happen.
-        steps = {worker: worker.steps for worker in self.workers}
-        for worker in self.workers:
-            wait_for(lambda w=worker: self._has_gone_on(w, steps), worker.name)  # type: ignore[misc]
+        wait_for_steps(self.workers)
         threading.Event().wait(self._rng.uniform(0, 0.15))
         self._broker.kill()
         self._broker.start()
-
-    def _has_gone_on(self, worker: Worker, steps: dict[Worker, int]) -> bool:
-        worker.check_alive()
-        return worker.steps > steps[worker]
 
     def finish(self) -> None:
         """Let everybody end, and settle the accounts."""

@@ -8,14 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
-import socket
 import statistics
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,15 +23,25 @@ from lance_spark.errors import (
     LanceError,
     PayloadTooLarge,
 )
-from lance_spark.net.address import parse_address
 from lance_spark.wire import lwp
-from tests.integration.crowd import KINDS
-from tests.integration.kit import Raw, make_client, read_values, record, wait_for
+from tests.integration.batches import open_client
+from tests.integration.crowd import find_kinds
+from tests.integration.kit import (
+    Raw,
+    crowd,
+    crowded,
+    make_client,
+    many_files,
+    push,
+    read_values,
+    record,
+    wait_for,
+)
 from tests.integration.process import HAS_PROC, BrokerProcess, count_files
+from tests.integration.protocol import LISTENERS, PROTOCOLS
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="/proc says what it costs")
 
-ROOT = Path(__file__).parent.parent.parent
 KIB, MIB = 1024, 1024 * 1024
 RECORD = record(b"hello")
 
@@ -64,32 +70,6 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     data_dir = tmp_path_factory.mktemp("hostile-process") / "data"
     with BrokerProcess(data_dir, **SETTINGS) as running:
         yield running
-
-
-@contextlib.contextmanager
-def many_files(count: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 500
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"{wanted} files are more than this system gives ({hard})")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@contextlib.contextmanager
-def crowd(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """Connections that say nothing."""
-    target = parse_address(address)
-    with contextlib.ExitStack() as stack:
-        socks = []
-        for _ in range(count):
-            sock = socket.create_connection((target.host, target.port), 30)
-            stack.callback(sock.close)
-            socks.append(sock)
-        yield socks
 
 
 class Bystander:
@@ -231,23 +211,6 @@ def test_writers_that_only_announce(process: BrokerProcess) -> None:
             assert process.rss_bytes - rss < writers * SESSION_BYTES + SLACK_BYTES
 
 
-def push(socks: list[socket.socket], data: bytes) -> None:
-    """Send to all of them until none takes any more."""
-    left = {sock: memoryview(data) for sock in socks}
-    for sock in socks:
-        sock.setblocking(False)
-    quiet = 0
-    while quiet < 20:
-        quiet += 1
-        for sock, rest in left.items():
-            with contextlib.suppress(OSError):
-                size = sock.send(rest[:MIB]) if rest else 0
-                left[sock] = rest[size:]
-                quiet = 0 if size else quiet
-        # Whatever can still be taken is taken within this time.
-        time.sleep(0.005)
-
-
 def test_writers_that_stall_share_a_budget(process: BrokerProcess) -> None:
     """Each sends almost all of a large payload; there is memory for some of them."""
     writers, waves = 10, 4
@@ -282,67 +245,76 @@ ROUNDS = 5
 COMPUTING_BYTES = 2 * SLACK_BYTES
 
 
-@contextlib.contextmanager
-def crowded(
-    process: BrokerProcess, kind: str, count: int, topic: int
-) -> Iterator[None]:
-    """Have a crowd at work, in a process of its own."""
-    command = [sys.executable, "-m", "tests.integration.crowd"]
-    command += [process.address, kind, str(count), str(topic)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    ) as child:
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            assert child.stdout.readline() == b"at work\n"
-            yield
-        finally:
-            child.stdin.close()
-            child.wait(60)
-
-
-def time_appends(producer: Producer, seconds: float) -> float:
+def time_appends(append: Callable[[], object], seconds: float) -> float:
     """Append one record after the other for a while; give the median time of one."""
     times: list[float] = []
     end_s = time.perf_counter() + seconds
     while time.perf_counter() < end_s or len(times) < 5:
         began_s = time.perf_counter()
-        producer.send(b"x")
-        producer.flush(60)
+        append()
         times.append(time.perf_counter() - began_s)
     return statistics.median(times)
 
 
+@contextlib.contextmanager
+def appending(process: BrokerProcess, protocol: str) -> Iterator[Callable[[], object]]:
+    """Give what appends a record by a protocol, to a topic of its own."""
+    if protocol in PROTOCOLS:
+        with open_client(protocol, process.address_of(protocol)) as client:
+            client.append("quiet", [b"x"], 0, create=True)
+            yield lambda: client.append("quiet", [b"x"], 0)
+        return
+    with (
+        make_client(process.address) as lance,
+        Producer(lance, "quiet", create_topic=True) as producer,
+    ):
+        yield lambda: (producer.send(b"x"), producer.flush(60))
+
+
+def list_crowds() -> list[tuple[str, str]]:
+    """List protocols and what the crowd does; by default each does all of it."""
+    return [
+        (protocol, kind)
+        for protocol in ("lance", *PROTOCOLS)
+        for kind in ("all", *(find_kinds(protocol) if IS_SOAK else ()))
+    ]
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["all", *(KINDS if IS_SOAK else ())])
-def test_a_crowd_at_its_limits(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("protocol", "kind"), list_crowds())
+def test_a_crowd_at_its_limits(tmp_path: Path, protocol: str, kind: str) -> None:
     """An append of another client stays quick, and memory bounded.
 
     What is quiet is measured in the same minute, round by round, until one round is
     good: a machine that is busy with other things must not fail this. Without turns
     no round is.
     """
-    count = 100 if IS_SOAK else 2 * len(KINDS)
+    count = 100 if IS_SOAK else 2 * len(find_kinds(protocol))
+    settings = {"memory_bytes_max": MEMORY, **LISTENERS}
     with (
-        BrokerProcess(tmp_path / "data", memory_bytes_max=MEMORY) as process,
+        BrokerProcess(tmp_path / "data", **settings) as process,
         make_client(process.address) as client,
-        Producer(client, "quiet", create_topic=True) as producer,
+        appending(process, protocol) as append,
     ):
-        topic = client.ensure_topic("crowd").id
+        number = client.ensure_topic("crowd").id
         with Producer(client, "crowd") as filler:
             for _ in range(20):
                 filler.send(bytes(MIB))
-        time_appends(producer, 0.5)
+        topic = "crowd" if protocol in PROTOCOLS else number
+        # The others are many, and have the same turns: a shorter look is enough.
+        seconds = 1.0 if protocol == "lance" or IS_SOAK else 0.4
+        time_appends(append, seconds / 2)
         threads = process.threads
         ratios: list[float] = []
         while not ratios or (ratios[-1] >= SLOWER_MAX and len(ratios) < ROUNDS):
             wait_for(lambda: process.threads <= threads, "the crowd is gone")
-            quiet = time_appends(producer, 0.5)
+            quiet = time_appends(append, seconds / 2)
             process.reset_peak()
             rss = process.rss_bytes
-            with crowded(process, kind, count, topic):
-                time_appends(producer, 0.2)
-                ratios.append(time_appends(producer, 1.0) / quiet)
+            address = process.address_of(protocol)
+            with crowded(address, protocol, kind, count, topic):
+                time_appends(append, 0.2)
+                ratios.append(time_appends(append, seconds) / quiet)
             grown = process.peak_bytes - rss
             assert grown < MEMORY + count * SESSION_BYTES + COMPUTING_BYTES
         assert ratios[-1] < SLOWER_MAX, ratios

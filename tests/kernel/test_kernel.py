@@ -19,6 +19,7 @@ from lance_spark.errors import RecordError
 from lance_spark.kernel import twin
 from tests.columnar import plain
 from tests.columnar.strategies import buffers, examples, record
+from tests.each import each
 
 if chosen.COMPILED:
     from lance_spark.kernel import _kernel, compiled
@@ -68,7 +69,7 @@ def test_walks_agree(data):
 
 
 @needs_build
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_walks_agree_on_long_chains(seed):
     choice = random.Random(seed)
     usual = choice.randrange(40)
@@ -123,7 +124,7 @@ def chain_lengths(choice):
 
 @pytest.mark.parametrize("name", BOTH)
 class TestLengths:
-    @pytest.mark.parametrize("seed", range(60))
+    @each("seed", range(60))
     def test_agrees_with_plain_walking(self, name, seed):
         data, count = chain_lengths(random.Random(seed))
         array = np.frombuffer(data, np.uint8)
@@ -132,7 +133,7 @@ class TestLengths:
             assert starts.dtype == np.int64
             assert (starts.tolist(), end) == walk_lengths_plainly(data, most)
 
-    @pytest.mark.parametrize("length", [2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4])
+    @each("length", [2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4])
     def test_huge_length(self, name, length):
         data = np.frombuffer(length.to_bytes(4, "big") + bytes(100), np.uint8)
         assert source(name).walk_be32(data, 5)[1] == 0
@@ -189,7 +190,7 @@ class TestWeave:
         source(name).weave(out, given)
         assert out == expected
 
-    @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 127, 128, 129, 5000])
+    @each("size", [0, 1, 15, 16, 17, 127, 128, 129, 5000])
     def test_sizes(self, name, size):
         # The last span ends where both buffers do.
         data = random.Random(size).randbytes(5 * size + 3)
@@ -220,7 +221,7 @@ class TestWeave:
             with pytest.raises(ValueError, match="weave"):
                 source(name).weave(out, given)
 
-    @pytest.mark.parametrize(
+    @each(
         ("start", "end"),
         [(-1, 1), (1, 0), (0, 4), (4, 4), (-(2**63), 2**63 - 1), (0, 2**63 - 1)],
     )
@@ -267,7 +268,7 @@ class TestMeasure:
         total = source(name).measure(starts, ends, np.empty(4, np.int32))
         assert total == 3 * (2**31 - 1)
 
-    @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 4), (2, 1, 3), (1, 2, 3)])
+    @each("sizes", [(2, 2, 2), (2, 2, 4), (2, 1, 3), (1, 2, 3)])
     def test_refuses_arrays_that_do_not_fit_together(self, name, sizes):
         starts, ends = np.zeros(sizes[0], np.int64), np.zeros(sizes[1], np.int64)
         with pytest.raises(ValueError, match="measure"):
@@ -298,7 +299,7 @@ class TestSumSpans:
         assert found.tolist() == expected
         assert source(name).sum_spans(b"", starts[:0], ends[:0]).tolist() == []
 
-    @pytest.mark.parametrize("span", [(0, 5), (-1, 2), (3, 2), (5, 5), (2**62, -1)])
+    @each("span", [(0, 5), (-1, 2), (3, 2), (5, 5), (2**62, -1)])
     def test_refuses_a_span(self, name, span):
         starts, ends = np.array([0, span[0]]), np.array([4, span[1]])
         with pytest.raises(ValueError, match="sum_spans"):
@@ -324,7 +325,7 @@ class TestArguments:
         assert _kernel.follow_tlv(data, 10, starts, 1, 100) == (15, 2)
         assert starts.tolist() == [0, 10]
 
-    @pytest.mark.parametrize(
+    @each(
         ("position", "count", "limit"),
         [(-1, 0, 9), (6, 0, 9), (0, -1, 9), (0, 3, 9), (0, 0, 2**31)],
     )
@@ -354,7 +355,7 @@ class TestArguments:
         with pytest.raises(TypeError):
             _kernel.follow_be32(b"", bytes(16))
 
-    @pytest.mark.parametrize("part", [None, (), (b"", b""), (b"", b"", 3), [b""] * 3])
+    @each("part", [None, (), (b"", b""), (b"", b"", 3), [b""] * 3])
     def test_what_is_no_part(self, part):
         with pytest.raises(TypeError):
             _kernel.weave(bytearray(), (part,))

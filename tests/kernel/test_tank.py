@@ -9,6 +9,7 @@ import pytest
 
 from lance_spark import kernel as chosen
 from lance_spark.kernel import twin
+from tests.each import each
 from tests.wire.tank.reference import Row, bundle, frame_bundle, make_rows, spread
 
 if chosen.COMPILED:
@@ -51,7 +52,7 @@ def make_chunk(chance, sizes):
     return chunk, rows, seq
 
 
-@pytest.mark.parametrize("seed", range(80))
+@each("seed", range(80))
 def test_walks_agree_with_the_reference(seed):
     chance = random.Random(seed)
     chunk, rows, seq = make_chunk(chance, [0, 1, 2, 15, 16, 70, 200, 1500])
@@ -60,7 +61,7 @@ def test_walks_agree_with_the_reference(seed):
     assert (position, seq_next) == (len(chunk), seq)
 
 
-@pytest.mark.parametrize("seed", range(80))
+@each("seed", range(80))
 def test_walks_agree_on_damage(seed):
     chance = random.Random(seed)
     chunk, _, _ = make_chunk(chance, [0, 1, 2, 15, 16, 200])

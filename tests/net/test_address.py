@@ -6,9 +6,10 @@ import pytest
 
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address, parse_address, parse_addresses
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("localhost:1992", Address("localhost", 1992)),
@@ -39,7 +40,7 @@ def test_default_port(text: str, host: str) -> None:
         parse_address(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "advice"),
     [
         ("", "host is missing"),

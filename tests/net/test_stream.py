@@ -25,6 +25,7 @@ from lance_spark.net.stream import (
     byte_views,
     read_pieces,
 )
+from tests.each import each
 from tests.net.conftest import FILE_CONTENT, LONG_S, Spawn, soon
 
 Pair = tuple[Stream, Stream]
@@ -133,8 +134,8 @@ class TestSendAndReceive:
         received = [spawn(recv, end, len(LARGE)) for end in pair]
         assert received[0].result(LONG_S) == other
         assert received[1].result(LONG_S) == LARGE
-        for each in work:
-            each.result(LONG_S)
+        for future in work:
+            future.result(LONG_S)
 
     def test_a_waiting_reader_does_not_keep_the_writer(
         self, pair: Pair, spawn: Spawn, blocked: threading.Event
@@ -576,7 +577,7 @@ def test_empty_buffers_are_left_out() -> None:
     assert byte_views([b"", b"a", bytearray()]) == [b"a"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "sent", "expected", "rest"),
     [
         (0, 0, 0, [b"ab", b"c", b"def"]),

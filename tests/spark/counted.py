@@ -219,7 +219,7 @@ class LogReader:
     def is_finished(self) -> bool:
         return self.position >= self._end
 
-    def next_records(self) -> Records | None:
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
         log, start, topic = self._logs[self._partition], self.position, self._partition
         if start < log.start:
             reason = "what was before the log start is removed"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lance_spark.errors import RecordError
 from lance_spark.spark.admission import Backlog, BatchLimit, admit, apportion
+from tests.each import each
 
 
 class FakeRuler:
@@ -177,8 +178,8 @@ def test_records_are_shared_in_proportion_to_the_bytes_that_wait(turn: int) -> N
     assert records_of(topics.advance(BatchLimit(None, 10), turn)) == [9, 1]
 
 
-@pytest.mark.parametrize("turn", range(3))
-@pytest.mark.parametrize("names", ["lms", "sml", "msl"])
+@each("turn", range(3))
+@each("names", ["lms", "sml", "msl"])
 def test_as_kafka_shares_ten_of_a_hundred_and_thirteen(names: str, turn: int) -> None:
     # KafkaMicroBatchSourceSuite, maxOffsetsPerTrigger: 8, 1, 1, then 9 and 1.
     counts = {"l": 101, "m": 11, "s": 1}
@@ -321,7 +322,7 @@ def test_huge_numbers() -> None:
 # Apportionment.
 
 
-@pytest.mark.parametrize(
+@each(
     ("pot", "weights", "floors", "expected"),
     [
         (100, [9, 1], [0, 0], [90, 10]),

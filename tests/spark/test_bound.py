@@ -21,6 +21,7 @@ from lance_spark.spark.bound import (
     parse_bound,
     parse_time,
 )
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_topic_that_is_named_as_a_key_in_the_offset_of_a_stream() -> None:
     assert bound == AtOffsets(((Partition("topics"), 3), (Partition("version"), 3)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "match"),
     [
         ('{"version": 2, "topics": {}}', "version 2 was written by a newer release"),
@@ -136,7 +137,7 @@ def test_no_json(text: str) -> None:
         parse_bound(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "offset",
     ["-3", "9223372036854775808", "1.0", "1e3", '"7"', "true", "null", "[1]", "NaN"],
 )
@@ -202,7 +203,7 @@ def test_offset_of_a_topic() -> None:
     assert bound.topics == ("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "time_ns"),
     [
         ("0", 0),

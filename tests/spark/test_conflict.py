@@ -9,6 +9,7 @@ from lance_spark.spark.options import (
     check_options,
     parse_read_options,
 )
+from tests.each import each
 from tests.spark.given import (
     GOOD,
     PARSERS,
@@ -72,8 +73,8 @@ def test_offsets_and_time(parse: Parse, end: str) -> None:
     assert said.startswith(f"options {end}Offsets and {end}Timestamp are both given: ")
 
 
-@pytest.mark.parametrize("parse", READ_PARSERS)
-@pytest.mark.parametrize(
+@each("parse", READ_PARSERS)
+@each(
     "name",
     [
         *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
@@ -108,8 +109,8 @@ def test_topic_that_has_no_offset(parse: Parse, name: str) -> None:
     parse({"topicPattern": "[ab]", name: '{"a": 1}'})
 
 
-@pytest.mark.parametrize("parse", READ_PARSERS)
-@pytest.mark.parametrize(
+@each("parse", READ_PARSERS)
+@each(
     ("start", "end", "shown"),
     [
         ('{"a": 5}', '{"a": 4}', " for topic 'a' (5 and 4)"),
@@ -126,7 +127,7 @@ def test_start_behind_the_end(parse: Parse, start: str, end: str, shown: str) ->
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end"),
     [
         ('{"a": 5}', '{"a": 5}'),
@@ -162,9 +163,9 @@ def test_time_and_offset_are_not_compared() -> None:
     assert isinstance(made.start, AtTime) and isinstance(made.end, AtOffsets)
 
 
-@pytest.mark.parametrize("parse", PARSERS)
-@pytest.mark.parametrize("name", ["tlsCa", "tlsCert", "tlsKey", "tlsServerName"])
-@pytest.mark.parametrize("off", [{}, {"tls": "false"}])
+@each("parse", PARSERS)
+@each("name", ["tlsCa", "tlsCert", "tlsKey", "tlsServerName"])
+@each("off", [{}, {"tls": "false"}])
 def test_tls_option_without_tls(parse: Parse, name: str, off: dict[str, str]) -> None:
     said = refused(parse, {"topic": "a", name: GOOD[name], **off})
     assert said.startswith(

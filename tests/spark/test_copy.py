@@ -1,14 +1,20 @@
-"""Queries from format to format in Spark itself: one broker, one line each."""
+"""RustLog and TANK in Spark itself: streams, and from format to format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from lance_spark.broker import EmbeddedBroker
+from lance_spark.client import LanceClient
+from lance_spark.client.log import connect
+from tests.integration.kit import PATIENCE_S, wait_for
 
 ROWS = 1000
 
@@ -78,3 +84,114 @@ def test_a_topic_goes_from_format_to_format(
         spark.sql(same.format("{b}"), b=again)
     )
     assert again.count() == ROWS and left.count() == 0
+
+
+class Stream:
+    """A query between topics of one format, which can be started again."""
+
+    def __init__(
+        self, spark: SparkSession, broker: EmbeddedBroker, protocol: str, path: Path
+    ) -> None:
+        self.spark = spark
+        self.protocol = protocol
+        self.servers = broker.address_of(protocol)
+        self.checkpoint = str(path / "checkpoint")
+        self.client = connect(f"{protocol}://{self.servers}")
+
+    def fill(self, topic: str, *counts: int, tag: str) -> None:
+        """Append so many records to each partition."""
+        for number, count in enumerate(counts):
+            values = [b"%s-%d-%d" % (tag.encode(), number, n) for n in range(count)]
+            self.client.append(
+                topic, values, number, create=True, partitions=len(counts)
+            )
+
+    def start(self, *, is_finite: bool = True, **given: Any) -> StreamingQuery:
+        """Start, or start again, a copy of `in` and all topics `in-…` into `out`."""
+        given = {"topicPattern": "in(-.*)?", "startingOffsets": "earliest", **given}
+        source = self.spark.readStream.format(self.protocol)
+        rows = source.options(servers=self.servers, **given).load().select("value")
+        sink = rows.writeStream.format(self.protocol).options(
+            servers=self.servers, topic="out", partitions="2"
+        )
+        sink = sink.option("checkpointLocation", self.checkpoint)
+        if is_finite:
+            sink = sink.trigger(availableNow=True)
+        return sink.start()
+
+    def run(self, **given: Any) -> list[int]:
+        """Copy what is there, and tell how many rows each batch had."""
+        query = self.start(**given)
+        assert query.awaitTermination(120)
+        return [each.numInputRows for each in query.recentProgress]
+
+    def wait(self, query: StreamingQuery, count: int) -> None:
+        """Wait until a query has written so many records, or has failed."""
+        wait_for(
+            lambda: len(self.written()) >= count or not query.isActive,
+            f"{count} records",
+            PATIENCE_S,
+        )
+
+    def written(self) -> list[bytes]:
+        """Give all records of `out`, sorted."""
+        batches = [
+            batch
+            for number in self.client.bounds("out")
+            for batch in self.client.read("out", partition=number)
+        ]
+        return sorted(value for b in batches for value in b["value"].to_pylist())
+
+    def list_topics(self) -> list[Row]:
+        """List the partitions as Spark does."""
+        source = self.spark.read.format(self.protocol).option("servers", self.servers)
+        found = source.option("metadata", "topics").load()
+        return (
+            found.select("name", "partition", "records")
+            .orderBy("name", "partition")
+            .collect()
+        )
+
+
+@pytest.mark.parametrize("protocol", ["rustlog", "tank"])
+def test_a_stream_of_partitions(
+    spark: SparkSession, speaker: EmbeddedBroker, tmp_path: Path, protocol: str
+) -> None:
+    stream = Stream(spark, speaker, protocol, tmp_path)
+    with stream.client:
+        stream.fill("in", 9, 0, 6, tag="a")
+        # The limit holds for all partitions together, and each batch is full.
+        counts = stream.run(maxRecordsPerTrigger="7")
+        assert [count for count in counts if count] == [7, 7, 1]
+        # A restart goes on at the checkpoint, also in a partition that was empty.
+        stream.fill("in", 0, 2, 0, tag="b")
+        query = stream.start(is_finite=False)
+        try:
+            stream.wait(query, 17)
+            # A running query finds a topic that comes, and reads it from its start.
+            stream.fill("in-later", 2, 3, tag="c")
+            stream.wait(query, 22)
+            # A batch that is stopped before Spark has noted it is written again.
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        assert query.exception() is None
+        rows = stream.written()
+        assert len(rows) == len({*rows}) == 22
+        assert [tuple(row) for row in stream.list_topics() if row.name != "out"] == [
+            *(("in", 0, 9), ("in", 1, 2), ("in", 2, 6)),
+            *(("in-later", 0, 2), ("in-later", 1, 3)),
+        ]
+        # The topic is deleted, and created again with more partitions and records.
+        with LanceClient(speaker.address) as lance:
+            lance.delete_topic("in")
+        stream.fill("in", 12, 12, 12, 12, tag="d")
+        with pytest.raises(
+            StreamingQueryException, match="DataLoss: topic 'in"
+        ) as told:
+            stream.run()
+        assert "set failOnDataLoss=false to go on with what is left" in str(told.value)
+        assert len(stream.written()) == 22
+        stream.run(failOnDataLoss="false")
+        fresh = [row for row in stream.written() if row.startswith(b"d-3-")]
+        assert len(fresh) == 12

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 )
 
 from lance_spark.spark.filters import Pushed, push_filters
+from tests.each import each
 from tests.spark.engine.filtered import SCHEMA, FilteredSource, apply, make_rows
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def keep(column: str, values: list[Any], kind: pa.DataType, test: Filter) -> lis
 # Offsets.
 
 
-@pytest.mark.parametrize(
+@each(
     ("filters", "start", "end"),
     [
         ([GreaterThan(OFFSET, 5)], 6, None),
@@ -249,7 +250,7 @@ def test_select_keeps_the_schema_and_copies_nothing_if_all_rows_stay() -> None:
 # What is left to Spark.
 
 
-@pytest.mark.parametrize(
+@each(
     "test",
     [
         EqualTo(OFFSET, None),
@@ -279,7 +280,7 @@ def test_select_keeps_the_schema_and_copies_nothing_if_all_rows_stay() -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("narrow", [True, False])
+@each("narrow", [True, False])
 def test_what_is_not_certain_is_left_to_spark(test: Filter, narrow: bool) -> None:
     pushed, left = push_filters([test], narrow=narrow)
     assert pushed == Pushed()

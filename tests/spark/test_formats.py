@@ -14,6 +14,7 @@ from lance_spark.spark.options import (
 )
 from lance_spark.spark.setting import OPTIONS
 from lance_spark.spark.source import SOURCES, RustLogDataSource, TankDataSource
+from tests.each import each
 from tests.spark.given import GOOD
 from tests.spark.reading import make_schema
 
@@ -60,12 +61,14 @@ def test_options_that_lance_has_not(name: str) -> None:
         assert refused({name: bad}, protocol).startswith(f"option {name}: ")
     others = {"lance", *FORMATS} - {*(option.formats or ())}
     for protocol in others:
-        said = f"option {name} is for format {', '.join(option.formats or ())}, not for"
+        names = option.formats or ()
+        plural = "s" if len(names) > 1 else ""
+        said = f"option {name} is for format{plural} {' and '.join(names)}, not for"
         assert refused({name: good}, protocol) == f"{said} {protocol}: leave it out"
 
 
-@pytest.mark.parametrize("name", sorted(LANCE))
-@pytest.mark.parametrize("protocol", FORMATS)
+@each("name", sorted(LANCE))
+@each("protocol", FORMATS)
 def test_options_that_only_lance_has(name: str, protocol: str) -> None:
     said = refused({name: GOOD[name]}, protocol)
     assert said.startswith(f"option {name} is for format lance, not for {protocol}")
@@ -114,7 +117,7 @@ def test_what_needs_stages_is_refused_before_a_server_is_asked(source: Any) -> N
         source({"topic": "a", "delivery": "exactly-once"})
     schema = make_schema("value string")
     nowhere = {"servers": "127.0.0.1:1", "topic": "a"}
-    with pytest.raises(OptionError, match=r"mode\(\"overwrite\"\) can't be had with"):
+    with pytest.raises(OptionError, match=r"mode\(\"overwrite\"\) is not possible"):
         source(nowhere).writer(schema, overwrite=True)
-    with pytest.raises(OptionError, match=r"outputMode\(\"complete\"\) can't be had"):
+    with pytest.raises(OptionError, match=r"outputMode\(\"complete\"\) is not"):
         source(nowhere).streamWriter(schema, overwrite=True)

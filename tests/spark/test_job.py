@@ -111,7 +111,7 @@ def test_at_least_once_can_not_do_what_needs_stages(
     broker: EmbeddedBroker, changes: dict[str, Any], overwrite: bool, said: str
 ) -> None:
     options = make_options(broker, topic="a", delivery="at-least-once", **changes)
-    with pytest.raises(OptionError, match=f"{said} can't be had .*use auto.*, or"):
+    with pytest.raises(OptionError, match=f"{said} is not possible .*use auto.*, or"):
         plan_job(options, overwrite)
 
 

@@ -8,6 +8,7 @@ from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.lwp.driver import make_driver
 from lance_spark.model import Partition, Retention
 from lance_spark.spark.watch import Lag, SeenLog, Watch, add_lags, measure_lag
+from tests.each import each
 from tests.spark.reading import connect, fill, make_records
 from tests.spark.streaming import Requests, delete
 
@@ -21,7 +22,7 @@ def look(broker: EmbeddedBroker) -> SeenLog:
         ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("retention", "lag", "expected"),
     [
         (None, Lag(100, 4, 7), (None, None)),
@@ -50,6 +51,7 @@ def test_what_is_reported_of_a_topic() -> None:
         "retentionHeadroomBytes": None,
         "retentionHeadroomMs": None,
         "bytesLost": 12,
+        "recordsLost": None,
     }
 
 

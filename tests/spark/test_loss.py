@@ -60,7 +60,7 @@ def test_an_error_says_what_to_do() -> None:
             losses.report(make_loss())
         assert told.value.reason == f"why; {REMEDY}"
         assert (told.value.asked, told.value.log_start) == (10, 30)
-    assert losses.lost_bytes("a") == 0
+    assert losses.lost("a") == 0
 
 
 def test_the_same_loss_is_told_once_and_counted_as_it_grows(
@@ -70,18 +70,18 @@ def test_the_same_loss_is_told_once_and_counted_as_it_grows(
     for log_start in (30, 30, 70, 50, None):
         losses.report(make_loss(log_start))
     assert len(caplog.records) == 1
-    assert losses.lost_bytes("a") == 60
+    assert losses.lost("a") == 60
     losses.report(make_loss(80, asked=70))
     assert len(caplog.records) == 2
-    assert losses.lost_bytes("a") == 70
+    assert losses.lost("a") == 70
     # A part of what was counted already, met from another offset.
     losses.report(make_loss(80, asked=40))
-    assert losses.lost_bytes("a") == 70
+    assert losses.lost("a") == 70
     # Its successor has offsets of its own.
     losses.begin_anew("a")
     losses.report(make_loss(5, asked=0))
-    assert losses.lost_bytes("a") == 75
-    assert losses.lost_bytes("b") == 0
+    assert losses.lost("a") == 75
+    assert losses.lost("b") == 0
 
 
 def test_a_query_that_loses_for_ever_does_not_remember_all_of_it(
@@ -95,7 +95,7 @@ def test_a_query_that_loses_for_ever_does_not_remember_all_of_it(
     assert len(caplog.records) == 100
     losses.report(make_loss(5, asked=0))
     assert len(caplog.records) == 101
-    assert losses.lost_bytes("a") == 500
+    assert losses.lost("a") == 500
 
 
 # Each kind of loss: how it comes about, and what remains of it.

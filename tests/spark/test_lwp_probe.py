@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lance_spark.client.lwp.places import WINDOW_BYTES, find_boundary
 from tests.columnar.strategies import examples, record
+from tests.each import each
 
 MIB = 1024 * 1024
 TEXT = (string.ascii_letters + string.digits + " ").encode()
@@ -192,7 +193,7 @@ def test_an_empty_range(at):
     assert log.asked == []
 
 
-@pytest.mark.parametrize("before", range(1000, 1700, 7))
+@each("before", range(1000, 1700, 7))
 def test_below_the_next_point(before):
     choice = random.Random(1)
     log = Log([record(1, text(choice, 95)) for _ in range(100)])
@@ -215,7 +216,7 @@ def test_a_part_that_is_smaller_than_a_window_is_not_worth_another():
 # What can't be told.
 
 
-@pytest.mark.parametrize("value", range(256))
+@each("value", range(256))
 def test_all_bytes_alike(value):
     log = Log([bytes([value]) * 3000])
     assert log.find(100) is None

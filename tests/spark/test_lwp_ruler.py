@@ -28,6 +28,7 @@ from lance_spark.errors import (
 from lance_spark.model import Location
 from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from tests.client.kit_flow import FakeLog, record
+from tests.each import each
 from tests.spark.reading import (
     append_bytes,
     connect,
@@ -128,8 +129,8 @@ def test_without_limits_a_server_is_asked_nothing() -> None:
     assert index.asked == []
 
 
-@pytest.mark.parametrize("first", [0, 1, 1000])
-@pytest.mark.parametrize("number", [0, 7, 39])
+@each("first", [0, 1, 1000])
+@each("number", [0, 7, 39])
 def test_bytes_take_two_requests_at_most(number: int, first: int) -> None:
     start = BOUNDS[number]
     for size in range(1, 130):
@@ -192,8 +193,8 @@ def test_counting_takes_two_requests_and_remembers() -> None:
     assert len(index.asked) == 2
 
 
-@pytest.mark.parametrize("removed", [1, 5, 12, 20, 39, 40])
-@pytest.mark.parametrize("when", [1, 2, 3, 4])
+@each("removed", [1, 5, 12, 20, 39, 40])
+@each("when", [1, 2, 3, 4])
 def test_retention_never_leads_out_of_the_range(removed: int, when: int) -> None:
     start, end = BOUNDS[3], BOUNDS[20]
     for size in (None, 1, 15, 60, 200):

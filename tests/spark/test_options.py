@@ -23,6 +23,7 @@ from lance_spark.spark.options import (
 )
 from lance_spark.spark.setting import OPTIONS as ALL_OPTIONS
 from lance_spark.spark.setting import Option, Scope
+from tests.each import each
 from tests.spark.given import (
     GOOD,
     PARSERS,
@@ -111,7 +112,7 @@ def test_write_defaults() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "field", "value"),
     [
         ("failOnDataLoss", "fail_on_data_loss", False),
@@ -133,7 +134,7 @@ def test_read_value(name: str, field: str, value: Any) -> None:
     assert getattr(parse_read_options({"topic": "a", name: GOOD[name]}), field) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "field", "value"),
     [
         ("topic", "topic", "a"),
@@ -260,7 +261,7 @@ def test_options_travel() -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@each("option", OPTIONS, ids=lambda option: option.name)
 def test_bad_value(option: Option) -> None:
     scopes: list[tuple[Scope, Parse]] = [
         (Scope.BATCH_READ, parse_read_options),
@@ -274,7 +275,7 @@ def test_bad_value(option: Option) -> None:
         assert refused(parse, {name: BAD[name]}).startswith(f"option {name}: ")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "hint"),
     [
         ("topik", "did you mean topic?"),
@@ -304,38 +305,36 @@ def test_bad_value(option: Option) -> None:
         ("zzz", "there are allowNullRecords, authToken, batchBytes, checksum, "),
     ],
 )
-@pytest.mark.parametrize("parse", PARSERS)
+@each("parse", PARSERS)
 def test_unknown_option(parse: Parse, name: str, hint: str) -> None:
     said = refused(parse, {"topic": "a", name: "hush"})
     assert said.startswith(f"there is no option {name}; {hint}")
     assert "hush" not in said
 
 
-@pytest.mark.parametrize("name", ["path", "paths", "PATH"])
-@pytest.mark.parametrize("parse", PARSERS)
+@each("name", ["path", "paths", "PATH"])
+@each("parse", PARSERS)
 def test_path(parse: Parse, name: str) -> None:
     said = refused(parse, {name: "events"})
     assert said.startswith("topics have no path: name the topic with option topic")
 
 
-@pytest.mark.parametrize("name", ["provider", "option.servers"])
-@pytest.mark.parametrize("parse", PARSERS)
+@each("name", ["provider", "option.servers"])
+@each("parse", PARSERS)
 def test_table_of_the_catalog(parse: Parse, name: str) -> None:
     said = refused(parse, {name: "lance"})
     assert "with CREATE TEMPORARY VIEW" in said
 
 
-@pytest.mark.parametrize("name", WRITE_ONLY)
-@pytest.mark.parametrize(
-    "parse", [lists_topics, parse_read_options, parse_stream_options]
-)
+@each("name", WRITE_ONLY)
+@each("parse", [lists_topics, parse_read_options, parse_stream_options])
 def test_option_of_writes_in_a_read(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a", name: GOOD[name]})
     assert said == f"option {name} is for writes: leave it out of this read"
 
 
-@pytest.mark.parametrize("name", READ_ONLY)
-@pytest.mark.parametrize("parse", [parse_write_options, parse_stream_write_options])
+@each("name", READ_ONLY)
+@each("parse", [parse_write_options, parse_stream_write_options])
 def test_option_of_reads_in_a_write(parse: Parse, name: str) -> None:
     said = refused(parse, {"topic": "a", name: GOOD[name]})
     assert said == f"option {name} is for reads: leave it out of this write"
@@ -381,7 +380,7 @@ def test_options_of_both() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*READ_ONLY, *WRITE_ONLY])
+@each("name", [*READ_ONLY, *WRITE_ONLY])
 def test_check_takes_options_of_either(name: str) -> None:
     txn = {"txnAppId": "job", "txnVersion": "0"} if name.startswith("txn") else {}
     check_options({**txn, name: GOOD[name]})
@@ -414,7 +413,7 @@ def test_secrets_are_not_shown(parse: Parse) -> None:
     assert SECRET not in f"{made!r} {made} {made.client!r}"
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"authTokens": SECRET},
@@ -424,7 +423,7 @@ def test_secrets_are_not_shown(parse: Parse) -> None:
         {"authToken": SECRET, "createTopic": "true", "splitting": "auto"},
     ],
 )
-@pytest.mark.parametrize("parse", PARSERS)
+@each("parse", PARSERS)
 def test_secrets_are_in_no_error(parse: Parse, wrong: dict[str, str]) -> None:
     with pytest.raises(OptionError) as told:
         parse({"topic": "a", **wrong})

@@ -11,6 +11,7 @@ import pytest
 
 from lance_spark.spark.options import check_options
 from lance_spark.spark.setting import OPTIONS, Scope, render_options
+from tests.each import each
 from tests.spark.given import refused
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,7 +72,7 @@ def shown_errors() -> list[tuple[str, str]]:
     return re.findall(r"^\| (`.*`) \| (.*) \|$", section, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("given", "said"), shown_errors())
+@each(("given", "said"), shown_errors())
 def test_errors_are_as_the_page_shows(given: str, said: str) -> None:
     pairs = [text.partition("=") for text in re.findall(r"`([^`]+)`", given)]
     assert refused(check_options, {name: value for name, _, value in pairs}) == said

@@ -22,10 +22,14 @@ from lance_spark.errors import (
     CheckpointError,
     DataLoss,
     OptionError,
+    RecordError,
+    RemoteProtocolError,
     RowError,
+    StorageError,
     TopicNotFound,
 )
 from lance_spark.model import Retention
+from lance_spark.spark import stream
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import (
     LanceDataSource,
@@ -33,6 +37,8 @@ from lance_spark.spark.source import (
     RustLogDataSource,
     TankDataSource,
 )
+from tests.client.rustlog import field as rustlog
+from tests.client.tank import field as tank
 from tests.spark.reading import make_schema
 
 SOURCES = {"rustlog": RustLogDataSource, "tank": TankDataSource}
@@ -44,13 +50,13 @@ FIRST = {"rustlog": 0, "tank": 1}
 class Server:
     """A broker that speaks a format, and a client of the same."""
 
-    broker: EmbeddedBroker
+    broker: Any
     protocol: str
     client: LogClient
+    address: str
 
     def source(self, **given: str) -> LogDataSource:
-        address = self.broker.address_of(self.protocol)
-        return SOURCES[self.protocol]({"servers": address, **given})
+        return SOURCES[self.protocol]({"servers": self.address, **given})
 
     def lance(self, **given: str) -> LogDataSource:
         return LanceDataSource({"servers": self.broker.address, **given})
@@ -75,7 +81,7 @@ def serve(protocol: str, **settings: Any) -> Iterator[Server]:
         EmbeddedBroker(fsync="none", **{protocol: "127.0.0.1:0"}, **settings) as broker,
         connect(f"{protocol}://{broker.address_of(protocol)}") as client,
     ):
-        yield Server(broker, protocol, client)
+        yield Server(broker, protocol, client, broker.address_of(protocol))
     clear_pool()
 
 
@@ -153,6 +159,18 @@ def test_offsets_by_partition(server: Server) -> None:
         read(server.source(topic="a", startingOffsets=some))
 
 
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_positions_that_a_format_has_not(server: Server, option: str) -> None:
+    """It is known when the DataFrame is made, and no data is lost."""
+    for offset in (-3, *range(server.first)):
+        for given in ({"b": offset}, {"b": {"0": offset}}):
+            text = "is not an offset for" if offset < 0 else "positions of tank begin"
+            with pytest.raises(OptionError, match=f"option {option}: .*{text}"):
+                server.source(topic="b", **{option: json.dumps(given)})
+    lowest = server.source(topic="b", **{option: json.dumps({"b": server.first})})
+    assert len(read(lowest)) == (option == "startingOffsets")
+
+
 def test_positions_that_are_not_there(server: Server) -> None:
     end = json.dumps({"b": server.first + 7})
     with pytest.raises(DataLoss, match="the log ends before it"):
@@ -190,6 +208,24 @@ def test_topics_are_listed(server: Server) -> None:
     assert read(some, make_schema("PARTITION integer"))[-1] == {"PARTITION": 2}
 
 
+@pytest.mark.timeout(60)
+def test_servers_of_another_protocol(server: Server) -> None:
+    """Reads, streams and writes end at once, and not after `retryTimeout`."""
+    other = next(name for name in SOURCES if name != server.protocol)
+    with EmbeddedBroker(fsync="none", **{other: "127.0.0.1:0"}) as broker:
+        servers = broker.address_of(other)
+        source = server.source(servers=servers, topic="a")
+        reader = source.streamReader(source.schema())
+        text = f"{servers}: the answer is not {server.protocol} .*another protocol may"
+        for call in (
+            lambda: read(source),
+            reader.initialOffset,
+            lambda: write(source, "value binary", {"value": [b"x"]}),
+        ):
+            with pytest.raises(RemoteProtocolError, match=text):
+                call()
+
+
 def test_lance_names_the_partitions(server: Server) -> None:
     with pytest.raises(TopicNotFound, match="'a/0' to 'a/2', or read it with a format"):
         read(server.lance(topic="a"))
@@ -212,6 +248,30 @@ def test_times_of_tank() -> None:
         assert found == [
             {"timestamp_ns": 1_700_000_000_123_000_000, "key": "k", "offset": 1}
         ]
+
+
+def test_a_value_that_is_no_text(server: Server) -> None:
+    """The error counts as the format does, and names no option that it has not."""
+    server.client.append("b", [b"\xff"])
+    with pytest.raises(RecordError) as told:
+        read(server.source(topic="b"), make_schema("value string"))
+    text = str(told.value)
+    assert text.startswith(f"malformed record at offset {server.first + 1}: topic 'b'")
+    assert "give later startingOffsets" in text and "onBadRecord" not in text
+
+
+def test_a_key_that_tank_can_not_carry() -> None:
+    with serve("tank") as server:
+        rows = {"value": ["1", "2"], "key": ["k", "k" * 256]}
+        write(server.lance(topic="t"), "value string, key string", rows)
+        with pytest.raises(
+            StorageError, match="t/0 at 2: the broker can't send this r"
+        ):
+            read(server.source(topic="t"))
+        with pytest.raises(
+            RowError, match="its key has 256 bytes, and tank carries 255"
+        ):
+            write(server.source(topic="u"), "value string, key string", rows)
 
 
 # Streams.
@@ -331,6 +391,30 @@ def test_what_retention_has_removed_is_a_loss(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_lost_records_of_all_partitions_are_counted(protocol: str) -> None:
+    with serve(protocol, segment_bytes=500) as server:
+        for number in (0, 1):
+            for _ in range(8):
+                server.client.append(
+                    "a", [bytes(200)], number, create=True, partitions=2
+                )
+        query = Query(server, topic="a", failOnDataLoss="false")
+        store = server.broker.service.store
+        for name in ("a/0", "a/1"):
+            log = store.find_topic(name)
+            assert log is not None
+            store.set_retention(log.metadata.id, Retention(max_bytes=600))
+        server.broker.service.maintain()
+        bounds = server.client.bounds("a")
+        gone = sum(bounds[number].start - server.first for number in (0, 1))
+        assert gone > 0 and len(query.run()) == 16 - gone
+        told = query.reader.reportLatestOffset()
+        assert told is not None
+        assert told["topics"]["a"]["recordsLost"] == gone
+        assert told["topics"]["a"]["bytesLost"] is None
+
+
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
 def test_a_server_that_has_forgotten_all(protocol: str) -> None:
     """RustLog's broker loses everything at a restart: the marks tell."""
     with serve(protocol) as server:
@@ -340,12 +424,161 @@ def test_a_server_that_has_forgotten_all(protocol: str) -> None:
         forget(server, "a/0", "a/1")
         server.client.append("a", [b"x"] * 9, 0, create=True, partitions=2)
         server.client.append("a", [b"y"] * 9, 1)
-        with pytest.raises(DataLoss, match="shifted"):
+        with pytest.raises(DataLoss, match="records before the offset are not those"):
             query.run()
         lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
         assert lax.run() == []
         server.client.append("a", [b"z"], 1)
         assert [value for _, _, value in lax.run()] == [b"z"]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for a log that is shorter to come back."""
+    monkeypatch.setattr(stream, "_GRACE_S", 0.0)
+
+
+def values_of(rows: list[tuple[int, int, bytes]]) -> list[bytes]:
+    return [value for _, _, value in rows]
+
+
+def numbered(start: int, end: int, name: bytes = b"old") -> list[bytes]:
+    return [b"%s %d" % (name, n) for n in range(start, end)]
+
+
+@contextmanager
+def half_read(protocol: str, **given: str) -> Iterator[tuple[Server, Query]]:
+    """Serve a log of 100 records, and a query that has read 50 of them."""
+    with serve(protocol) as server:
+        server.client.append("a", numbered(0, 100), create=True)
+        query = Query(server, topic="a", maxRecordsPerTrigger="50", **given)
+        assert values_of(query.run()) == numbered(0, 50)
+        yield server, query
+
+
+def refill(server: Server, values: list[bytes]) -> None:
+    """Let the log hold other records: there are no ids that would tell."""
+    forget(server, "a")
+    server.client.append("a", values, create=True)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+@pytest.mark.parametrize("left", [50, 51, 60, 99])
+def test_a_log_that_has_lost_its_tail(protocol: str, left: int) -> None:
+    """It reaches the position: all that is there is read, and what comes."""
+    with half_read(protocol) as (server, query):
+        refill(server, numbered(0, left))
+        text = f"the log was {100 - left} records longer when .*failOnDataLoss=false"
+        with pytest.raises(DataLoss, match=text):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert values_of(lax.run()) == numbered(50, left)
+        server.client.append("a", [b"new"])
+        assert lax.run() == [(0, server.first + left, b"new")]
+        # What was reported once is settled.
+        strict = Query(server, lax.offset, topic="a")
+        assert strict.run() == []
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_a_log_that_has_lost_its_tail_and_grows_again(protocol: str) -> None:
+    """Before the next look: what is written anew is read as well."""
+    with half_read(protocol, failOnDataLoss="false") as (server, query):
+        refill(server, numbered(0, 60) + numbered(60, 80, b"new"))
+        assert values_of(query.run()) == numbered(50, 60) + numbered(60, 80, b"new")
+    with half_read(protocol) as (server, query):
+        # Past the end that was known, nothing tells; but nothing is passed over.
+        expected = numbered(50, 60) + numbered(60, 120, b"new")
+        refill(server, numbered(0, 60) + numbered(60, 120, b"new"))
+        assert values_of(query.run() + query.run()) == expected
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+@pytest.mark.parametrize(
+    "found",
+    [
+        numbered(0, 100, b"other"),
+        numbered(0, 130, b"other"),
+        numbered(0, 45) + numbered(45, 100, b"other"),
+        [b"other", *numbered(1, 100)],
+        numbered(1, 101),
+    ],
+    ids=["same length", "longer", "before the position", "head", "one before"],
+)
+def test_another_log_in_its_place(protocol: str, found: list[bytes]) -> None:
+    with half_read(protocol) as (server, query):
+        refill(server, found)
+        with pytest.raises(DataLoss, match="another log has taken the place"):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert lax.run() == []
+        server.client.append("a", [b"new"])
+        assert lax.run() == [(0, server.first + len(found), b"new")]
+
+
+def test_a_query_goes_on_behind_a_record_that_can_not_be_sent() -> None:
+    with serve("tank") as server:
+        rows = {"value": ["1", "2", "3"], "key": ["k", "k" * 256, None]}
+        write(server.lance(topic="t"), "value string, key string", rows)
+        query = Query(server, topic="t", startingOffsets='{"t": {"0": 3}}')
+        assert query.run() == [(0, 3, b"3")]
+        server.client.append("t", [b"4"])
+        assert Query(server, query.offset, topic="t").run() == [(0, 4, b"4")]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_a_log_that_is_empty_now(protocol: str) -> None:
+    with half_read(protocol) as (server, query):
+        refill(server, [])
+        with pytest.raises(DataLoss, match="the log ends 50 records before it"):
+            query.run()
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false")
+        assert lax.run() == []
+        server.client.append("a", numbered(0, 3, b"new"))
+        assert values_of(lax.run()) == numbered(0, 3, b"new")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(SOURCES))
+def test_the_tail_goes_while_a_batch_is_planned(protocol: str) -> None:
+    """The end of the batch is gone; what is there before it is read."""
+    with half_read(protocol) as (server, query):
+        reader, limit = query.reader, query.reader.getDefaultReadLimit()
+        end = reader.latestOffset(query.offset, limit)
+        refill(server, numbered(0, 60))
+        with pytest.raises(DataLoss, match="the log ends before it") as told:
+            reader.partitions(query.offset, end)
+        first = server.first
+        assert (told.value.asked, told.value.log_end) == (first + 100, first + 60)
+        lax = Query(server, query.offset, topic="a", failOnDataLoss="false").reader
+        rows = [gather(lax.read(split)) for split in lax.partitions(query.offset, end)]
+        assert values_of(places([*chain(*rows)])) == numbered(50, 60)
+
+
+def test_a_topic_that_gains_a_partition() -> None:
+    """Servers in the field may add some; a query reads them from their beginning."""
+    with rustlog.FieldServer() as plain, tank.FieldServer() as other:
+        plain.fill("a", [b"1", b"2"])
+        other.fill("a", [b"1", b"2"])
+        # By the format: where it is, and what adds a partition with one record.
+        for protocol, address, gain in (
+            ("rustlog", plain.address, lambda: plain.topics["a"].append([b"3"])),
+            ("tank", other.address, lambda: other.gain("a", [b"3"])),
+        ):
+            with connect(f"{protocol}://{address}") as client:
+                server = Server(None, protocol, client, address)
+                query = Query(server, topic="a")
+                first = server.first
+                assert query.run() == [(0, first, b"1"), (0, first + 1, b"2")]
+                gain()
+                again = Query(server, query.offset, topic="a")
+                for each in (query, again):
+                    assert each.run() == [(1, first, b"3")]
+        clear_pool()
 
 
 def forget(server: Server, *logs: str) -> None:
@@ -432,7 +665,7 @@ def test_what_a_record_can_not_hold() -> None:
             kind = {"key": "binary", "timestamp_ns": "long"}[column]
             given = {"key": b"k", "timestamp_ns": 7}[column]
             rows = {"value": [b"1", b"2"], column: [None, given]}
-            with pytest.raises(RowError, match=f"its column {column} can't") as told:
+            with pytest.raises(RowError, match=f"its {column} is not null") as told:
                 write(server.source(topic="r"), f"value binary, {column} {kind}", rows)
             assert told.value.row == 1
         with pytest.raises(RowError, match="its value is null"):

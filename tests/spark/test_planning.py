@@ -25,6 +25,7 @@ from lance_spark.spark.planning import (
     plan_splits,
     resolve_bound,
 )
+from tests.each import each
 
 
 def make_range(start: int, end: int, topic: str = "a") -> Range:
@@ -168,7 +169,7 @@ def test_a_range_that_is_there_is_taken_as_it_is(start: int, end: int) -> None:
     assert (planned.start, planned.end, planned.losses) == (start, end, ())
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "left", "lost"),
     [
         # Before the log start, wholly and in part.
@@ -249,8 +250,8 @@ def test_a_bound_in_a_topic(bound: Bound, offset: int) -> None:
     assert found == offset
 
 
-@pytest.mark.parametrize("unit", ["bytes", "records"])
-@pytest.mark.parametrize("sizes", [[], [1, 0], [256], [256, 1], [15_000, 370]])
+@each("unit", ["bytes", "records"])
+@each("sizes", [[], [1, 0], [256], [256, 1], [15_000, 370]])
 def test_partitions_that_nobody_asked_for_are_few(
     sizes: list[int], unit: Literal["bytes", "records"]
 ) -> None:

@@ -29,6 +29,7 @@ def make_document(batch: int, rows: int, *, behind: int = 0) -> dict[str, Any]:
         "retentionHeadroomBytes": None,
         "retentionHeadroomMs": None,
         "bytesLost": 0,
+        "recordsLost": None,
     }
     source = {
         "description": "lance",
@@ -104,6 +105,7 @@ def test_history_has_columns_of_the_same_length() -> None:
     assert history["rows"] == [5, 6]
     assert history["rows_per_s"] == [10, 12]
     assert history["unread_bytes"] == [7, 0]
+    assert history["unread_records"] == [0, 0]
     assert {len(column) for column in history.values()} == {2}
 
 
@@ -160,6 +162,35 @@ def test_two_sources_add_up() -> None:
     other = json.loads(json.dumps(document["sources"][0]).replace("clicks", "orders"))
     document["sources"].append(other)
     assert parse_batch(document).unread_bytes == 10
+
+
+def count_records(document: dict[str, Any], behind: int, lost: int) -> dict[str, Any]:
+    """Make a document one of a format whose positions count records."""
+    topic = document["sources"][0]["latestOffset"]["topics"]["clicks"]
+    topic.update(bytesBehind=None, bytesLost=None, oldestUnreadMs=None)
+    topic.update(recordsBehind=behind, recordsLost=lost)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("behind", "lost", "shown"),
+    [
+        (0, 0, ["0 records", "0 records"]),
+        (1, 1, ["1 record", "1 record"]),
+        (12_345, 2, ["12,345 records", "2 records"]),
+    ],
+)
+def test_formats_that_count_records(behind: int, lost: int, shown: list[str]) -> None:
+    """They have no bytes to show, and 0 bytes would look like no lag at all."""
+    document = count_records(make_document(0, 10), behind, lost)
+    progress = read(document)
+    assert str(progress).endswith(f"; clicks {shown[0]} behind")
+    rows = Reader(progress._repr_html_()).rows
+    assert rows[1] == ["clicks", f"{behind:,}", shown[0], UNKNOWN, shown[1]]
+    assert progress.lag == {"clicks": TopicLag(None, behind, None, None, lost)}
+    history = progress.history
+    assert history["unread_bytes"] == [None]
+    assert history["unread_records"] == [behind]
 
 
 def test_plain_servers_count_no_records() -> None:

@@ -42,6 +42,7 @@ from lance_spark.spark.schema import (
     project_topics,
 )
 from lance_spark.wire.lwp import read_records
+from tests.each import each
 from tests.spark.reading import ROW_COLUMNS, ROW_SCHEMA
 
 # Every column that a read may have.
@@ -175,7 +176,7 @@ def test_unknown_column(name: str, hint: str) -> None:
     assert said == f"there is no column {name}{hint}; {THERE}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kind", "shown"),
     [
         ("topic", BinaryType(), "string, not binary"),
@@ -275,7 +276,7 @@ def test_topics_that_are_refused(fields: list[StructField], match: str) -> None:
 # Writes.
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         make(value=BinaryType()),
@@ -306,7 +307,7 @@ def test_topics_by_column() -> None:
         check_write_schema(schema, topic_option=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "said"),
     [
         (
@@ -353,7 +354,7 @@ def test_topics_by_column() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("topic_option", [True, False])
+@each("topic_option", [True, False])
 def test_columns_that_are_refused(
     schema: StructType, said: str, topic_option: bool
 ) -> None:
@@ -362,7 +363,7 @@ def test_columns_that_are_refused(
     assert str(told.value) == said
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kind", "said"),
     [
         (

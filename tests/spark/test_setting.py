@@ -19,6 +19,7 @@ from lance_spark.spark.setting import (
     Values,
     render_options,
 )
+from tests.each import each
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -103,7 +104,7 @@ def test_secrets_are_known() -> None:
     assert secret == {"tlsCert", "tlsKey", "authToken"}
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@each("option", OPTIONS, ids=lambda option: option.name)
 def test_sentence_fits_a_table(option: Option) -> None:
     assert option.sentence.endswith(".")
     assert "|" not in option.sentence and "\n" not in option.sentence
@@ -112,8 +113,8 @@ def test_sentence_fits_a_table(option: Option) -> None:
         assert name in BY_NAME or name == "foreachBatch"
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-@pytest.mark.parametrize("value", [None, 7, b"x"])
+@each("option", OPTIONS, ids=lambda option: option.name)
+@each("value", [None, 7, b"x"])
 def test_value_that_is_no_text(option: Option, value: object) -> None:
     with pytest.raises(OptionError, match=f"^option {option.name} is not a text: give"):
         option.read(value)

@@ -244,7 +244,7 @@ def test_a_row_without_topic(
     job = make_job(server)
     _in_partition(monkeypatch, 0)
     good, bad = rows(value=[b"1"], topic=["a"]), rows(value=[b"2"], topic=[None])
-    with pytest.raises(RowError, match=r"row 1: no topic: .*in partition 0"):
+    with pytest.raises(RowError, match=r"row 1: no topic: .*in Spark's partition 0"):
         write_task(job, iter([good, bad]))
 
 
@@ -967,5 +967,5 @@ def test_null_records(server: EmbeddedBroker) -> None:
     assert told.value.row == 3
     for said in ("no value, no key", "a plain server", "allowNullRecords=true"):
         assert said in told.value.reason
-    assert "(in partition" in told.value.reason
+    assert "(in Spark's partition" in told.value.reason
     assert read_records(server, "a") == [], "few rows wait for more, and none was sent"

@@ -308,7 +308,9 @@ def test_a_bad_row(spark: SparkSession, broker: EmbeddedBroker) -> None:
     good = spark.range(10).selectExpr("'a' topic", "string(id) value", "'k' key")
     frame = good.union(spark.sql("select 'a', null, 'k'")).coalesce(1)
     said = refuse(frame, broker)
-    assert re.search("RowError: row 10: .*a key but no value.*in partition 0", said)
+    assert re.search(
+        "RowError: row 10: .*a key but no value.*in Spark's partition 0", said
+    )
     check_untouched(broker)
 
 

@@ -8,7 +8,6 @@ order, or not at all.
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 import random
@@ -78,7 +77,14 @@ class Disk:
         self.next_inode = 1
 
     def clone(self) -> Disk:
-        return copy.deepcopy(self)
+        other = Disk()
+        other.inodes = {
+            number: Inode(bytearray(inode.seen), inode.durable, [*inode.pending])
+            for number, inode in self.inodes.items()
+        }
+        other.seen, other.durable = dict(self.seen), dict(self.durable)
+        other.pending, other.next_inode = [*self.pending], self.next_inode
+        return other
 
     def change(self, *names: tuple[str, int | None]) -> None:
         change = NameChange(names)

@@ -59,6 +59,7 @@ from lance_spark.store.journal import (
 )
 from lance_spark.store.log import Tail
 from lance_spark.wire.lwp import scan
+from tests.each import each
 from tests.store.disk import DiskFiles
 from tests.store.jobs import (
     commit,
@@ -171,7 +172,7 @@ def fold(entries: list[JournalEntry]) -> tuple[dict[str, Commit], set[Job]]:
     return writers._last, set(writers.pending)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each("seed", range(100))
 def test_no_damaged_entry_changes_what_was_committed(seed: int) -> None:
     """The mark makes up for it, or a commit that is begun is known to be unreadable."""
     rng = random.Random(seed)

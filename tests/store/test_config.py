@@ -6,6 +6,7 @@ import pytest
 
 from lance_spark.errors import OptionError
 from lance_spark.store import Fsync, StoreConfig
+from tests.each import each
 
 
 def test_the_defaults_are_allowed() -> None:
@@ -14,7 +15,7 @@ def test_the_defaults_are_allowed() -> None:
     assert config.batch_bytes_max > 16 * 1024 * 1024 + 64 * 1024  # LWP's largest.
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("sync_interval_s", -0.1),

@@ -29,6 +29,7 @@ from lance_spark.store.format import (
     seal_rows,
     valid_rows,
 )
+from tests.each import each
 
 HEADER = IndexHeader(7, SegmentName(3, 1_700), 5_000, 40, 900)
 ENCODED = encode_header(HEADER, IndexMark(10, 1, 0))
@@ -55,7 +56,7 @@ def test_a_header_comes_back() -> None:
     assert decode_mark(ENCODED) == IndexMark(10, 1, 0)
 
 
-@pytest.mark.parametrize("size", range(HEADER_BYTES))
+@each("size", range(HEADER_BYTES))
 def test_a_cut_header(size: int) -> None:
     assert decode_header(ENCODED[:size]) == f"header has {size} of 128 bytes"
 

@@ -26,12 +26,13 @@ from lance_spark.store.topic import (
     encode_topic,
     plan_retention,
 )
+from tests.each import each
 from tests.store.disk import DiskFiles
 from tests.store.jobs import Clock, refusing, reopen
 from tests.store.kit import SMALL, StoreConfig, batch, check_clean, open_store, read_all
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["a", "events.v2", "a b", "Ωμέγα", "...", "x" * 255, "é" * 127, "\U0001f600"],
 )
@@ -39,7 +40,7 @@ def test_names_that_are_allowed(name: str) -> None:
     check_name(name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "reason"),
     [
         ("", "has 0 bytes: give 1 to 255"),
@@ -124,7 +125,7 @@ def test_every_field_is_needed(format_: int) -> None:
             decode_topic(data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         ("id", 2**31),
@@ -181,7 +182,7 @@ def segment(number: int, base: int, size: int, last_s: int) -> Segment:
 THREE = [segment(n + 4, n * 100, 100, 10 * (n + 1)) for n in range(3)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("retention", "now_s", "start"),
     [
         (Retention(), 10**6, None),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lance_spark.broker.config import parse_settings
+from lance_spark.client import connect
 from lance_spark.errors import LanceError
 from lance_spark.net.deadline import Deadline
 from lance_spark.testing import BrokerProcess
@@ -42,6 +43,23 @@ def test_life(tmp_path: Path) -> None:
         assert process.pid != pid
     assert not process.is_running
     assert process.stop() == 0
+
+
+def test_every_protocol_keeps_its_address(tmp_path: Path) -> None:
+    here = "127.0.0.1:0"
+    with BrokerProcess(tmp_path / "data", rustlog=here, tank=here) as process:
+        addresses = [process.address_of(name) for name in ("lance", "rustlog", "tank")]
+        assert addresses[0] == process.address
+        assert len(set(addresses)) == 3 and here not in addresses
+        process.kill()
+        process.start()
+        again = [process.address_of(name) for name in ("lance", "rustlog", "tank")]
+        assert again == addresses
+        for name in ("rustlog", "tank"):
+            with connect(f"{name}://{process.address_of(name)}") as client:
+                assert [topic.name for topic in client.topics()] == []
+    with pytest.raises(LanceError, match="does not serve 'tank'"):
+        BrokerProcess(tmp_path / "data").address_of("tank")
 
 
 _STARTER = """

@@ -17,6 +17,7 @@ from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
 from lance_spark.testing import CLEAR, Fate, Flow, Relay
 from lance_spark.testing.relay import ByteFilter, NetworkFaults
+from tests.each import each
 from tests.integration.kit import wait_for
 
 PATIENCE_S = 30.0
@@ -234,7 +235,7 @@ def test_clear() -> None:
     assert pass_through(Flow(), b"abc", b"", b"d") == ([b"abc", b"", b"d"], False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flow", "passed", "is_cut"),
     [
         (Flow(cut_at=0), [b"", b""], True),
@@ -245,6 +246,10 @@ def test_clear() -> None:
         (Flow(swallow_at=0), [b"", b""], False),
         (Flow(swallow_at=4), [b"abc", b"d"], False),
         (Flow(swallow_at=1, cut_at=4), [b"a", b""], True),
+        (Flow(flip_at=0), [b"`bc", b"def"], False),
+        (Flow(flip_at=4), [b"abc", b"ddf"], False),
+        (Flow(flip_at=6), [b"abc", b"def"], False),
+        (Flow(flip_at=4, cut_at=4), [b"abc", b"d"], True),
     ],
 )
 def test_bytes(flow: Flow, passed: list[bytes], is_cut: bool) -> None:

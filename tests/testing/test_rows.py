@@ -21,6 +21,7 @@ from lance_spark.testing.rows import (
     to_table,
     to_tuples,
 )
+from tests.each import each
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 NOON_NS = 1_714_564_800 * 10**9
@@ -121,7 +122,7 @@ def test_a_frame_that_arrow_can_take() -> None:
     assert read(Spark()) == [(b"b",)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "text"),
     [
         ("abc", "one row, a str, where rows are wanted: put it in a list"),
@@ -223,7 +224,7 @@ def test_long_lists_are_cut() -> None:
     assert describe("", 15 * "x").endswith("record 9 (offset 90) and 5 more")
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "part", "shown"),
     [
         ("value", b"a'b", '"a\'b"'),

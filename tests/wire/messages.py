@@ -56,6 +56,7 @@ def messages() -> st.SearchStrategy[Message]:
         st.builds(lwp.CreateTopic, text),
         st.builds(lwp.CreateTopicWithRetention, text, retention),
         st.builds(lwp.DeleteTopic, u32),
+        st.builds(lwp.DeletePartitions, u32, u32),
         st.builds(lwp.ListTopics),
         st.builds(lwp.GetTopic, u32),
         st.builds(lwp.SetRetention, u32, retention),

@@ -30,6 +30,7 @@ from lance_spark.wire.lwp import (
     encode_ingest,
     encode_keepalive,
 )
+from tests.each import each
 from tests.wire.vectors import join, load, named, parse
 
 ALL_FRAMES = [bytes.fromhex(row["crc32c"]) for row in load("frames")]
@@ -151,7 +152,7 @@ def test_partial_header_moves_to_the_front() -> None:
     assert frames == [Frame(FrameFlags.ACK, 7)] * 5000
 
 
-@pytest.mark.parametrize("row", **named("malformed_frames"))
+@each("row", **named("malformed_frames"))
 def test_malformed(row: dict[str, Any]) -> None:
     good = encode_keepalive()
     bad = bytes.fromhex(row["hex"])

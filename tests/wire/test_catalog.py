@@ -24,6 +24,7 @@ from lance_spark.wire.lwp import (
     decode_response,
     encode_message,
 )
+from tests.each import each
 from tests.wire.messages import messages
 from tests.wire.vectors import (
     CHECKSUMS,
@@ -47,7 +48,7 @@ def decode(row: dict[str, Any], payload: bytes) -> Message:
     return decode_response(frame, extended=row.get("extended", False))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@each("row", ROWS, ids=NAMES)
 def test_vectors(row: dict[str, Any]) -> None:
     payload = bytes.fromhex(row["payload"])
     message = decode(row, payload)
@@ -69,7 +70,7 @@ def test_vectors(row: dict[str, Any]) -> None:
             assert join(encode_message(message, checksum=Checksum(name))) == data
 
 
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@each("row", ROWS, ids=NAMES)
 def test_truncated_and_flipped(row: dict[str, Any]) -> None:
     payload = bytes.fromhex(row["payload"])
     # These are a bare text to the end, or take whatever comes as a text.
@@ -97,7 +98,7 @@ def decode_any(row: dict[str, Any], payload: bytes) -> None:
         decode(row, payload)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@each("row", ROWS, ids=NAMES)
 def test_bytes_behind(row: dict[str, Any]) -> None:
     payload = bytes.fromhex(row["payload"])
     if row["message"] in {"CreateTopic", "Authenticate", "AuthenticateResponse"}:
@@ -109,7 +110,7 @@ def test_bytes_behind(row: dict[str, Any]) -> None:
             decode(row, payload + b"x")
 
 
-@pytest.mark.parametrize("row", **named("malformed_messages"))
+@each("row", **named("malformed_messages"))
 def test_malformed(row: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError, match=row["reason"]):
         decode(row, bytes.fromhex(row["payload"]))

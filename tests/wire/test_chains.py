@@ -18,6 +18,7 @@ from lance_spark.wire.lwp.chains import (
     follow_chains,
 )
 from tests.columnar.strategies import buffers, examples, record
+from tests.each import each
 
 # Bytes that often look like a header, which random ones hardly ever do.
 _header_like = st.lists(st.sampled_from([0, 0, 0, 0, 1, 2, 5, 0x10, 0x12, 0xFF])).map(
@@ -104,7 +105,7 @@ def test_meeting_agrees_with_walking(data, reach, wary):
     assert find_meeting(chains, reach, wary=wary) == expected
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_meeting_agrees_with_walking_where_many_chains_live(seed):
     # Few kinds of bytes, most of them 0: chains cross, merge and run side by side.
     choice = random.Random(seed)
@@ -140,7 +141,7 @@ def test_something_is_found_where_many_chains_live():
 class TestHeaders:
     """What can't be a header, alone in a window that it leads out of."""
 
-    @pytest.mark.parametrize(
+    @each(
         ("data", "alive"),
         [
             (struct.pack("<BI", 1, 9), True),
@@ -174,7 +175,7 @@ class TestHeaders:
         assert len(chains.starts) == 0
         assert find_meeting(chains, 1, wary=True) is None
 
-    @pytest.mark.parametrize("value", range(256))
+    @each("value", range(256))
     def test_all_bytes_alike(self, value):
         assert len(follow_chains(bytes([value]) * 1000).starts) == 0
 

@@ -28,6 +28,7 @@ from lance_spark.wire.lwp import (
     decompressed_bytes_max,
     encode_record,
 )
+from tests.each import each
 from tests.wire.vectors import named
 
 
@@ -110,8 +111,8 @@ def test_declared_size_over_the_limit() -> None:
     assert (caught.value.size, caught.value.limit) == (2000, 1000)
 
 
-@pytest.mark.parametrize("size", [0, 1, 262_143, 262_144, 262_145, 600_000])
-@pytest.mark.parametrize("store_size", [True, False])
+@each("size", [0, 1, 262_143, 262_144, 262_145, 600_000])
+@each("store_size", [True, False])
 def test_frame_that_just_fits(size: int, store_size: bool) -> None:
     data = lz4.frame.compress(bytes(size), store_size=store_size)
     assert decompress(data, bytes_max=size) == bytes(size)

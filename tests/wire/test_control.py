@@ -26,6 +26,7 @@ from lance_spark.wire.lwp import (
     TopicRetention,
     decode_request,
 )
+from tests.each import each
 from tests.wire.vectors import control, join
 
 RETENTION = Retention(30 * 86400, 2**40)
@@ -139,7 +140,7 @@ def test_unknown_fields_are_kept_and_never_win() -> None:
     assert received == TopicInfo(1, "a", details={"log_end": 5})
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {"id": 1},

@@ -12,6 +12,7 @@ import pytest
 from lance_spark import errors
 from lance_spark.errors import BrokerError
 from lance_spark.wire.lwp import ERROR_CODES, ErrorResponse, code_of
+from tests.each import each
 from tests.wire.vectors import join
 
 # LWP §12.2 without success and reserved, then our own.
@@ -76,7 +77,7 @@ def test_every_row_says_what_to_do() -> None:
         assert row.remedy.endswith(".")
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
+@each("code", ERROR_CODES)
 def test_to_exception_and_back(code: int) -> None:
     response = ErrorResponse(code, "no", {"batch_id": 1})
     error = response.to_exception()
@@ -122,7 +123,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "code"), TEXTS)
+@each(("text", "code"), TEXTS)
 def test_texts(text: str, code: int) -> None:
     expected = ErrorResponse(code, text)
     assert ErrorResponse.decode_payload(text.encode()) == expected

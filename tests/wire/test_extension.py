@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lance_spark.model import Location
 from lance_spark.wire.lwp import (
     STAGE_ID_MIN,
@@ -33,6 +31,7 @@ from lance_spark.wire.lwp import (
     Wait,
     WaitResponse,
 )
+from tests.each import each
 from tests.wire.vectors import join
 
 # One space between fields, so that a reader can count.
@@ -80,7 +79,7 @@ BY_HAND: list[tuple[Message, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "data"), BY_HAND)
+@each(("message", "data"), BY_HAND)
 def test_bytes(message: Message, data: str) -> None:
     payload = bytes.fromhex(data)
     assert join(message.encode_payload()) == payload
@@ -106,4 +105,5 @@ def test_capabilities_can_be_sent_as_they_are() -> None:
         "staged-commit",
         "wait",
         "groups",
+        "partitions",
     )

@@ -29,6 +29,7 @@ from lance_spark.wire.lwp import (
     identify_checksum,
     parse_checksum,
 )
+from tests.each import each
 from tests.wire.vectors import (
     CHECKSUMS,
     assert_decodes,
@@ -75,7 +76,7 @@ def test_header_constants(flags: int, crc32c: int, crc32: int) -> None:
     assert Checksum.CRC32.update(prefix) == crc32
 
 
-@pytest.mark.parametrize("row", **named("checksums"))
+@each("row", **named("checksums"))
 def test_checksum_vectors(row: dict[str, Any]) -> None:
     data = bytes.fromhex(row["input"])
     for name in CHECKSUMS:
@@ -135,8 +136,8 @@ def test_corrected_appendix_a1() -> None:
     assert encode_keepalive(checksum=Checksum.CRC32) == field
 
 
-@pytest.mark.parametrize("name", CHECKSUMS)
-@pytest.mark.parametrize("row", **named("frames"))
+@each("name", CHECKSUMS)
+@each("row", **named("frames"))
 def test_vectors(row: dict[str, Any], name: str) -> None:
     data = bytes.fromhex(row[name])
     frame = frame_of(row)

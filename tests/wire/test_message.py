@@ -40,6 +40,7 @@ from lance_spark.wire.lwp.message import (
     encode_document,
     pack,
 )
+from tests.each import each
 
 
 class Colour(IntEnum):
@@ -73,7 +74,7 @@ CASES: list[tuple[Field, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "data"), CASES)
+@each(("field", "value", "data"), CASES)
 def test_both_ways(field: Field, value: Any, data: str) -> None:
     assert field.encode(value).hex() == data
     reader = PayloadReader(bytes.fromhex(data), "test")
@@ -81,7 +82,7 @@ def test_both_ways(field: Field, value: Any, data: str) -> None:
     reader.finish()
 
 
-@pytest.mark.parametrize(("field", "value", "data"), CASES)
+@each(("field", "value", "data"), CASES)
 def test_truncated(field: Field, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for size in range(len(whole)):
@@ -91,7 +92,7 @@ def test_truncated(field: Field, value: Any, data: str) -> None:
             field.read(PayloadReader(whole[:size], "test"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         (U8, 256),
@@ -175,7 +176,7 @@ def test_document_can_not_be_written(body: dict[str, Any]) -> None:
         encode_document(body)
 
 
-@pytest.mark.parametrize(
+@each(
     "payload",
     [
         b"",
@@ -259,7 +260,7 @@ def test_reader_leaves_the_document_alone() -> None:
 TYPES = sorted({*REQUESTS.values(), *RESPONSES.values()}, key=lambda t: t.__name__)
 
 
-@pytest.mark.parametrize("message_type", TYPES, ids=lambda t: t.__name__)
+@each("message_type", TYPES, ids=lambda t: t.__name__)
 def test_declarations(message_type: type[Message]) -> None:
     assert message_type.COMMAND in Command
     assert message_type.NAME.lower() == message_type.NAME

@@ -18,6 +18,7 @@ from lance_spark.wire.lwp import (
     decode_records,
     encode_record,
 )
+from tests.each import each
 from tests.wire.vectors import named, plain
 
 TYPED = {RecordType.KEY_VALUE, RecordType.TIMESTAMPED, RecordType.KEY_TIMESTAMPED}
@@ -40,7 +41,7 @@ def test_example_of_section_8_6() -> None:
     assert data.hex() == "010500000068656c6c6f0105000000776f726c64"
 
 
-@pytest.mark.parametrize("row", **named("records"))
+@each("row", **named("records"))
 def test_vectors(row: dict[str, Any]) -> None:
     data = bytes.fromhex(row["hex"])
     record, end = decode_record(data)
@@ -75,7 +76,7 @@ def test_position() -> None:
     assert not caught.value.truncated
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "reason"),
     [
         (b"\x00\x00\x00\x00\x00", "type 0"),
@@ -95,7 +96,7 @@ def test_malformed(data: bytes, reason: str) -> None:
     assert not caught.value.truncated
 
 
-@pytest.mark.parametrize(
+@each(
     ("record", "reason"),
     [
         (Record(0), "not 1 to 255"),

@@ -23,6 +23,7 @@ from lance_spark.wire.lwp import (
 )
 from tests.columnar import plain
 from tests.columnar.strategies import buffers, examples, record, row_lists
+from tests.each import each
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -190,12 +191,12 @@ class TestFaults:
         assert found.starts.dtype == np.int64
         assert (found.starts.tolist(), found.end, found.fault) == ([], 0, None)
 
-    @pytest.mark.parametrize("size", range(1, 9))
+    @each("size", range(1, 9))
     def test_truncated(self, size):
         tail = record(1, b"abcd")[:size]
         assert "ends inside" in self.check(tail, truncated=True)
 
-    @pytest.mark.parametrize("size", range(1, 9))
+    @each("size", range(1, 9))
     def test_type_0_is_never_mended_by_more_bytes(self, size):
         tail = record(0, b"abcd")[:size]
         assert "type 0" in self.check(tail, truncated=False)
@@ -225,7 +226,7 @@ class TestFaults:
         assert len(found.starts) == 4321
         assert found.fault.position == found.end == 8 * 4321
 
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
+    @each("kind", [bytes, bytearray, memoryview, pa.py_buffer])
     def test_kinds_of_memory(self, kind):
         assert scan(kind(self.GOOD * 2)).starts.tolist() == [0, 8]
 
@@ -235,8 +236,8 @@ def test_check_counts_records():
     assert check_records(GOOD) == 6
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("tail", [b"", GOOD, b"\x00", b"\x01"])
+@each("name", BAD)
+@each("tail", [b"", GOOD, b"\x00", b"\x01"])
 def test_check_names_the_first_bad_record(name, tail):
     bad, text = BAD[name]
     for error in (catch(GOOD + bad + tail), catch(GOOD + bad + bad)):

@@ -255,8 +255,15 @@ class Requests:
         return self._overview.describe_topic(client, name)
 
     def _delete_topic(self, client: Principal, request: Request) -> Any:
-        topic = self._overview.find(client, _read_name(request))
-        self._service.delete_topic(client, topic.metadata.id)
+        """Delete a topic, which is all of its partitions."""
+        name = _read_name(request)
+        if self._service.store.partitions(name) > 1:
+            logs = self._service.partitions(client, name)
+            log = next(iter(logs.values())).metadata
+            self._service.delete_topic(client, log.id, log.partitions or 1)
+        else:
+            topic = self._overview.find(client, name)
+            self._service.delete_topic(client, topic.metadata.id)
         return {}
 
     def _set_retention(self, client: Principal, request: Request) -> Any:

@@ -159,6 +159,10 @@ class LwpSession(FrameSession):
         self._service.delete_topic(self._client, message.topic_id)
         return wire.TopicDeletion(message.topic_id)
 
+    def _delete_partitions(self, message: wire.DeletePartitions) -> Message:
+        self._service.delete_topic(self._client, message.topic_id, message.partitions)
+        return wire.TopicDeletion(message.topic_id)
+
     def _list_topics(self, message: wire.ListTopics) -> Message:
         topics = self._service.topics(self._client)
         self._hold_answer(len(topics) * _TOPIC_BYTES)
@@ -365,6 +369,8 @@ class LwpSession(FrameSession):
 def _describe(topic: Topic) -> wire.TopicInfo:
     metadata = topic.metadata
     start, end, _ = topic.log.snapshot()
+    # A topic without this is whole: a slash alone does not make a name a partition's.
+    family = {} if metadata.partitions is None else {"partitions": metadata.partitions}
     return wire.TopicInfo(
         metadata.id,
         metadata.name,
@@ -376,5 +382,6 @@ def _describe(topic: Topic) -> wire.TopicInfo:
             "log_end": end.offset,
             "first_record": start.record,
             "record_count": end.record - start.record,
+            **family,
         },
     )

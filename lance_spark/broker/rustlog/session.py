@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.broker.metrics import Exporter
 from lance_spark.broker.service import to_broker_error
-from lance_spark.broker.session import PIECE_BYTES, Owed, Session
+from lance_spark.broker.session import Owed, Session
 from lance_spark.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -33,6 +34,7 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.model import Buffer, Partition
+from lance_spark.net.deadline import Deadline
 from lance_spark.records import NO_SPANS, Records
 from lance_spark.store import Slice
 from lance_spark.wire import rustlog as wire
@@ -48,6 +50,9 @@ _JSON_GROWTH = 16
 # The most that is put into one answer in JSON.
 _JSON_BYTES_MAX = 512 * 1024
 
+# How long the first byte of a frame is waited for that shows how to answer.
+_DIALECT_S = 1.0
+
 _NO_RECORDS = Records(NO_SPANS)
 
 
@@ -62,6 +67,8 @@ class _Asked:
 
 class RustlogSession(Session[memoryview]):
     """Serves one client of RustLog."""
+
+    _parser: wire.FrameParser
 
     def _make_parser(self) -> wire.FrameParser:
         return wire.FrameParser(payload_bytes_max=self._payload_bytes_max)
@@ -95,8 +102,7 @@ class RustlogSession(Session[memoryview]):
 
     def _decode(self, frame: memoryview) -> wire.Message:
         try:
-            size = wire.find_memory(frame)
-            if size > PIECE_BYTES and not self._hold(size):
+            if not self._hold_work(wire.find_memory(frame)):
                 raise Timeout("there was no memory to read the request")
             return wire.decode_request(frame)
         except RemoteProtocolError as error:
@@ -117,10 +123,27 @@ class RustlogSession(Session[memoryview]):
         self._answer(wire.ErrorResponse.from_exception(error, asked.command), asked)
 
     def _refuse(self, error: BrokerError, frame: memoryview | None) -> None:
-        as_json = frame is not None and wire.is_json(frame)
-        if frame is None:
+        if frame is not None:
+            as_json = wire.is_json(frame)
+        else:
             self._began_s = time.perf_counter()
+            as_json = self._learn_dialect()
         self._fail(error, _Asked(None, "Unknown", as_json))
+
+    def _learn_dialect(self) -> bool:
+        """Tell whether a client that is sent away speaks JSON.
+
+        If nothing but a length has come, the byte behind it is waited for: many
+        clients send the two one after the other.
+        """
+        as_json = self._parser.is_json
+        if as_json is None:
+            self._turn.rest()
+            first = memoryview(bytearray(1))
+            with suppress(Timeout):
+                if self._stream.recv_into(first, Deadline.after(_DIALECT_S)):
+                    as_json = wire.is_json(first)
+        return bool(as_json)
 
     def _reject(self, error: RemoteProtocolError) -> None:
         super()._reject(error)

@@ -243,7 +243,7 @@ class TankSession(Session[wire.Frame]):
             self._check_size("bundle", head.expanded_bytes, "payload_bytes_max")
             self._check_size("batch", head.stored_bytes_max, "batch_bytes_max")
             size = head.expanded_bytes if head.is_compressed else 0
-            if not self._hold(size + _ROW_BYTES * head.count):
+            if not self._hold_work(size + _ROW_BYTES * head.count):
                 raise Timeout("there was no memory to read the bundle")
             records = wire.read_records(write.bundle)
         except RemoteProtocolError as error:

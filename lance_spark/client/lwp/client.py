@@ -58,6 +58,7 @@ _ANY: type[Message] = Message  # type: ignore[type-abstract]
 Needs = tuple[Capability, str]
 _STAGES = (Capability.STAGED_COMMIT, "writing exactly once")
 _GROUPS = (Capability.GROUPS, "consuming in a group")
+_PARTITIONS = (Capability.PARTITIONS, "deleting a topic with several partitions")
 _SNAP = (Capability.FETCH_FLAGS, "reading from the next record boundary")
 _LOCATE = {
     kind: (Capability.LOCATE, f"finding records by {kind.name.lower()}")
@@ -320,15 +321,45 @@ class LanceClient:
 
     get_topic = topic
 
-    def delete_topic(self, topic: int | str) -> None:
-        """Delete a topic and its data.
+    def partitions(self, topic: str) -> TopicList:
+        """List the partitions of a topic that has several, each of which LWP shows as
+        a topic of its own, such as `orders/0`; an empty list for any other name.
+        """
+        return TopicList(
+            info
+            for info in self.topics()
+            if "partitions" in info.details and info.name.rpartition("/")[0] == topic
+        )
+
+    def delete_topic(self, topic: int | str, *, partitions: int = 1) -> None:
+        """Delete a topic and its data, with all of its partitions.
 
         It is not sent a second time if the answer to the first is lost.
+
+        Args:
+            topic: its name or id. A topic with several partitions has a name, and its
+                partitions have ids.
+            partitions: how many partitions the topic has, if `topic` is one of them:
+                the server deletes all or none.
 
         Raises:
             TopicNotFound: there is none of that id or name.
         """
-        self._ask_topic(topic, wire.TopicDeletion, wire.DeleteTopic, retry=False)
+        if partitions != 1:
+            self._ask_topic(
+                *(topic, wire.TopicDeletion, wire.DeletePartitions, partitions),
+                needs=_PARTITIONS,
+                retry=False,
+            )
+            self.forget(topic)
+            return
+        try:
+            self._ask_topic(topic, wire.TopicDeletion, wire.DeleteTopic, retry=False)
+        except TopicNotFound:
+            logs = self.partitions(topic) if isinstance(topic, str) else []
+            if not logs:
+                raise
+            self.delete_topic(logs[0].id, partitions=logs[0].details["partitions"])
         self.forget(topic)
 
     def set_retention(self, topic: int | str, retention: Retention) -> Retention:
@@ -359,11 +390,17 @@ class LanceClient:
         with self._topic_ids_lock:
             self._topic_ids = dict(ids)
         if topic not in ids:
-            raise TopicNotFound(
+            text = (
                 f"no topic is named {topic!r}, or none that this client may use; "
-                "create it first",
-                wire.code_of(TopicNotFound),
+                "create it first"
             )
+            if f"{topic}/0" in ids:
+                text = (
+                    f"topic {topic!r} has partitions, which are topics of their own in "
+                    f"LWP: name one, as in {f'{topic}/0'!r}, or use a protocol that "
+                    "has partitions"
+                )
+            raise TopicNotFound(text, wire.code_of(TopicNotFound))
         return ids[topic]
 
     def forget(self, topic: int | str) -> None:

@@ -48,6 +48,7 @@ ANSWERS: Mapping[type[Message], tuple[type[Message], ...]] = {
     wire.CommitStages: (wire.StagesCommitted,),
     wire.CreateTopic: (wire.TopicInfo,),
     wire.CreateTopicWithRetention: (wire.TopicInfo,),
+    wire.DeletePartitions: (wire.TopicDeletion,),
     wire.DeleteTopic: (wire.TopicDeletion,),
     wire.Fetch: (wire.FetchResponse, wire.ExtendedFetchResponse, wire.CatchingUp),
     wire.GetClusterStatus: (wire.ClusterStatus,),
@@ -222,8 +223,9 @@ class LwpDialect:
             if has_answered or isinstance(error, TlsRefused):
                 raise
             raise ConnectionEnded(
-                f"{error} before its first answer; if it is up, check that checksum "
-                f"({self.checksum.value}) and tls are what it uses"
+                f"{error} before its first answer; if it is up, check that it speaks "
+                f"LWP, and that checksum ({self.checksum.value}) and tls are what it "
+                "uses"
             ) from error
 
 

@@ -196,8 +196,10 @@ class _LanceDriver:
         on_bad: Literal["fail", "skip"] = "fail",
     ) -> _LogReader:
         """Read the records that start in [start, end)."""
+        # Answers of LWP are in order: a fetch that waits would hold up other calls.
+        client = self.client.dedicated() if end is None else self.client
         reader = _LogReader(
-            self.client,
+            client,
             log.topic,
             start,
             end=end,
@@ -206,6 +208,7 @@ class _LanceDriver:
             topic_id=log.topic_id,
         )
         reader.last_end, reader.skips = last_end, on_bad == "skip"
+        reader.own_client = client if end is None else None
         return reader
 
     def open_writer(
@@ -423,9 +426,15 @@ class _LogReader(RecordReader):
     last_end: int | None = None
     skips = False
     skipped = (0, 0)
+    own_client: LanceClient | None = None
 
-    def next_records(self) -> Records | None:
-        chunk = self.next_chunk()
+    def close(self) -> None:
+        super().close()
+        if self.own_client is not None:
+            self.own_client.close()
+
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
+        chunk = self.next_chunk(wait_s)
         if chunk is None:
             return None
         if self.last_end is not None and chunk.end > self.last_end:

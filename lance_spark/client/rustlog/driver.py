@@ -185,11 +185,15 @@ class RustlogDriver(CountedDriver):
         self, name: str, partitions: int = 1, *, retry: bool = False
     ) -> None:
         """Create a topic."""
-        self._ask(wire.CreateTopic(name, partitions), retry=retry)
+        answer = self._ask(wire.CreateTopic(name, partitions), retry=retry)
+        if not answer.success:
+            raise RemoteProtocolError(f"topic {name!r} was not created, without reason")
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Ask for the first records, and look for the ends."""
         answer: wire.DescribeTopicResponse = self._ask(wire.DescribeTopic(topic))
+        if answer.topic != topic:
+            raise RemoteProtocolError(f"the answer is not about {topic!r}")
         starts = dict(answer.partitions)
         return {
             number: self._find_bounds_of(Partition(topic, number), starts[number])
@@ -242,11 +246,21 @@ class RustlogDriver(CountedDriver):
     def read_fetched(
         self, answer: wire.FetchResponse, at: Partition, position: int
     ) -> Fetched:
-        """Read records, whose numbers follow from the last one's."""
+        """Read records, whose numbers follow from the last one's.
+
+        Raises:
+            RemoteProtocolError: they are before the position, where a server has
+                nothing to say: it answers something else.
+        """
         records = answer.records
         if not len(records):
             # RustLog's broker echoes the position, the JSON tells the log's end.
             return Fetched(records, position, position)
+        if records.base < position:
+            raise RemoteProtocolError(
+                f"{show(at)}: records from {records.base} on came in answer to a fetch "
+                f"from {position} on"
+            )
         return Fetched(records, records.base, answer.next_offset)
 
     def make_append(

@@ -46,6 +46,8 @@ _RECORD_BYTES_MAX = 16 * MIB - 2**10
 # TANK's broker does not wait shorter than this, and not longer.
 _WAIT_S_MIN, _WAIT_S_MAX = 0.32, 3600.0
 _REQUESTS_MAX = 2**32
+# No message has this number; positions have 64 bits with a sign.
+_SEQ_MAX = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,11 @@ class TankDialect:
             raise RemoteProtocolError(
                 f"{type(answer).__name__} came in answer to {self.name_of(request)!r}"
             )
+        if (
+            isinstance(answer, wire.Partitions | wire.Created)
+            and answer.topic != request.topic
+        ):
+            raise RemoteProtocolError(f"the answer is not about {request.topic!r}")
         if isinstance(answer, wire.Produced):
             for topic, write, outcome in answer.match(request):
                 where = show(Partition(topic, write.partition))
@@ -165,6 +172,7 @@ def _check_consumed(answer: wire.Consumed, request: wire.Consume) -> None:
         raise RemoteProtocolError(f"the answer is not about {where}")
     found = topic.partitions[0]
     if found.flag != wire.SPARSE:
+        where = f"{where} at {asked.fetches[0].seq}"
         _check(request.KIND, found.flag, where, found.leader)
 
 
@@ -176,6 +184,7 @@ class TankDriver(CountedDriver):
     # With other writers a number that is taken tells nothing.
     is_conditional_alone = True
     key_bytes_max = wire.KEY_BYTES_MAX
+    wait_s_min = _WAIT_S_MIN
     append_bytes_max = _APPEND_BYTES_MAX
     record_bytes_max = _RECORD_BYTES_MAX
 
@@ -211,7 +220,11 @@ class TankDriver(CountedDriver):
                 state = answer.partitions[number]
                 reason, where = state.reason, show(Partition(topic, number))
                 _check(request.KIND, reason.code, where, reason.leader)
-                found[number] = state.bounds
+                bounds = found[number] = state.bounds
+                if not bounds.start <= bounds.end <= _SEQ_MAX:
+                    raise RemoteProtocolError(
+                        f"{where} can't begin at {bounds.start} and end at {bounds.end}"
+                    )
         return found
 
     # Records.
@@ -250,7 +263,7 @@ class TankDriver(CountedDriver):
             # It is raised when it is first in an answer.
             if not len(records):
                 reason = f"{show(at)}: bundle behind {position - 1}: {records.fault}"
-                raise RecordError(reason, position)
+                raise RecordError(reason, position, unit="offset")
             records = replace(records, fault=None)
             next_seq = records.position(len(records) - 1) + 1
         # A sparse bundle says itself which numbers there are none of.

@@ -26,7 +26,7 @@ from lance_spark.wire.lwp.control import (
 from lance_spark.wire.lwp.error import ERROR_CODES, ErrorCode, ErrorResponse, code_of
 from lance_spark.wire.lwp.extension import (
     LIST_LIMITS, STAGE_ID_MIN, WAIT_POSITIONS_MAX, AbortStages, AssignedTopic,
-    AssignmentStrategy, Capability, CommitStages, GroupHeartbeat,
+    AssignmentStrategy, Capability, CommitStages, DeletePartitions, GroupHeartbeat,
     GroupHeartbeatResponse, GroupJoined, GroupLeft, JoinGroup, LeaveGroup, Locate,
     LocateKind, LocateResponse, OpenStage, StageOpened, StagesAborted,
     StagesCommitted, TopicPosition, TopicSpan, Wait, WaitResponse,
@@ -58,8 +58,9 @@ __all__ = [
     "AssignmentStrategy", "Authenticate", "AuthenticateResponse", "Capability",
     "CatchingUp", "Checksum", "ClusterStatus", "Command", "CommitAck", "CommitOffset",
     "CommitStages", "CommitStatus", "CreateTopic", "CreateTopicWithRetention",
-    "DeleteTopic", "ErrorCode", "ErrorResponse", "ExtendedFetchResponse", "Fetch",
-    "FetchFlags", "FetchResponse", "Frame", "FrameFlags", "FrameParser", "FrameType",
+    "DeletePartitions", "DeleteTopic", "ErrorCode", "ErrorResponse",
+    "ExtendedFetchResponse", "Fetch", "FetchFlags", "FetchResponse", "Frame",
+    "FrameFlags", "FrameParser", "FrameType",
     "GetClusterStatus", "GetTopic", "GroupHeartbeat", "GroupHeartbeatResponse",
     "GroupJoined", "GroupLeft", "Header", "JoinGroup", "LeaveGroup", "ListTopics",
     "Locate", "LocateKind", "LocateResponse", "Message", "OpenStage", "Payload",

@@ -41,6 +41,7 @@ REQUESTS: Mapping[int, type[Message]] = {
     Command.COMMIT_STAGES: extension.CommitStages,
     Command.ABORT_STAGES: extension.AbortStages,
     Command.WAIT: extension.Wait,
+    Command.DELETE_PARTITIONS: extension.DeletePartitions,
     Command.JOIN_GROUP: extension.JoinGroup,
     Command.GROUP_HEARTBEAT: extension.GroupHeartbeat,
     Command.LEAVE_GROUP: extension.LeaveGroup,

@@ -60,6 +60,7 @@ class Capability(str, Enum):
     STAGED_COMMIT = "staged-commit"
     WAIT = "wait"
     GROUPS = "groups"
+    PARTITIONS = "partitions"
 
 
 class LocateKind(IntEnum):
@@ -214,6 +215,20 @@ class WaitResponse(LayoutMessage):
 
     version: Uint64
     ends: _Positions
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePartitions(LayoutMessage):
+    """Delete a topic with several partitions, all of them.
+
+    The id is that of any partition. The number of partitions says that the client
+    means all of them: with another number than there are, nothing is deleted.
+    """
+
+    COMMAND = Command.DELETE_PARTITIONS
+
+    topic_id: Uint32
+    partitions: Uint32
 
 
 class AssignmentStrategy(IntEnum):

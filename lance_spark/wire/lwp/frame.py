@@ -302,6 +302,11 @@ class FrameParser(Assembler[Header, Frame]):
         header, self._checksum = decode_header(view, self._checksum)
         return header, header.payload_length
 
+    def _check_start(self, view: memoryview) -> None:
+        magic = bytes(view[: len(MAGIC)])
+        if len(magic) == len(MAGIC) and magic != MAGIC:
+            raise RemoteProtocolError(f"bad magic {magic!r}")
+
     def _finish_frame(self, header: Header, payload: memoryview) -> Frame:
         assert self._checksum is not None
         if self._checksum.update(payload) != header.payload_crc:

@@ -59,6 +59,8 @@ class Command(IntEnum):
     STAGES_ABORTED = 0x47
     WAIT = 0x48
     WAIT_RESPONSE = 0x49
+    # Answered as DELETE_TOPIC is.
+    DELETE_PARTITIONS = 0x4A
     JOIN_GROUP = 0x50
     GROUP_JOINED = 0x51
     GROUP_HEARTBEAT = 0x52

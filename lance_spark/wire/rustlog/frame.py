@@ -50,6 +50,21 @@ class FrameParser(Assembler[int, memoryview]):
             payload_bytes_max=min(payload_bytes_max, FRAME_BYTES_MAX),
             payload_bytes_first=payload_bytes_first,
         )
+        self._first = b""
+
+    @property
+    def is_json(self) -> bool | None:
+        """Whether the peer speaks JSON; None before the first byte that tells.
+
+        The frame under way or refused tells it, and else the last one.
+        """
+        first = bytes(self._payload[:1]) if self._payload_filled else self._first
+        return is_json(first) if first else None
+
+    def _refuse(self, header: int, length: int) -> None:
+        at = self._start + _LENGTH.size
+        self._first = bytes(self._block[at : self._end][:1]) or self._first
+        super()._refuse(header, length)
 
     def _read_header(self, view: memoryview) -> tuple[int, int]:
         (length,) = _LENGTH.unpack_from(view)
@@ -58,6 +73,7 @@ class FrameParser(Assembler[int, memoryview]):
         return length, length
 
     def _finish_frame(self, header: int, payload: memoryview) -> memoryview:
+        self._first = bytes(payload[:1])
         return payload
 
 

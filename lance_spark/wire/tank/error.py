@@ -20,7 +20,7 @@ _Rows = Mapping[int, tuple[type[BrokerError], str]]
 # Of several codes for a class, the first is the one to send.
 _CONSUME: _Rows = {
     0x01: (errors.InvalidOffset, "the sequence number is out of range"),
-    0xFB: (errors.StorageError, "the broker failed"),
+    0xFB: (errors.StorageError, "the broker can't send this record; its log says why"),
     0xFC: (errors.NotLeader, "another broker leads"),
     0xFD: (errors.LeaderUnknown, "no broker leads"),
     0xFF: (errors.TopicNotFound, "unknown topic or partition"),

@@ -120,6 +120,10 @@ def test_partitions(broker: EmbeddedBroker, visitor: Visitor) -> None:
     for path in ("orders", "orders/2", "orders/1/2", "orders/x"):
         answer = visitor.ask("GET", f"/api/topics/{path}")
         assert (answer.status, answer.kind) == (404, "TopicNotFound"), path
+    # The topic goes as a whole.
+    assert visitor.ask("DELETE", "/api/topics/orders").json == {}
+    assert visitor.get("/api/overview")["topics"] == []
+    assert visitor.ask("DELETE", "/api/topics/orders").kind == "TopicNotFound"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from lance_spark.net.address import Address
 from lance_spark.store import Finding, Severity
 from tests.broker.console.visit import Visitor, add_topic
 from tests.broker.kit import StartBroker, records
+from tests.each import each
 
 
 def test_damage_at_the_start(start: StartBroker, directory: Path) -> None:
@@ -152,7 +153,7 @@ def test_well(signs: dict[str, Any]) -> None:
     assert judge(**{**WELL, **signs}) == {"status": "ok", "notes": []}
 
 
-@pytest.mark.parametrize(
+@each(
     ("signs", "level", "text"),
     [
         ({"disk_free_bytes": 49 * GIB}, "warning", "49.0 GiB are free, 5 %"),

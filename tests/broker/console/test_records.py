@@ -27,6 +27,7 @@ from lance_spark.store import Store, StoreConfig, View
 from lance_spark.wire.lwp import RecordType, scan
 from tests.broker.console.visit import keyed
 from tests.broker.kit import record
+from tests.each import each
 
 TOPIC = 1
 SECOND_NS = 1_000_000_000
@@ -498,7 +499,7 @@ def test_parameters() -> None:
     assert parse_query({"from": f"offset:{10**19 - 1}"}).value == 2**63 - 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "ns"),
     [
         ("0", 0),
@@ -515,7 +516,7 @@ def test_times(text: str, ns: int) -> None:
     assert parse_query({"from": f"time:{text}"}) == Query("time", ns)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "text"),
     [
         ({"from": "middle"}, "start, end, offset:N"),
@@ -539,7 +540,7 @@ def test_parameters_that_can_not_be(fields: dict[str, str], text: str) -> None:
     assert len(str(error.value)) < 300
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "kind", "text"),
     [
         (b"", "text", ""),

@@ -925,7 +925,7 @@ def test_the_status(client: Client, command: int) -> None:
     assert isinstance(status, wire.ClusterStatus)
     assert status.capabilities == CAPABILITIES
     assert set(CAPABILITIES) == {
-        *("fetch-flags", "locate", "staged-commit", "wait", "groups"),
+        *("fetch-flags", "locate", "staged-commit", "wait", "groups", "partitions"),
     }
     assert (status.mode, status.is_leader, status.node_count) == ("standalone", True, 1)
     assert status.details["server"].startswith("lance_spark/")

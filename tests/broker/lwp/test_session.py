@@ -634,6 +634,21 @@ def test_silence_ends_a_connection(start: StartBroker, dial: Dial) -> None:
     assert client.ended()
 
 
+@pytest.mark.parametrize(
+    "said", [b"\0\0\0\1\xff", b"\x0a\4\0\0\0\1\0\0\0", b"GET "], ids=repr
+)
+def test_another_protocol_ends_a_connection(
+    start: StartBroker, dial: Dial, said: bytes
+) -> None:
+    """Its client waits for an answer to less than a header of LWP has."""
+    client = dial(start(idle_timeout_s=3600.0))
+    client.alive()
+    client.send(said[:3])
+    assert client.is_silent()
+    client.send(said[3:])
+    assert client.ended()
+
+
 # Sending.
 
 

@@ -139,8 +139,8 @@ def test_a_token_can_not_be_carried(
             assert "authentication required" in text and "certificate" in text
     # Nothing large is taken from strangers.
     client.send(struct.pack(">I", 65 * 1024))
-    client.as_json = False
-    assert client.next().code == 1
+    answer = client.next()
+    assert client.as_json and "over the limit of 65536" in answer.message
     assert client.ended()
 
 
@@ -179,12 +179,72 @@ def test_a_certificate_stands_for_a_token(
     assert spark.read("own", 1) == [b"a"]
 
 
-def test_too_many_connections(start: StartBroker, dial_rustlog: DialRustlog) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_too_many_connections(
+    start: StartBroker, dial_rustlog: DialRustlog, as_json: bool
+) -> None:
     broker = start(rustlog=HERE, connections_max=2)
     for _ in range(2):
         dial_rustlog(broker).ask(wire.Ping())
-    code, text = dial_rustlog(broker).refused(wire.Ping())
-    assert code == 500 and "Connection limit reached" in text
+    code, text = dial_rustlog(broker, as_json=as_json).refused(wire.Ping())
+    assert code == (None if as_json else 500) and "Connection limit reached" in text
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_frame_over_the_limit_is_refused_in_its_dialect(
+    broker: EmbeddedBroker,
+    dial_rustlog: DialRustlog,
+    as_json: bool,
+    pieces: int,
+    is_first: bool,
+) -> None:
+    """Also where the length comes alone, with which the broker gives up."""
+    client = dial_rustlog(broker, as_json=as_json)
+    if not is_first:
+        # What has come of the frame says more than those before it.
+        client.as_json = not as_json
+        assert client.ask(wire.Ping()) == wire.PingResponse()
+        client.as_json = as_json if pieces == 1 else not as_json
+    head, rest = struct.pack(">I", 2**31), b'{"Pi' if as_json else b"\x01\0\0\0"
+    if pieces == 1:
+        client.send(head + rest)
+    else:
+        before = broker.metrics.snapshot().received_bytes
+        client.send(head)
+        assert eventually(
+            lambda: broker.metrics.snapshot().received_bytes >= before + len(head)
+        )
+        client.send(rest)
+    answer = client.next()
+    assert isinstance(answer, wire.ErrorResponse)
+    assert "over the limit of" in answer.message
+    assert client.ended()
+
+
+@pytest.mark.parametrize("size", [0, 2**31])
+def test_a_length_and_nothing_behind_it(plain: RustlogClient, size: int) -> None:
+    plain.send(struct.pack(">I", size))
+    assert plain.next().code == 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_memory_is_told_in_the_dialect(
+    start: StartBroker, dial_rustlog: DialRustlog, as_json: bool
+) -> None:
+    broker = start(rustlog=HERE, memory_bytes_max=8 * MIB, idle_timeout_s=0.2)
+    assert broker._server is not None
+    memory = broker._server._shared.memory
+    assert memory.try_take(8 * MIB)
+    try:
+        client = dial_rustlog(broker, as_json=as_json)
+        client.send(struct.pack(">I", MIB), b" " if as_json else b"\x01")
+        answer = client.next()
+        assert isinstance(answer, wire.ErrorResponse)
+        assert "no memory for the batch" in answer.message
+    finally:
+        memory.give_back(8 * MIB)
 
 
 # Memory.

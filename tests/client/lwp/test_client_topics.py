@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from lance_spark.broker import EmbeddedBroker
+from lance_spark.client.log import connect
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import (
     ConnectionLost,
@@ -14,6 +16,7 @@ from lance_spark.errors import (
     TopicAlreadyExists,
     TopicDeleted,
     TopicNotFound,
+    Unsupported,
 )
 from lance_spark.model import Retention
 from lance_spark.wire.lwp import (
@@ -275,6 +278,28 @@ def test_delete_what_is_gone(client: LanceClient) -> None:
         client.delete_topic(99)
     with pytest.raises(TopicNotFound):
         client.delete_topic("nope")
+
+
+def test_delete_a_topic_with_partitions() -> None:
+    with (
+        EmbeddedBroker(fsync="none", tank="127.0.0.1:0") as broker,
+        LanceClient(broker.address) as client,
+    ):
+        with connect(f"tank://{broker.address_of('tank')}") as log:
+            log.append("o", [b"1"], create=True, partitions=11)
+        names = [info.name for info in client.partitions("o")]
+        assert names == [f"o/{n}" for n in range(11)]
+        client.create_topic("alone")
+        assert client.partitions("alone") == []
+        client.delete_topic("o")
+        assert [info.name for info in client.topics()] == ["alone"]
+        with pytest.raises(TopicNotFound):
+            client.delete_topic("o")
+
+
+def test_a_server_that_knows_no_partitions(plain_client: LanceClient) -> None:
+    with pytest.raises(Unsupported, match="deleting a topic with several partitions"):
+        plain_client.delete_topic(3, partitions=2)
 
 
 def test_delete_is_sent_once(network: Network, fake_time: FakeTime) -> None:

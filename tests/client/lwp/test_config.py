@@ -12,6 +12,7 @@ from lance_spark.client import ClientConfig
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
 from lance_spark.net.tls import ClientTls
+from tests.each import each
 
 SECRET = "-----BEGIN PRIVATE KEY----- very secret"
 
@@ -62,7 +63,7 @@ def test_it_is_checked_when_changed() -> None:
         replace(ClientConfig(), checksum="md5")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "text"),
     [
         ({"servers": ""}, "host:port"),

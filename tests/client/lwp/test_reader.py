@@ -32,6 +32,7 @@ from lance_spark.errors import (
     TopicNotFound,
 )
 from tests.client.kit_flow import FakeLog, record
+from tests.each import each
 
 # 10, 11, 12 … bytes long, so that cuts fall everywhere.
 RECORDS = [record("x" * (5 + number)) for number in range(40)]
@@ -68,9 +69,9 @@ def _check(chunks: list[Chunk], start: int, end: int) -> None:
 # Cuts.
 
 
-@pytest.mark.parametrize("prefetch", [True, False])
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 9, 10, 31, 64, 500, 100_000])
+@each("prefetch", [True, False])
+@each("whole", [True, False])
+@each("size", [1, 2, 3, 4, 5, 6, 7, 9, 10, 31, 64, 500, 100_000])
 def test_reads_everything_once(size: int, whole: bool, prefetch: bool) -> None:
     log = FakeLog(DATA, whole=whole)
     reader = _reader(log, fetch_bytes=size, prefetch=prefetch)
@@ -135,7 +136,7 @@ def test_the_largest_record_is_more_than_one_answer() -> None:
     assert max(size for _, size, _ in log.asked) <= FETCH_BYTES_MAX
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "lacking", "wanted"),
     [
         (0, None, 0, 1000),
@@ -187,8 +188,8 @@ def test_what_was_found_is_known_to_decode() -> None:
 # Ranges.
 
 
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("size", [1, 7, 33, 1000])
+@each("whole", [True, False])
+@each("size", [1, 7, 33, 1000])
 def test_range_ends_on_a_boundary(size: int, whole: bool) -> None:
     log = FakeLog(DATA, whole=whole)
     reader = _reader(log, BOUNDS[3], end=BOUNDS[20], fetch_bytes=size)

@@ -45,6 +45,7 @@ from tests.client.kit_flow import (
     record,
 )
 from tests.client.scripted import Network, Peer
+from tests.each import each
 
 
 def _make(connection: FakeConnection, **options: Any) -> Writer:
@@ -64,7 +65,7 @@ def _records(connection: FakeConnection) -> list[Record]:
 # Options.
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "text"),
     [
         ({"batch_bytes": 0}, "batch_bytes=0"),
@@ -109,7 +110,7 @@ def test_send_chooses_the_type() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "text"),
     [
         ({"value": None, "key": b"k"}, "no value"),

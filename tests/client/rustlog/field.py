@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,7 @@ from lance_spark.wire import rustlog as wire
 from tests.broker.rustlog.kit import make, values_of
 
 PATIENCE_S = 20.0
+Lie = Callable[[Any, Any], Iterable[bytes] | None]
 COST_BYTES = 12
 
 
@@ -35,6 +37,8 @@ class FieldServer:
         self.answers_to_lose = 0
         # … and how many are neither.
         self.appends_to_lose = 0
+        # Sends something else than the answer to a request; None for the answer.
+        self.lie: Lie | None = None
         # How many requests are being dealt with on one connection, at most.
         self.pipelined = 0
         self._lock = threading.Lock()
@@ -113,6 +117,7 @@ class FieldServer:
     def _answer(self, stream: Stream, frame: memoryview) -> bool:
         if wire.is_json(frame):
             text = f"Decode error: unknown request type: {frame[0]}"
+            request: Any = None
             answer: wire.Message | None = wire.ErrorResponse(2, text)
         else:
             try:
@@ -125,7 +130,9 @@ class FieldServer:
                     answer = self._handle(request)
         if answer is None:
             return False
-        stream.send(wire.encode_message(answer), Deadline.after(PATIENCE_S))
+        said = self.lie(request, answer) if self.lie and request else None
+        for part in [b"".join(wire.encode_message(answer))] if said is None else said:
+            stream.send([part], Deadline.after(PATIENCE_S))
         return True
 
     def _handle(self, request: Any) -> wire.Message | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from lance_spark.wire import tank as wire
 from tests.broker.tank.kit import Row, bundle, rows_of, sparse
 
 PATIENCE_S = 20.0
+Lie = Callable[[Any, Any], Iterable[bytes] | None]
 
 
 class Bundle(NamedTuple):
@@ -100,6 +101,8 @@ class FieldServer:
         self.answers_to_lose = 0
         # … and how many are neither.
         self.appends_to_lose = 0
+        # Sends something else than the answer to a request; None for the answer.
+        self.lie: Lie | None = None
         # Whether a list of partitions has ended the server.
         self.exited = False
         self._lock = threading.Lock()
@@ -133,6 +136,12 @@ class FieldServer:
             for values in bundles:
                 logs[0].append(bundle(*values))
             return logs[0]
+
+    def gain(self, topic: str, values: Sequence[bytes]) -> None:
+        """Add a partition to a topic, with values in it."""
+        with self._lock:
+            self.topics[topic].append(Log())
+            self.topics[topic][-1].append(bundle(*values))
 
     def fill_sparse(self, topic: str, seqs: Sequence[int]) -> None:
         """Put a bundle with numbers of its own into the first partition."""
@@ -186,11 +195,15 @@ class FieldServer:
                 answer = self._handle(request)
             if answer is None:
                 return False
-            answers.append(answer)
-        for answer in reversed(answers) if self.reorders else answers:
+            answers.append((request, answer))
+        for request, answer in reversed(answers) if self.reorders else answers:
             if self.pings:
                 self._send(stream, wire.Ping())
-            self._send(stream, answer)
+            said = self.lie(request, answer) if self.lie else None
+            if said is None:
+                self._send(stream, answer)
+            for part in said or ():
+                stream.send([part], Deadline.after(PATIENCE_S))
         return True
 
     def _handle(self, request: Any) -> wire.Message | None:

@@ -443,7 +443,8 @@ def test_what_is_malformed(field: FieldServer, open_one: Opener) -> None:
     records = reader.next_records()
     assert records is not None and cut(records.values) == values(2, 2)
     assert records.fault is None
-    with pytest.raises(RecordError, match=r"orders/0: bundle behind 3"):
+    text = r"malformed record at offset 4: orders/0: bundle behind 3"
+    with pytest.raises(RecordError, match=text):
         reader.next_records()
     assert reader.position == 4
     assert read(driver, start=5) == numbered(values(2, 5), 5)

@@ -24,7 +24,14 @@ ROOT = Path(__file__).parent.parent.parent.parent
 MASTER = "local[2,3]"
 # What makes the session's daemons import things before they fork: see there.
 WARM = ROOT / "tests" / "spark" / "engine" / "warm"
+# Spark's classes, ready for a JVM to map: see `archive`, which writes it.
+ARCHIVE = Path(sys.prefix) / "spark.jsa"
 JAVA_OPTIONS = local.JAVA_OPTIONS
+if ARCHIVE.exists():
+    # A JVM that can't use it would say so, and goes on without.
+    JAVA_OPTIONS += f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
+# Beside those of the testing kit.
+SETTINGS = {"spark.master": MASTER, "spark.driver.extraJavaOptions": JAVA_OPTIONS}
 
 
 def make_environment() -> dict[str, str]:
@@ -47,7 +54,7 @@ def make_warm_environment() -> dict[str, str]:
 
 def make_settings(directory: Path) -> dict[str, str]:
     """Give the settings of a small, quiet Spark whose files are in a directory."""
-    return {**local.make_settings(directory), "spark.master": MASTER}
+    return {**local.make_settings(directory), **SETTINGS}
 
 
 @contextmanager
@@ -55,7 +62,7 @@ def run_session(directory: Path) -> Iterator[SparkSession]:
     """Run Spark as the session of the tests does, for scripts without pytest."""
     with local.run_session(
         directory,
-        settings={"spark.master": MASTER},
+        settings=SETTINGS,
         environment=make_warm_environment(),
     ) as session:
         session.sparkContext.setLogLevel("OFF")

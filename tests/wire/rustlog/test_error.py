@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lance_spark import errors
 from lance_spark.errors import BrokerError
 from lance_spark.wire.rustlog import (
@@ -13,6 +11,7 @@ from lance_spark.wire.rustlog import (
     decode_response,
     encode_message,
 )
+from tests.each import each
 from tests.wire.rustlog.plain import join
 
 KINDS = sorted(
@@ -21,8 +20,8 @@ KINDS = sorted(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("as_json", [False, True])
+@each("kind", KINDS, ids=lambda kind: kind.__name__)
+@each("as_json", [False, True])
 def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
     for command in (None, *REQUESTS):
         for text in ("why not", "", "Topic a:b not found", "x" * 70_000, "\ud800"):
@@ -36,7 +35,7 @@ def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
             assert text.replace("\ud800", "?")[:30_000] in error.message
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "command", "code"),
     [
         (errors.PayloadTooLarge, None, 1),
@@ -69,7 +68,7 @@ def test_codes(kind: type[BrokerError], command: int | None, code: int) -> None:
 
 
 # What RustLog's own broker says, and what is in its specification.
-@pytest.mark.parametrize(
+@each(
     ("code", "text", "kind"),
     [
         (2, "Decode error: unknown request type: 42", errors.InvalidPayload),

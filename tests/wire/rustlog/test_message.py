@@ -29,6 +29,7 @@ from lance_spark.wire.rustlog import (
     is_json,
     write_records,
 )
+from tests.each import each
 from tests.wire.rustlog.plain import (
     KINDS,
     LAYOUTS,
@@ -69,7 +70,7 @@ def json_frame(name: str, **body: Any) -> bytes:
 
 @pytest.mark.usefixtures("kernel")
 class TestVectors:
-    @pytest.mark.parametrize("row", GOOD, ids=ids)
+    @each("row", GOOD, ids=ids)
     def test_there_and_back(self, row: dict[str, str]) -> None:
         raw = bytes.fromhex(row["hex"])
         for step in (None, 1):
@@ -79,14 +80,14 @@ class TestVectors:
             if not is_json(frame):
                 assert encode_plainly(message) == raw
 
-    @pytest.mark.parametrize("row", VECTORS, ids=ids)
+    @each("row", VECTORS, ids=ids)
     def test_shown(self, row: dict[str, str]) -> None:
         [frame] = parse(bytes.fromhex(row["hex"]))
         assert describe(frame, is_answer=is_answer(row)) == row["shown"]
         if "ping" not in row["name"] and row["name"] not in MALFORMED:
             assert describe(frame) == row["shown"]
 
-    @pytest.mark.parametrize("row", VECTORS, ids=ids)
+    @each("row", VECTORS, ids=ids)
     def test_every_truncation_is_an_error(self, row: dict[str, str]) -> None:
         payload = bytes.fromhex(row["hex"])[4:]
         for size in range(len(payload)):
@@ -96,7 +97,7 @@ class TestVectors:
                 "malformed"
             )
 
-    @pytest.mark.parametrize("row", VECTORS, ids=ids)
+    @each("row", VECTORS, ids=ids)
     def test_every_flipped_bit_is_a_message_or_an_error(
         self, row: dict[str, str]
     ) -> None:
@@ -146,8 +147,8 @@ class TestVectors:
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 class TestChance:
+    @each("kind", KINDS)
     def test_binary(self, kind: type[Message]) -> None:
         choice = random.Random(kind.__name__)
         messages = [make_message(kind, choice) for _ in range(60)]
@@ -158,6 +159,7 @@ class TestChance:
             found = [read(frame) for frame in parse(stream, step)]
             assert list(map(reduce, found)) == list(map(reduce, messages))
 
+    @each("kind", KINDS)
     def test_json(self, kind: type[Message]) -> None:
         choice = random.Random(kind.__name__)
         read = decode_request if kind in rustlog.REQUESTS.values() else decode_response
@@ -243,7 +245,7 @@ def test_lenient_json() -> None:
         assert fetch == Fetch("t", 0, 1, 2**32 - 1)
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         b"{}",
@@ -296,7 +298,7 @@ def test_malformed_json_request(frame: bytes) -> None:
 RECORD = {"offset": 5, "payload": [1]}
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         json_frame("Produce", offsets=None),

@@ -22,6 +22,7 @@ from lance_spark.wire.rustlog import (
     split_records,
     write_records,
 )
+from tests.each import each
 from tests.wire.rustlog.plain import join, list_values, make_records
 
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -31,7 +32,7 @@ def write_plainly(values: list[bytes]) -> bytes:
     return b"".join(len(value).to_bytes(4, "big") + value for value in values)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_there_and_back(seed: int) -> None:
     choice = random.Random(seed)
     size = choice.choice([1, 2, 100, 6000])
@@ -83,17 +84,15 @@ def test_fault() -> None:
 
 class TestSplit:
     # As RustLog's broker has answered: see the vectors.
-    @pytest.mark.parametrize(
-        ("bytes_max", "count"), [(2**32 - 1, 3), (33, 2), (32, 1), (1, 1), (0, 0)]
-    )
+    @each(("bytes_max", "count"), [(2**32 - 1, 3), (33, 2), (32, 1), (1, 1), (0, 0)])
     def test_fetch(self, bytes_max: int, count: int) -> None:
         records = make_records([b"bytes", b"more", b"third"])
         pieces = [len(piece) for piece in split_records(records, bytes_max)]
         assert pieces[:1] == ([count] if count else [])
         assert sum(pieces) == (3 if count else 0)
 
-    @pytest.mark.parametrize("as_json", [False, True])
-    @pytest.mark.parametrize("bytes_max", [1, 13, 500, 2**40])
+    @each("as_json", [False, True])
+    @each("bytes_max", [1, 13, 500, 2**40])
     def test_all(self, as_json: bool, bytes_max: int) -> None:
         choice = random.Random(bytes_max)
         values = [choice.randbytes(choice.randrange(60)) for _ in range(500)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lance_spark import errors
 from lance_spark.wire.tank import ERROR_CODES, Kind, code_of, make_error
+from tests.each import each
 
 ROWS = [(kind, code) for kind, rows in ERROR_CODES.items() for code in rows]
 
 
-@pytest.mark.parametrize(("kind", "code"), ROWS)
+@each(("kind", "code"), ROWS)
 def test_there_and_back(kind, code):
     error = make_error(kind, code, "orders/1")
     assert error.code == code
@@ -26,7 +25,7 @@ def test_the_field_client_exits_on_this_one():
     assert code_of(Kind.PRODUCE, errors.OperationTimeout("slow")) == 0x02
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "error", "code"),
     [
         (Kind.PRODUCE, errors.TopicNotFound, 0xFF),

@@ -20,11 +20,12 @@ from lance_spark.wire.tank import (
     WriteTopic,
 )
 from lance_spark.wire.tank.frame import FORM
+from tests.each import each
 from tests.wire.tank.reference import FRAMES, find, join, parse
 
 DECODERS = {">": tank.decode_request, "<": tank.decode_response}
 # Some were sent many times.
-ALL = list({(way, data): (name, way, data) for name, way, data in FRAMES}.values())
+ALL = {(direction, data): name for name, direction, data in FRAMES}
 
 
 def there_and_back(message, direction):
@@ -34,15 +35,14 @@ def there_and_back(message, direction):
     return frame
 
 
-@pytest.mark.parametrize(
-    ("name", "direction", "data"), ALL, ids=[name for name, _, _ in ALL]
-)
 class TestVectors:
-    def test_decodes_and_encodes_back(self, name, direction, data):
+    @each(("direction", "data"), ALL, ids=ALL.values())
+    def test_decodes_and_encodes_back(self, direction, data):
         message = DECODERS[direction](parse(data))
         assert join(tank.encode_message(message)) == data
 
-    def test_bytes_behind_are_ignored(self, name, direction, data):
+    @each(("direction", "data"), ALL, ids=ALL.values())
+    def test_bytes_behind_are_ignored(self, direction, data):
         frame = parse(data)
         message = DECODERS[direction](frame)
         if isinstance(message, tank.Produced):
@@ -50,7 +50,8 @@ class TestVectors:
         longer = tank.Frame(frame.kind, memoryview(bytes(frame.payload) + b"\0\1"))
         assert DECODERS[direction](longer) == message
 
-    def test_every_truncation_is_a_clean_error(self, name, direction, data):
+    @each(("direction", "data"), ALL, ids=ALL.values())
+    def test_every_truncation_is_a_clean_error(self, direction, data):
         frame = parse(data)
         for size in range(len(frame.payload)):
             cut = tank.Frame(frame.kind, frame.payload[:size])
@@ -61,9 +62,8 @@ class TestVectors:
                 with pytest.raises(RemoteProtocolError):
                     DECODERS[direction](cut)
 
-    def test_every_flipped_bit_is_a_message_or_a_clean_error(
-        self, name, direction, data
-    ):
+    @each(("direction", "data"), ALL, ids=ALL.values())
+    def test_every_flipped_bit_is_a_message_or_a_clean_error(self, direction, data):
         frame = parse(data)
         for bit in range(8 * len(frame.payload)):
             damaged = bytearray(frame.payload)
@@ -71,7 +71,8 @@ class TestVectors:
             flipped = tank.Frame(frame.kind, memoryview(bytes(damaged)))
             use(flipped, DECODERS[direction])
 
-    def test_describe_finds_the_direction(self, name, direction, data):
+    @each(("direction", "data"), ALL, ids=ALL.values())
+    def test_describe_finds_the_direction(self, direction, data):
         frame = parse(data)
         kind = type(DECODERS[direction](frame)).__name__
         assert tank.describe(frame).startswith(f"{kind}(")
@@ -235,7 +236,7 @@ class TestMatch:
             self.match(0, 0, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     "message",
     [
         tank.GetStatus(2**32),

@@ -19,6 +19,7 @@ from lance_spark.errors import (
 from lance_spark.records import Records, Spans
 from lance_spark.wire import tank
 from lance_spark.wire.tank import read_chunk, read_records, write_records
+from tests.each import each
 from tests.wire.tank.reference import (
     Row,
     bundle,
@@ -64,7 +65,7 @@ PRODUCED = {
 
 
 class TestVectors:
-    @pytest.mark.parametrize("name", PRODUCED)
+    @each("name", PRODUCED)
     def test_produced_bundles_read_and_write_back(self, name):
         data = bundle_of(name)
         records = read_records(data)
@@ -103,7 +104,7 @@ class TestVectors:
         assert [row.seq for row in unpack(found.records)] == list(range(1, 43))
         assert (found.next_seq, found.cut_bytes, found.records.fault) == (43, 0, None)
 
-    @pytest.mark.parametrize(
+    @each(
         ("start", "end", "seqs"),
         [
             *((6, 43, range(6, 43)), (6, 6, []), (0, 7, [5, 6]), (43, 50, [])),
@@ -122,7 +123,7 @@ class TestVectors:
         assert [row.seq for row in unpack(found.records)] == [105, 110]
         assert found.next_seq == 116
 
-    @pytest.mark.parametrize("name", [*PRODUCED, "produce_compressed_16"])
+    @each("name", [*PRODUCED, "produce_compressed_16"])
     def test_every_truncation_is_a_clean_error(self, name):
         data = bundle_of(name)
         for size in range(1, len(data)):
@@ -130,7 +131,7 @@ class TestVectors:
             assert len(records) == 0
             assert isinstance(records.fault, RecordError)
 
-    @pytest.mark.parametrize("name", [*PRODUCED, "produce_compressed_16"])
+    @each("name", [*PRODUCED, "produce_compressed_16"])
     def test_every_flipped_bit_is_records_or_a_clean_error(self, name):
         data = bundle_of(name)
         count = tank.inspect_bundle(data).count
@@ -161,8 +162,8 @@ class TestVectors:
         assert read_chunk(chunk[:175], 1).cut_bytes == 163
 
 
-@pytest.mark.parametrize("seed", range(60))
 class TestRandom:
+    @each("seed", range(60))
     def test_bundles_agree_with_the_reference(self, seed):
         chance = random.Random(seed)
         rows = make_rows(chance, chance.choice([1, 2, 15, 16, 17, 200, 3000]))
@@ -183,6 +184,7 @@ class TestRandom:
         packed = write_records(records, sparse=sparse, compress=True, framed=True)
         assert bytes(packed) == frame_bundle(bytes(small))
 
+    @each("seed", range(60))
     def test_chunks_of_all_kinds(self, seed):
         chance = random.Random(seed)
         chunk, expected, seq = b"", [], 1
@@ -228,7 +230,7 @@ class TestReading:
     def test_the_first_message_without_a_time_has_0(self):
         assert unpack(read_records(b"\x04\x02\x01x")) == [Row(0, 0, None, b"x")]
 
-    @pytest.mark.parametrize(
+    @each(
         ("data", "text"),
         [
             (b"\x84" + bundle(ROWS)[1:], "flags 0x84"),

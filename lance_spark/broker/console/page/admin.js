@@ -105,10 +105,11 @@ export function setRetention(topic, done) {
 export function deleteTopic(topic) {
   const id = freshId("confirm");
   const name = el("input", { id, type: "text", autocomplete: "off", spellcheck: "false" });
+  const where = topic.partitions > 1 ? ` in its ${topic.partitions} partitions` : "";
   const { button } = ask({
     title: "Delete this topic?",
     body: [
-      el("p", {}, "All records of ", quote(topic.name, { class: "strong" }), " go, and can't be had back."),
+      el("p", {}, "All records of ", quote(topic.name, { class: "strong" }), `${where} are deleted for good.`),
       el("div", { class: "field" }, el("label", { for: id, text: "Type the topic's name to confirm" }), name),
     ],
     action: "Delete",

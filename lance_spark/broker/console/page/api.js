@@ -83,6 +83,10 @@ export function topicPath(name, rest = "") {
   return `/api/topics/${encodeURIComponent(name)}${rest}`;
 }
 
+export function partitionsLink(name) {
+  return `#/partitions/${encodeURIComponent(name)}`;
+}
+
 export function topicLink(name, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null);
   const text = new URLSearchParams(given).toString();

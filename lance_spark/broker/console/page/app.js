@@ -9,6 +9,7 @@ import { showKeys, watchKeys } from "./keyboard.js";
 import { clearMessages, showDone, showError } from "./message.js";
 import { OverviewView } from "./overview.js";
 import { SignInView } from "./signin.js";
+import { PartitionsView } from "./partitions.js";
 import { StagesView } from "./stages.js";
 import { Stream } from "./stream.js";
 import { TopicView } from "./topic.js";
@@ -112,20 +113,16 @@ class App {
     const parts = path.split("/").filter(Boolean);
     const parameters = new URLSearchParams(query);
     const [name, ...rest] = parts.length ? parts : ["overview"];
-    if (name === "topics") this.routeTopic(rest.join("/"), parameters);
+    const topic = decode(rest.join("/"));
+    if (name === "topics") this.routeTopic(topic, parameters);
+    else if (name === "partitions") this.enter(`partitions ${topic}`, () => new PartitionsView(this, topic), topic);
     else if (name === "consumers") this.enter("consumers", () => new ConsumersView(this), "Consumers");
     else if (name === "stages") this.enter("stages", () => new StagesView(this), "Stages");
     else if (name === "health") this.enter("health", () => new HealthView(this), "Health");
     else this.enter("overview", () => new OverviewView(this), "Overview");
   }
 
-  routeTopic(encoded, parameters) {
-    let name;
-    try {
-      name = decodeURIComponent(encoded);
-    } catch {
-      name = encoded; // Typed by hand; the broker says that there is no such topic.
-    }
+  routeTopic(name, parameters) {
     this.enter(`topic ${name}`, () => new TopicView(this, name), name || "default topic");
     this.view.navigate(parameters);
   }
@@ -194,6 +191,14 @@ class App {
     } catch (error) {
       if (error.status !== 0) showError(error);
     }
+  }
+}
+
+function decode(encoded) {
+  try {
+    return decodeURIComponent(encoded);
+  } catch {
+    return encoded; // Typed by hand; the broker says that there is no such topic.
   }
 }
 

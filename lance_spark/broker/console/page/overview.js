@@ -1,6 +1,6 @@
 // The first view: what goes in and out now, and all topics.
 
-import { get, topicLink } from "./api.js";
+import { get, partitionsLink, topicLink } from "./api.js";
 import { createTopic } from "./admin.js";
 import { History, Sparkline } from "./chart.js";
 import { el, quote, setText } from "./dom.js";
@@ -45,9 +45,34 @@ export function topicName(topic) {
   return topic.name === "" ? "(default topic)" : topic.name;
 }
 
-/** Partitions in the order of their numbers. */
-function nameKey({ topic, partition, partitions }) {
-  return partitions > 1 ? `${topic}/${String(partition).padStart(5, "0")}` : topic;
+/** What a table says of a topic, or of one of its partitions. */
+export function makeColumns(app, name) {
+  const now = () => app.overview?.time_ms ?? Date.now();
+  return [
+    { key: "name", isHeader: true, ...name },
+    { key: "records", label: "Records", numeric: true, sort: (t) => t.records, cell: (t) => count(t.records) },
+    { key: "bytes", label: "Size", numeric: true, sort: (t) => t.bytes, cell: (t) => bytes(t.bytes) },
+    { key: "in", label: "In/s", numeric: true, hint: "records per second that are written", sort: (t) => t.records_in_per_s, cell: (t) => rate(t.records_in_per_s) },
+    { key: "out", label: "Out/s", numeric: true, hint: "records per second that are read", sort: (t) => t.records_out_per_s, cell: (t) => rate(t.records_out_per_s) },
+    { key: "start", label: "Log start", numeric: true, hint: "offset of the oldest record", sort: (t) => t.log_start, cell: (t) => count(t.log_start) },
+    { key: "end", label: "Log end", numeric: true, hint: "offset behind the newest record", sort: (t) => t.log_end, cell: (t) => count(t.log_end) },
+    { key: "retention", label: "Retention", sort: (t) => t.retention.max_age_s || Infinity, cell: (t) => retention(t.retention) },
+    { key: "last", label: "Last append", sort: (t) => t.last_append_ms, cell: (t) => ago(t.last_append_ms, now()) },
+  ];
+}
+
+const SUMMED = ["records", "bytes", "disk_bytes", "records_in_per_s", "records_out_per_s"];
+
+/** One row per topic: several partitions are added up, and have no offsets in common. */
+export function gatherTopics(logs) {
+  const families = new Map();
+  for (const log of logs) families.set(log.topic, [...(families.get(log.topic) ?? []), log]);
+  return [...families].map(([topic, all]) => {
+    if (all[0].partitions === 1) return all[0];
+    const sums = SUMMED.map((key) => [key, all.reduce((sum, log) => sum + log[key], 0)]);
+    const last = Math.max(...all.map((log) => log.last_append_ms ?? 0)) || null;
+    return { ...all[0], ...Object.fromEntries(sums), name: topic, log_start: null, log_end: null, last_append_ms: last };
+  });
 }
 
 export class OverviewView {
@@ -111,24 +136,13 @@ export class OverviewView {
   }
 
   makeTable() {
-    const now = () => this.app.overview?.time_ms ?? Date.now();
     return new Table({
       caption: "Topics",
       // Ids begin anew with the data directory.
       key: (topic) => `${topic.id} ${topic.name}`,
       sort: "name",
       empty: this.makeEmpty(),
-      columns: [
-        { key: "name", label: "Name", isHeader: true, sort: nameKey, fill: fillName },
-        { key: "records", label: "Records", numeric: true, sort: (t) => t.records, cell: (t) => count(t.records) },
-        { key: "bytes", label: "Size", numeric: true, sort: (t) => t.bytes, cell: (t) => bytes(t.bytes) },
-        { key: "in", label: "In/s", numeric: true, hint: "records per second that are written", sort: (t) => t.records_in_per_s, cell: (t) => rate(t.records_in_per_s) },
-        { key: "out", label: "Out/s", numeric: true, hint: "records per second that are read", sort: (t) => t.records_out_per_s, cell: (t) => rate(t.records_out_per_s) },
-        { key: "start", label: "Log start", numeric: true, hint: "offset of the oldest record", sort: (t) => t.log_start, cell: (t) => count(t.log_start) },
-        { key: "end", label: "Log end", numeric: true, hint: "offset behind the newest record", sort: (t) => t.log_end, cell: (t) => count(t.log_end) },
-        { key: "retention", label: "Retention", sort: (t) => t.retention.max_age_s || Infinity, cell: (t) => retention(t.retention) },
-        { key: "last", label: "Last append", sort: (t) => t.last_append_ms, cell: (t) => ago(t.last_append_ms, now()) },
-      ],
+      columns: makeColumns(this.app, { label: "Name", sort: (t) => t.name, fill: fillName }),
     });
   }
 
@@ -210,13 +224,12 @@ export class OverviewView {
   }
 
   showTopics() {
-    const topics = this.app.overview?.topics ?? [];
+    const topics = gatherTopics(this.app.overview?.topics ?? []);
     const wanted = this.filter.value.trim().toLowerCase();
     const shown = wanted ? topics.filter((t) => topicName(t).toLowerCase().includes(wanted)) : topics;
     this.table.update(shown);
-    const number = countTopics(topics);
-    const all = number === 1 ? "1 topic" : `${count(number)} topics`;
-    setText(this.counted, wanted ? `${count(countTopics(shown))} of ${all}` : all);
+    const all = topics.length === 1 ? "1 topic" : `${count(topics.length)} topics`;
+    setText(this.counted, wanted ? `${count(shown.length)} of ${all}` : all);
     if (!shown.length) this.showEmpty(topics.length > 0);
   }
 
@@ -235,13 +248,10 @@ export class OverviewView {
 
 function fillName(cell, topic) {
   if (cell.firstChild) return; // The name is part of the row's key.
-  const part = topic.partitions > 1 ? `partition ${topic.partition} of ${topic.partitions}` : null;
-  const name = quote(topicName({ name: topic.topic }));
-  const link = el("a", { href: topicLink(topic.name) }, name, part && " ", part && el("span", { class: "muted", text: part }));
-  cell.append(link);
-}
-
-/** How many topics there are: one may have several partitions. */
-function countTopics(logs) {
-  return new Set(logs.map(({ topic }) => topic)).size;
+  const name = quote(topicName(topic));
+  if (topic.partitions === 1) cell.append(el("a", { href: topicLink(topic.name) }, name));
+  else {
+    const part = el("span", { class: "muted", text: `${topic.partitions} partitions` });
+    cell.append(el("a", { href: partitionsLink(topic.name) }, name, " ", part));
+  }
 }

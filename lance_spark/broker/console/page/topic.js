@@ -1,7 +1,7 @@
 // One topic: its facts, its rates over the last ten minutes, and its records.
 
 import { deleteTopic, setRetention } from "./admin.js";
-import { get, topicPath } from "./api.js";
+import { get, partitionsLink, topicPath } from "./api.js";
 import { Chart, History } from "./chart.js";
 import { el, quote, setText } from "./dom.js";
 import { ago, bytes, bytesRate, count, moment, rate, retention } from "./format.js";
@@ -35,11 +35,15 @@ export class TopicView {
   }
 
   makeHead() {
-    const back = el("a", { href: "#/", class: "back", text: "← Topics" });
+    // Only the name of a partition has a slash, behind that of its topic.
+    const family = this.name.slice(0, Math.max(0, this.name.lastIndexOf("/")));
+    const back = family
+      ? el("a", { href: partitionsLink(family), class: "back" }, "← ", quote(family))
+      : el("a", { href: "#/", class: "back", text: "← Topics" });
     const title = el("h1", {}, quote(topicName({ name: this.name })));
     const actions = [];
-    // A partition can't be changed or deleted alone; only its name has a slash.
-    if (this.app.isAdmin && this.name !== "" && !this.name.includes("/")) {
+    // A partition can't be changed or deleted alone.
+    if (this.app.isAdmin && this.name !== "" && !family) {
       actions.push(
         el("button", { type: "button", text: "Retention…", onclick: () => this.detail && setRetention(this.detail, () => this.reload()) }),
         el("button", { type: "button", class: "danger", text: "Delete…", onclick: () => deleteTopic({ name: this.name }) }),
