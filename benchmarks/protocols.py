@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PROTOCOLS = ("lance", "rustlog", "tank")
+# On average. Values of one size would flatter the Python twins of the kernel, which
+# look for runs of them.
 _VALUE_BYTES = 100
+_SPREAD, _STEP = 101, 7919
 # Found before any other module of that name, by every Python of the child.
 _NO_KERNEL = "import sys\nsys.modules['lance_spark.kernel._kernel'] = None\n"
 
@@ -51,7 +54,7 @@ def run(report: Report) -> None:
         ratio = compiled[what]["lance"] / took_s
         return [format_rate(size / took_s, "B/s"), format_ratio(ratio)]
 
-    title = "Values of {} bytes, {}. Rates are those of values:"
+    title = "Values of {} bytes on average, {}. Rates are those of values:"
     for what, text in (
         ("spark", "through Spark, one task at a time"),
         ("client", "through `lance_spark.client.connect`, without Spark"),
@@ -95,7 +98,9 @@ def measure(rows: int, rounds: int) -> _Times:
     """Write and read each way in turns; the first round does not count."""
     from benchmarks.spark import run_session
 
-    table = pa.table({"value": pa.array([b"x" * _VALUE_BYTES] * rows, pa.binary())})
+    sizes = (_VALUE_BYTES - _SPREAD // 2 + n * _STEP % _SPREAD for n in range(rows))
+    values = pa.array((b"x" * size for size in sizes), pa.binary())
+    table = pa.table({"value": values})
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -139,7 +144,8 @@ def _client_calls(client: LogClient, topic: str, table: pa.Table) -> _Calls:
 def _spark_calls(
     spark: SparkSession, name: str, options: dict[str, str], rows: int
 ) -> _Calls:
-    value = f"cast(repeat('x', {_VALUE_BYTES}) as binary) as value"
+    size = f"int({_VALUE_BYTES - _SPREAD // 2} + id * {_STEP} % {_SPREAD})"
+    value = f"cast(repeat('x', {size}) as binary) as value"
     written = spark.range(0, rows, 1, 2).selectExpr(value).write.format(name)
     reader = spark.read.format(name).options(**options).schema("value binary")
     return (
