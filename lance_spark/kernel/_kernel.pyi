@@ -13,3 +13,6 @@ def weave(out: Buffer, parts: tuple[tuple[Buffer, Buffer, Buffer], ...]) -> None
 def follow_tank(
     data: Buffer, seq: int, single: bool, table: Buffer
 ) -> tuple[int, int, int]: ...
+def follow_fluvio(
+    data: Buffer, table: Buffer, batches: Buffer
+) -> tuple[int, int, int]: ...
