@@ -49,6 +49,9 @@ SC_VERSION_MIN = 11
 # Whether the answer to Produce waits for the other replicas.
 READ_UNCOMMITTED, READ_COMMITTED = 1, -1
 
+# An SC's request to delete an object, which becomes Other.
+_DELETE = 1002
+
 # The default of `api_version`, which becomes that of the class.
 _NEWEST = 2**15
 
@@ -718,6 +721,12 @@ def _list(*messages: type[Request]) -> Mapping[int, type[Request]]:
     return {message.KEY: message for message in messages}
 
 
+def _offer(role: Role) -> Iterator[ApiKey]:
+    for key, kind in REQUESTS[role].items():
+        least = SC_VERSION_MIN if issubclass(kind, _Sized) else 0
+        yield ApiKey(key, least, kind.VERSION)
+
+
 REQUESTS: Mapping[Role, Mapping[int, type[Request]]] = {
     Role.SC: _list(ApiVersions, Create, List, Watch),
     Role.SPU: _list(
@@ -736,13 +745,11 @@ RESPONSES: Mapping[type[Request], type[Response]] = {
     Create: Status,
     Other: Failed,
 }
-# What a server here says of itself. A client may send any other version.
+# What a server here says of itself. A client may send any other version. Deleting is
+# among it: a client does not even send what is not, and so could not be told why.
 API_KEYS: Mapping[Role, tuple[ApiKey, ...]] = {
-    role: tuple(
-        ApiKey(key, SC_VERSION_MIN if issubclass(kind, _Sized) else 0, kind.VERSION)
-        for key, kind in requests.items()
-    )
-    for role, requests in REQUESTS.items()
+    Role.SC: (*_offer(Role.SC), ApiKey(_DELETE, SC_VERSION_MIN, SC_VERSION)),
+    Role.SPU: tuple(_offer(Role.SPU)),
 }
 
 
