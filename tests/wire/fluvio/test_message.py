@@ -50,21 +50,16 @@ SHAPES = {(row["way"], row["request"], len(row["data"])): row for row in FRAMES}
 
 
 @pytest.mark.parametrize("row", FRAMES, ids=[row["name"] for row in FRAMES])
-class TestVectors:
-    def test_decodes_and_encodes_back(self, row):
-        message = decode(parse(row["data"]), row)
-        request = getattr(fluvio, row["request"])
-        assert type(message) is (request if row["way"] == ">" else RESPONSES[request])
-        assert message.api_version == row["version"]
-        assert join(fluvio.encode_message(message)) == row["data"]
-        assert fluvio.describe(parse(row["data"])).startswith(
-            f"{type(message).__name__}("
-        )
-
-    def test_bytes_behind_are_ignored(self, row):
-        frame = parse(row["data"])
-        longer = Frame(memoryview(bytes(frame.payload) + b"\0\1"))
-        assert decode(longer, row) == decode(frame, row)
+def test_vectors_decode_and_encode_back(row):
+    message = decode(parse(row["data"]), row)
+    request = getattr(fluvio, row["request"])
+    assert type(message) is (request if row["way"] == ">" else RESPONSES[request])
+    assert message.api_version == row["version"]
+    assert join(fluvio.encode_message(message)) == row["data"]
+    assert fluvio.describe(parse(row["data"])).startswith(f"{type(message).__name__}(")
+    # Bytes behind are ignored.
+    longer = Frame(memoryview(row["data"][4:] + b"\0\1"))
+    assert decode(longer, row) == message
 
 
 @pytest.mark.parametrize(
@@ -410,7 +405,7 @@ def test_lengths_below_0_are_empty():
 def test_lengths_allocate_nothing():
     chance = random.Random(15)
     tracemalloc.start()
-    for _ in range(500):
+    for _ in range(250):
         row = chance.choice(FRAMES)
         damaged = bytearray(parse(row["data"]).payload)
         for _ in range(chance.randrange(4)):
