@@ -536,7 +536,7 @@ class _FluvioTable(_Table):
             number += 1
             alike = alike + 1 if stop - start == size else 0
             size = stop - start
-            if alike == _ALIKE and not headers:
+            if alike == _ALIKE:
                 alike = 0
                 loose = {
                     **_find_loose(delta_at, offset_at),

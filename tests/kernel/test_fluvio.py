@@ -174,6 +174,16 @@ def test_headers_are_skipped():
         assert all(data[end] for end in table[1])
 
 
+def test_runs_with_headers():
+    row = Row(0, None, None, b"abc")
+    for tail in (b"\x02ab", b"\x04ab", b"\x02cd", b"\x00"):
+        made = [record(row, delta=0, number=0, tail=b"\x02ab")] * 300
+        made[200] = record(row, delta=0, number=0, tail=tail)
+        assert walk(one_of(b"".join(made), 300))[0].shape[1] == 300
+    made[200] = record(row, delta=0, number=0, tail=b"\x00ab")
+    assert walk(one_of(b"".join(made), 300))[0].shape[1] == 0
+
+
 def test_what_stops_a_walk():
     good = batch([Row(0, 5, None, b"a")])
     plain = record(Row(0, 5, None, b"a"), delta=0, number=0)

@@ -20,21 +20,24 @@ from lance_spark.wire.fluvio.error import (
 from lance_spark.wire.fluvio.frame import (
     HEADER_BYTES, PAYLOAD_BYTES_MAX, Frame, FrameParser, Role, encode_frame,
 )
-from lance_spark.wire.fluvio.metadata import (
-    ASSIGNED, COMPUTED, OBJECTS, Age, Deduplication, Endpoint, Ingress, Metadata,
-    Parameter, Partition, PartitionSpec, PartitionStatus, PublicEndpoint, Replicas,
-    ReplicaStatus, Spu, SpuSpec, SpuStatus, Storage, Topic, TopicSpec, TopicStatus,
-)
 from lance_spark.wire.fluvio.message import (
-    API_KEYS, READ_COMMITTED, READ_UNCOMMITTED, REQUESTS, RESPONSES, SC_VERSION,
-    SC_VERSION_MIN, SPU_VERSION, Aborted, ApiKey, ApiVersions, Change, Consumed, Create,
-    DerivedStream, Failed, Fetch, FetchAnswer, FetchOffsets, FetchPartition, FetchTopic,
-    Fetched, FetchedTopic, ForgottenTopic, Header, List, Listing, Lookback, Message,
-    Offsets, OffsetsTopic, Other, Outcome, PartitionOffsets, Produce, Produced,
-    ProducedTopic, Request, Response, SmartModule, Status, StreamFetch, StreamOutcome,
-    Streamed, TopicOffsets, UpdateOffsets, Updated, Versions, Watch, Watched, Write,
-    WriteTopic, decode_header, decode_request, decode_response, describe,
-    encode_message, number_of,
+    READ_COMMITTED, READ_UNCOMMITTED, SC_VERSION, SC_VERSION_MIN, SPU_VERSION, Aborted,
+    Age, ApiKey, ApiVersions, Consumed, DerivedStream, Failed, Fetch, FetchAnswer,
+    FetchOffsets, FetchPartition, FetchTopic, Fetched, FetchedTopic, ForgottenTopic,
+    Header, Lookback, Message, Offsets, OffsetsTopic, Other, Outcome, Parameter,
+    PartitionOffsets, Produce, Produced, ProducedTopic, Request, Response, SmartModule,
+    StreamFetch, StreamOutcome, Streamed, TopicOffsets, UpdateOffsets, Updated,
+    Versions, Write, WriteTopic,
+)
+from lance_spark.wire.fluvio.metadata import (
+    ASSIGNED, COMPUTED, OBJECTS, Change, Create, Deduplication, Endpoint, Ingress, List,
+    Listing, Metadata, Partition, PartitionSpec, PartitionStatus, PublicEndpoint,
+    ReplicaStatus, Replicas, Spu, SpuSpec, SpuStatus, Status, Storage, Topic, TopicSpec,
+    TopicStatus, Watch, Watched,
+)
+from lance_spark.wire.fluvio.catalog import (
+    API_KEYS, REQUESTS, RESPONSES, decode_header, decode_request, decode_response,
+    describe, encode_message, number_of,
 )
 
 __all__ = [

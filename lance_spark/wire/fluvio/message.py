@@ -4,7 +4,8 @@ Each is the fields of its `LAYOUT`; `frame` says what the letters mean. Which fi
 there are depends on the version in the request's header, for the answer too. A broker
 reads every request by that version, also one that it did not offer. Bytes behind the
 last known field are ignored. Record sets are buffers here, which `record` reads and
-writes; the objects of an SC are in `metadata`.
+writes; the messages about the objects of an SC are in `metadata`, and `catalog` has
+the tables from keys to messages.
 
 A request is answered once, but StreamFetch and Watch are answered again and again, and
 all these answers have the correlation id of the request.
@@ -12,32 +13,21 @@ all these answers have the correlation id of the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Bounds, Buffer
 from lance_spark.wire.assembler import EMPTY
 from lance_spark.wire.fluvio.error import NO_ERROR, ErrorCode
-from lance_spark.wire.fluvio.frame import FORM, LETTERS, Frame, Role, encode_frame
-from lance_spark.wire.fluvio.metadata import (
-    OBJECTS,
-    Age,
-    Metadata,
-    Parameter,
-    TopicSpec,
-)
 from lance_spark.wire.schema import (
     Choice,
-    Cursor,
     Data,
     Form,
     Many,
     Option,
     Since,
     Struct,
-    show,
 )
 
 # The newest versions that are known: of an SPU, and of the objects of an SC.
@@ -48,9 +38,6 @@ SC_VERSION_MIN = 11
 
 # Whether the answer to Produce waits for the other replicas.
 READ_UNCOMMITTED, READ_COMMITTED = 1, -1
-
-# An SC's request to delete an object, which becomes Other.
-_DELETE = 1002
 
 # The default of `api_version`, which becomes that of the class.
 _NEWEST = 2**15
@@ -173,6 +160,27 @@ class Failed(Response):
 
 
 # Writing to an SPU.
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Struct):
+    """A name and a value."""
+
+    LAYOUT = "ss"
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Age(Struct):
+    """A span of time."""
+
+    LAYOUT = "QI"
+
+    seconds: int
+    nanoseconds: int = 0
+
 
 _CONTEXT = Choice("B", {0: "", 1: (Data("i"),), 2: "s", 3: "ss"})
 
@@ -567,301 +575,3 @@ class Updated(Response):
     VERSION = 0
 
     streams: tuple[StreamOutcome, ...] = ()
-
-
-# Objects of an SC. These messages name a kind of object, then come the size of all that
-# follows and the other fields.
-
-
-class _Sized(Struct):
-    __slots__ = ()
-
-    def encode(self, form: Form) -> Iterator[Buffer]:
-        kind, *body = Struct.encode(self, form)
-        yield kind
-        yield form.encode_one("I", sum(memoryview(part).nbytes for part in body))
-        yield from body
-
-    @classmethod
-    def read(cls, cursor: Cursor, before: Sequence[Any] = ()) -> Any:
-        kind, size = cursor.read("sI")
-        body = Cursor(cursor.take(size), f"{cls.__name__} of {kind!r}", cursor.form)
-        return cls(*body.read(cls.LAYOUT[1:], [kind]))
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An object that is new or other than before, or was deleted (1)."""
-
-    is_deleted: int
-    object: Metadata
-
-
-@dataclass(frozen=True, slots=True)
-class _Objects:
-    """A list of objects of the kind that the first field names, or of changes."""
-
-    changed: bool = False
-
-    def encode(
-        self, form: Form, value: Sequence[Any], before: object
-    ) -> Iterator[Buffer]:
-        yield form.encode_one("i", len(value))
-        for item in value:
-            if self.changed:
-                yield form.encode_one("B", item.is_deleted)
-            yield from (item.object if self.changed else item).encode(form)
-
-    def read(self, cursor: Cursor, before: Sequence[Any]) -> tuple[Any, ...]:
-        count, kind = cursor.count("i"), OBJECTS.get(before[0])
-        if kind is None and count > 0:
-            raise cursor.error("such objects can't be read")
-        items: list[Any] = []
-        for _ in range(count if kind else 0):
-            change = cursor.one("B") if self.changed else 0
-            assert kind is not None
-            found = kind.read(cursor)
-            items.append(Change(change, found) if self.changed else found)
-        return tuple(items)
-
-
-class _Spec:
-    """The spec of a topic, or bytes if it is something else that is to be created."""
-
-    def encode(self, form: Form, value: Any, before: Sequence[Any]) -> Iterator[Buffer]:
-        yield from value.encode(form) if isinstance(value, TopicSpec) else (value,)
-
-    def read(self, cursor: Cursor, before: Sequence[Any]) -> Any:
-        is_topic = before[0] == "Topic"
-        return cursor.one(TopicSpec) if is_topic else cursor.take(cursor.remaining)
-
-
-@dataclass(frozen=True, slots=True)
-class Create(_Sized, Request):
-    """Create an object; a dry run only says whether it could be."""
-
-    LAYOUT = (*"ss?", Option("I"), _Spec())
-    KEY = 1001
-    VERSION = SC_VERSION
-
-    kind: str
-    name: str
-    dry_run: bool
-    timeout_ms: int | None
-    spec: TopicSpec | Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Status(Response):
-    """The answer to Create, and of an SC to what it does not know."""
-
-    LAYOUT = ("s", ErrorCode, Option("s"))
-    VERSION = SC_VERSION
-
-    name: str = ""
-    error: ErrorCode = NO_ERROR
-    text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class List(_Sized, Request):
-    """Ask for objects; those with one of the names, if there are any."""
-
-    LAYOUT = ("s", Many("s", "i"), "?", Since(13, "?", False))
-    KEY = 1003
-    VERSION = SC_VERSION
-
-    kind: str
-    names: tuple[str, ...] = ()
-    summary: bool = False
-    system: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Listing(_Sized, Response):
-    """The answer to List."""
-
-    LAYOUT = ("s", _Objects())
-    VERSION = SC_VERSION
-
-    kind: str
-    objects: tuple[Metadata, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Watch(_Sized, Request):
-    """Ask for objects, and then for every change."""
-
-    LAYOUT = "sq?"
-    KEY = 1004
-    VERSION = SC_VERSION
-
-    kind: str
-    epoch: int = 0
-    summary: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Watched(_Sized, Response):
-    """An answer to Watch, of which there are many: what has changed, or everything."""
-
-    LAYOUT = ("s", "q", _Objects(changed=True), _Objects())
-    VERSION = SC_VERSION
-
-    kind: str
-    epoch: int = 0
-    changes: tuple[Change, ...] = ()
-    everything: tuple[Metadata, ...] = ()
-
-
-# Frames to messages and back.
-
-
-def _list(*messages: type[Request]) -> Mapping[int, type[Request]]:
-    return {message.KEY: message for message in messages}
-
-
-def _offer(role: Role) -> Iterator[ApiKey]:
-    for key, kind in REQUESTS[role].items():
-        least = SC_VERSION_MIN if issubclass(kind, _Sized) else 0
-        yield ApiKey(key, least, kind.VERSION)
-
-
-REQUESTS: Mapping[Role, Mapping[int, type[Request]]] = {
-    Role.SC: _list(ApiVersions, Create, List, Watch),
-    Role.SPU: _list(
-        ApiVersions, Produce, Fetch, FetchOffsets, StreamFetch, UpdateOffsets
-    ),
-}
-RESPONSES: Mapping[type[Request], type[Response]] = {
-    Watch: Watched,
-    List: Listing,
-    ApiVersions: Versions,
-    StreamFetch: Streamed,
-    Fetch: FetchAnswer,
-    Produce: Produced,
-    FetchOffsets: Offsets,
-    UpdateOffsets: Updated,
-    Create: Status,
-    Other: Failed,
-}
-# What a server here says of itself. A client may send any other version. Deleting is
-# among it: a client does not even send what is not, and so could not be told why.
-API_KEYS: Mapping[Role, tuple[ApiKey, ...]] = {
-    Role.SC: (*_offer(Role.SC), ApiKey(_DELETE, SC_VERSION_MIN, SC_VERSION)),
-    Role.SPU: tuple(_offer(Role.SPU)),
-}
-
-
-def encode_message(message: Message) -> list[Buffer]:
-    """Write a message as a frame: buffers to be sent one after the other.
-
-    Raises:
-        LocalProtocolError: a field does not fit.
-    """
-    number, version = message.correlation_id, message.api_version
-    head: Iterator[Buffer]
-    if isinstance(message, Request):
-        head = Header(message.key, version, number, message.client_id).encode(FORM)
-    else:
-        head = iter([FORM.encode_one("i", number)])
-    return encode_frame([*head, *message.encode(Form(LETTERS, version))])
-
-
-def decode_header(frame: Frame) -> Header:
-    """Read what a request starts with, for the answer to one that is malformed.
-
-    Raises:
-        RemoteProtocolError: it is too short.
-    """
-    return Header.read(Cursor(frame.payload, "Header", FORM))
-
-
-def decode_request(frame: Frame, role: Role) -> Request:
-    """Read what a client asks.
-
-    Args:
-        frame: the request.
-        role: what the server is that was asked.
-
-    Raises:
-        RemoteProtocolError: it is malformed.
-    """
-    return _decode_request(frame, role)[0]
-
-
-def decode_response(frame: Frame, request: Request) -> Response:
-    """Read what a server answers.
-
-    Args:
-        frame: the answer.
-        request: what it answers, as it was sent: in its version.
-
-    Raises:
-        RemoteProtocolError: it is malformed.
-    """
-    return _decode_response(frame, type(request), request.api_version)[0]
-
-
-def number_of(frame: Frame) -> int:
-    """Tell which request a frame answers.
-
-    Raises:
-        RemoteProtocolError: it is too short to say.
-    """
-    number: int = Cursor(frame.payload, "Response", FORM).one("i")
-    return number
-
-
-def _decode_request(frame: Frame, role: Role) -> tuple[Request, int]:
-    """Read a request, and say how many bytes are behind it."""
-    head = Cursor(frame.payload, "Header", FORM)
-    header = Header.read(head)
-    kind = REQUESTS[role].get(header.api_key, Other)
-    version, body = header.api_version, head.take(head.remaining)
-    request: Request = Other(header.api_key, body)
-    rest = 0
-    is_old = issubclass(kind, _Sized) and version < SC_VERSION_MIN
-    if kind is not Other and not is_old:
-        cursor = Cursor(body, kind.__name__, Form(LETTERS, version))
-        request, rest = kind.read(cursor), cursor.remaining
-    request = replace(
-        request,
-        correlation_id=header.correlation_id,
-        api_version=version,
-        client_id=header.client_id,
-    )
-    return request, rest
-
-
-def _decode_response(
-    frame: Frame, request: type[Request], version: int
-) -> tuple[Response, int]:
-    """Read an answer, and say how many bytes are behind it."""
-    number, kind = number_of(frame), RESPONSES[request]
-    cursor = Cursor(frame.payload[4:], kind.__name__, Form(LETTERS, version))
-    answer = kind.read(cursor)
-    return replace(answer, correlation_id=number, api_version=version), cursor.remaining
-
-
-def describe(frame: Frame) -> str:
-    """Say what is in a frame of either direction and role, in a line for people.
-
-    A frame tells none of these, but nearly always just one message fills it. Answers
-    are taken to be in the newest version.
-    """
-    for role in Role:
-        try:
-            request, rest = _decode_request(frame, role)
-        except RemoteProtocolError:
-            continue
-        if not rest and not isinstance(request, Other):
-            return show(request)
-    for kind in RESPONSES:
-        try:
-            answer, rest = _decode_response(frame, kind, kind.VERSION)
-        except RemoteProtocolError:
-            continue
-        if not rest:
-            return show(answer)
-    return f"unknown: {frame.payload.nbytes} bytes, {bytes(frame.payload[:32]).hex()}"

@@ -1,7 +1,8 @@
-"""What an SC of Fluvio knows: topics, partitions and SPUs, each a spec and a status.
+"""What an SC of Fluvio knows, and the messages about it.
 
-Mirrors, which are topics of other clusters, are not understood: there is no way to skip
-them, so a list that has one is malformed.
+Its objects are topics, partitions and SPUs, each a name, a spec and a status. Mirrors,
+which are topics of other clusters, are not understood: there is no way to skip them, so
+that a list with one is malformed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ from typing import Any
 
 from lance_spark.errors import LocalProtocolError
 from lance_spark.model import Buffer
+from lance_spark.wire.fluvio.error import NO_ERROR, ErrorCode
+from lance_spark.wire.fluvio.message import (
+    SC_VERSION,
+    Age,
+    Parameter,
+    Request,
+    Response,
+)
 from lance_spark.wire.schema import Choice, Cursor, Form, Many, Option, Since, Struct
 
 # How a topic gets its partitions: by a list, or by their number.
@@ -21,26 +30,6 @@ PROVISIONED = 4
 ONLINE = 1
 # What a topic lets producers compress with.
 ANY_CODEC = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter(Struct):
-    """A name and a value."""
-
-    LAYOUT = "ss"
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Age(Struct):
-    """A span of time."""
-
-    LAYOUT = "QI"
-
-    seconds: int
-    nanoseconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +291,150 @@ OBJECTS: Mapping[str, type[Metadata]] = {
     "Partition": Partition,
     "SPU": Spu,
 }
+
+
+# Messages. They name a kind of object, then come the size of all that follows and the
+# other fields.
+
+
+class ObjectMessage(Struct):
+    """A message that is about a kind of objects."""
+
+    __slots__ = ()
+
+    def encode(self, form: Form) -> Iterator[Buffer]:
+        kind, *body = Struct.encode(self, form)
+        yield kind
+        yield form.encode_one("I", sum(memoryview(part).nbytes for part in body))
+        yield from body
+
+    @classmethod
+    def read(cls, cursor: Cursor, before: Sequence[Any] = ()) -> Any:
+        kind, size = cursor.read("sI")
+        body = Cursor(cursor.take(size), f"{cls.__name__} of {kind!r}", cursor.form)
+        return cls(*body.read(cls.LAYOUT[1:], [kind]))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An object that is new or other than before, or was deleted (1)."""
+
+    is_deleted: int
+    object: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """A list of objects of the kind that the first field names, or of changes."""
+
+    changed: bool = False
+
+    def encode(
+        self, form: Form, value: Sequence[Any], before: object
+    ) -> Iterator[Buffer]:
+        yield form.encode_one("i", len(value))
+        for item in value:
+            if self.changed:
+                yield form.encode_one("B", item.is_deleted)
+            yield from (item.object if self.changed else item).encode(form)
+
+    def read(self, cursor: Cursor, before: Sequence[Any]) -> tuple[Any, ...]:
+        count, kind = cursor.count("i"), OBJECTS.get(before[0])
+        if kind is None and count > 0:
+            raise cursor.error("such objects can't be read")
+        items: list[Any] = []
+        for _ in range(count if kind else 0):
+            change = cursor.one("B") if self.changed else 0
+            assert kind is not None
+            found = kind.read(cursor)
+            items.append(Change(change, found) if self.changed else found)
+        return tuple(items)
+
+
+class _Spec:
+    """The spec of a topic, or bytes if it is something else that is to be created."""
+
+    def encode(self, form: Form, value: Any, before: Sequence[Any]) -> Iterator[Buffer]:
+        yield from value.encode(form) if isinstance(value, TopicSpec) else (value,)
+
+    def read(self, cursor: Cursor, before: Sequence[Any]) -> Any:
+        is_topic = before[0] == "Topic"
+        return cursor.one(TopicSpec) if is_topic else cursor.take(cursor.remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class Create(ObjectMessage, Request):
+    """Create an object; a dry run only says whether it could be."""
+
+    LAYOUT = (*"ss?", Option("I"), _Spec())
+    KEY = 1001
+    VERSION = SC_VERSION
+
+    kind: str
+    name: str
+    dry_run: bool
+    timeout_ms: int | None
+    spec: TopicSpec | Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Response):
+    """The answer to Create, and of an SC to what it does not know."""
+
+    LAYOUT = ("s", ErrorCode, Option("s"))
+    VERSION = SC_VERSION
+
+    name: str = ""
+    error: ErrorCode = NO_ERROR
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class List(ObjectMessage, Request):
+    """Ask for objects; those with one of the names, if there are any."""
+
+    LAYOUT = ("s", Many("s", "i"), "?", Since(13, "?", False))
+    KEY = 1003
+    VERSION = SC_VERSION
+
+    kind: str
+    names: tuple[str, ...] = ()
+    summary: bool = False
+    system: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(ObjectMessage, Response):
+    """The answer to List."""
+
+    LAYOUT = ("s", _Objects())
+    VERSION = SC_VERSION
+
+    kind: str
+    objects: tuple[Metadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(ObjectMessage, Request):
+    """Ask for objects, and then for every change."""
+
+    LAYOUT = "sq?"
+    KEY = 1004
+    VERSION = SC_VERSION
+
+    kind: str
+    epoch: int = 0
+    summary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(ObjectMessage, Response):
+    """An answer to Watch, of which there are many: what has changed, or everything."""
+
+    LAYOUT = ("s", "q", _Objects(changed=True), _Objects())
+    VERSION = SC_VERSION
+
+    kind: str
+    epoch: int = 0
+    changes: tuple[Change, ...] = ()
+    everything: tuple[Metadata, ...] = ()

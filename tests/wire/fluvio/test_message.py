@@ -25,7 +25,7 @@ from lance_spark.wire.fluvio import (
     TopicSpec,
 )
 from lance_spark.wire.fluvio import error as error_module
-from lance_spark.wire.fluvio import message as message_module
+from lance_spark.wire.fluvio import metadata as metadata_module
 from lance_spark.wire.fluvio.frame import LETTERS
 from lance_spark.wire.schema import Choice, Cursor, Data, Form, Many, Option, Since
 from tests.wire.fluvio.reference import BODIES, FRAMES, PARTS, find, join, parse
@@ -275,7 +275,7 @@ def make(code, version, kind=""):
         return st.integers(*RANGES[code])
     if code is ErrorCode:
         return ERRORS
-    if code is fluvio.metadata.Mirror:
+    if code is metadata_module.Mirror:
         return st.nothing()
     if isinstance(code, type):
         return make_struct(code, version)
@@ -295,9 +295,9 @@ def make(code, version, kind=""):
                 st.just(tag), *(make(item, version) for item in code.cases[tag])
             )
         )
-    if isinstance(code, message_module._Spec):
+    if isinstance(code, metadata_module._Spec):
         return make(TopicSpec, version) if kind == "Topic" else st.binary(max_size=5)
-    assert isinstance(code, message_module._Objects)
+    assert isinstance(code, metadata_module._Objects)
     known = fluvio.OBJECTS.get(kind)
     if known is None:
         return st.just(())
@@ -387,6 +387,21 @@ def test_fields_of_versions(kind, version, size):
     assert len(join(message.encode(Form(LETTERS, version)))) == size
 
 
+@pytest.mark.parametrize(
+    ("struct", "sizes"),
+    [
+        (TopicSpec(), {11: 13, 12: 14, 13: 15, 14: 15, 19: 15}),
+        (fluvio.TopicStatus(), {11: 5, 13: 5, 14: 7, 19: 7}),
+        (fluvio.PartitionSpec(1), {11: 11, 12: 12, 13: 13, 14: 14, 19: 14}),
+        (fluvio.PartitionStatus(), {11: 38, 15: 38, 16: 46, 19: 46}),
+        (fluvio.SmartModule((0, "")), {19: 6, 20: 7, 24: 7, 25: 8}),
+    ],
+)
+def test_fields_of_versions_inside(struct, sizes):
+    found = {v: len(join(struct.encode(Form(LETTERS, v)))) for v in sizes}
+    assert found == sizes
+
+
 def test_lengths_below_0_are_empty():
     body = bytes.fromhex("ffff 8000 0000")
     form = Form(LETTERS, 2)
@@ -457,7 +472,7 @@ def test_malformed_answers(kind, body, text):
         fluvio.Watched("Topic", everything=(fluvio.Topic("t", TopicSpec((3, 1))),)),
         fluvio.Listing(
             "Topic",
-            (fluvio.Topic("t", TopicSpec((2, fluvio.metadata.Mirror()))),),
+            (fluvio.Topic("t", TopicSpec((2, metadata_module.Mirror()))),),
         ),
     ],
 )
