@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lance_spark.kernel._kernel import (
     follow_be32,
+    follow_fluvio,
     follow_lengths,
     follow_tank,
     follow_tlv,
@@ -24,6 +25,7 @@ __all__ = [
     "put_varints",
     "sum_spans",
     "walk_be32",
+    "walk_fluvio",
     "walk_lengths",
     "walk_tank",
     "walk_tlv",
@@ -101,3 +103,16 @@ def walk_lengths(
     table = np.empty((2, min(count, most)), np.int64)
     end, found = follow_lengths(data, fixed, table)
     return table[:, :found], end
+
+
+def walk_fluvio(
+    data: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Do what `kernel.walk_fluvio` says."""
+    # Batches announce their records, and were checked to have the bytes for them.
+    table, batches = np.empty((5, 0), np.int64), np.empty((2, 0), np.int64)
+    position, rows, count = follow_fluvio(data, table, batches)
+    if count:
+        table, batches = np.empty((5, rows), np.int64), np.empty((2, count), np.int64)
+        position, rows, count = follow_fluvio(data, table, batches)
+    return table[:, :rows], batches[:, :count], position

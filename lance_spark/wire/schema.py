@@ -3,9 +3,9 @@
 A message is a dataclass with a `LAYOUT`: the fields one behind the other. Simple fields
 are letters, and a `Form` says how a letter is written: it is an alphabet, which a
 protocol has one of or several, and the version of the peer. Other fields are a
-`Struct`, a list of fields (`Many`), bytes (`Data`), or a field that is not always
-there: `Maybe` by what stands before it, `Since` by the version, `Option` by a byte in
-front.
+`Struct`, a list of fields (`Many`), bytes (`Data`), one of several lists of fields
+(`Choice`), or a field that is not always there: `Maybe` by what stands before it,
+`Since` by the version, `Option` by a flag in front.
 
 No length is trusted: each read checks what is left of the payload before it takes, and
 a list has at most as many items as there are bytes.
@@ -73,9 +73,9 @@ class Cursor:
         """Look at so many bytes, or as many as there are, without reading them."""
         return self._view[self.position : self.position + size]
 
-    def read(self, layout: Sequence[Any]) -> list[Any]:
-        """Read fields."""
-        values: list[Any] = []
+    def read(self, layout: Sequence[Any], before: Sequence[Any] = ()) -> list[Any]:
+        """Read fields, behind some that were read before and are returned as well."""
+        values = list(before)
         letters = self.form.letters
         for code in layout:
             if isinstance(code, str):
@@ -340,6 +340,31 @@ class Option:
         if flag > 1:
             raise cursor.error(f"{flag} says neither that a field is there nor not")
         return cursor.one(self.code) if flag else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Fields behind a number that says which they are: a tuple of it and of them."""
+
+    tag: str
+    cases: Mapping[int, Sequence[Any]]
+
+    def encode(
+        self, form: Form, value: Sequence[Any], before: object
+    ) -> Iterator[Buffer]:
+        tag, *values = value
+        layout = self.cases.get(tag)
+        if layout is None or len(layout) != len(values):
+            raise LocalProtocolError(f"{value!r} does not fit: unknown fields")
+        yield form.encode_one(self.tag, tag)
+        for code, item in zip(layout, values, strict=True):
+            yield from form.encode(code, item, values)
+
+    def read(self, cursor: Cursor, before: Sequence[Any]) -> tuple[Any, ...]:
+        tag = cursor.one(self.tag)
+        if tag not in self.cases:
+            raise cursor.error(f"unknown kind {tag}, and so its fields are")
+        return (tag, *cursor.read(self.cases[tag]))
 
 
 # For people.
