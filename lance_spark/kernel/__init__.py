@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,3 +154,52 @@ def walk_tank(
     """
     found: tuple[NDArray[np.int64], int, int] = _source.walk_tank(data, seq, single)
     return found
+
+
+def walk_lengths(
+    data: NDArray[np.uint8], count: int, fixed: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Follow a chain of values, each behind its length.
+
+    Args:
+        data: the chain; other bytes may follow.
+        count: how many values to find at most. The memory taken is 16 bytes for each,
+            and at most 16 times that of the data, whatever the count is.
+        fixed: lengths are eight bytes, little-endian; else they are LEB128.
+
+    Returns:
+        Two rows, with an item per whole value: where it starts and where it ends. Then
+        where the walk stopped.
+    """
+    found: tuple[NDArray[np.int64], int] = _source.walk_lengths(data, count, fixed)
+    return found
+
+
+def walk_fluvio(
+    data: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Follow Fluvio's batches and the records in them.
+
+    Checksums are not looked at, and neither are the offsets that records say: the
+    first has that of its batch, and they count on from there.
+
+    Returns:
+        Five rows, with an item per record: where its value starts and ends, where its
+        key starts and ends or -1 twice, and its time in ms; -1 if its batch has none,
+        2^63 - 1 if it is later than that. The byte behind the value is 0 unless the
+        record has headers. Then two rows with an item per batch: where it starts, and
+        how many records are before it. Last where the walk stopped: the end of the
+        data, or the first batch that is not whole, is compressed or does not hold the
+        records that it says.
+    """
+    found: tuple[NDArray[np.int64], NDArray[np.int64], int] = _source.walk_fluvio(data)
+    return found
+
+
+def size_varints(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Say how many bytes `put_varints` writes for each integer."""
+    sizes = np.ones(len(values), np.int64)
+    most = int(values.max(initial=0))
+    for bits in range(7, most.bit_length(), 7):
+        sizes += values >= values.dtype.type(1 << bits)
+    return sizes

@@ -634,6 +634,255 @@ put_varints_py(PyObject *module, PyObject *args)
     return NULL;
 }
 
+/* Batches of Fluvio, version 2 of its records; integers are big-endian, varints zigzag.
+ *
+ *   batch    0 base offset i64 | 8 length i32 | 12 epoch i32 | 16 magic i8 | 17 crc u32 |
+ *            21 attributes i16 | 23 last offset delta i32 | 27 first time i64 | 35 ... |
+ *            57 [schema u32] | count i32 | records
+ *   record   length | attributes i8 | time delta | offset delta | 0 or 1 [length, key] |
+ *            length, value | number of headers | ... up to the length
+ *
+ * The length of a batch counts what is behind it. A compressed batch is not walked.
+ */
+#define FLUVIO_LENGTH_AT 8
+#define FLUVIO_PREAMBLE_BYTES 12
+#define FLUVIO_MAGIC_AT 16
+#define FLUVIO_MAGIC 2
+#define FLUVIO_ATTRIBUTES_AT 21
+#define FLUVIO_CODEC 0x07
+#define FLUVIO_SCHEMA 0x10
+#define FLUVIO_TIME_AT 27
+#define FLUVIO_HEAD_BYTES 57
+#define FLUVIO_RECORD_BYTES_MIN 7
+#define FLUVIO_COLUMNS 5
+#define FLUVIO_BATCH_COLUMNS 2
+
+typedef struct {
+    Py_ssize_t start, end;
+    int64_t count, time;
+} FluvioBatch;
+
+static uint64_t
+read_be(const uint8_t *data, int size)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < size; i++)
+        value = value << 8 | data[i];
+    return value;
+}
+
+/* Returns 0 where the data ends inside of the varint, or it has more than 64 bits. */
+static int
+read_zigzag(const uint8_t *data, Py_ssize_t end, Py_ssize_t *at, int64_t *value)
+{
+    uint64_t found = 0;
+    for (int shift = 0; shift < 70 && *at < end; shift += 7) {
+        uint8_t byte = data[(*at)++];
+        if (shift == 63 && byte > 1)
+            return 0;
+        found |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80) {
+            *value = (int64_t)(found >> 1) ^ -(int64_t)(found & 1);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Returns 0 where no whole batch starts that can be walked: also at a codec. */
+static int
+read_fluvio_batch(const uint8_t *data, Py_ssize_t size, Py_ssize_t at, FluvioBatch *batch)
+{
+    const uint8_t *head = data + at;
+    if (size - at < FLUVIO_HEAD_BYTES)
+        return 0;
+    int32_t length = (int32_t)read_be(head + FLUVIO_LENGTH_AT, 4);
+    uint8_t attributes = head[FLUVIO_ATTRIBUTES_AT + 1];
+    Py_ssize_t skipped = FLUVIO_HEAD_BYTES + (attributes & FLUVIO_SCHEMA ? 4 : 0);
+    if (length < skipped + 4 - FLUVIO_PREAMBLE_BYTES ||
+        length > size - at - FLUVIO_PREAMBLE_BYTES ||
+        head[FLUVIO_MAGIC_AT] != FLUVIO_MAGIC || attributes & FLUVIO_CODEC)
+        return 0;
+    int32_t count = (int32_t)read_be(head + skipped, 4);
+    *batch = (FluvioBatch){
+        .start = at + skipped + 4,
+        .end = at + FLUVIO_PREAMBLE_BYTES + (Py_ssize_t)length,
+        .count = count < 0 ? 0 : count,
+        .time = (int64_t)read_be(head + FLUVIO_TIME_AT, 8),
+    };
+    return batch->count <= (batch->end - batch->start) / FLUVIO_RECORD_BYTES_MIN;
+}
+
+/* Fill rows of the table; returns 0 if the records are not as many as there should be,
+ * of just the batch's bytes. */
+static int
+follow_fluvio_records(const uint8_t *data, const FluvioBatch *batch, int64_t *row,
+                      Py_ssize_t capacity)
+{
+    Py_ssize_t at = batch->start;
+    for (int64_t i = 0; i < batch->count; i++, row++) {
+        int64_t length, delta, ignored, key = -1, key_end = -1;
+        if (!read_zigzag(data, batch->end, &at, &length) || length < 1 ||
+            length > batch->end - at)
+            return 0;
+        Py_ssize_t end = at + (Py_ssize_t)length;
+        at++;
+        if (!read_zigzag(data, end, &at, &delta) ||
+            !read_zigzag(data, end, &at, &ignored) || at >= end || data[at] > 1)
+            return 0;
+        if (data[at++] == 1) {
+            if (!read_zigzag(data, end, &at, &length) || length < 0 || length > end - at)
+                return 0;
+            key = at;
+            at += (Py_ssize_t)length;
+            key_end = at;
+        }
+        if (!read_zigzag(data, end, &at, &length) || length < 0 || length > end - at)
+            return 0;
+        row[0] = at;
+        at += (Py_ssize_t)length;
+        row[capacity] = at;
+        row[2 * capacity] = key;
+        row[3 * capacity] = key_end;
+        row[4 * capacity] = batch->time <= 0                   ? -1
+                            : delta > INT64_MAX - batch->time ? INT64_MAX
+                                                              : batch->time + delta;
+        /* What the headers are made of is not looked at. */
+        if (!read_zigzag(data, end, &at, &ignored) || (ignored == 0 && at != end))
+            return 0;
+        at = end;
+    }
+    return at == batch->end;
+}
+
+PyDoc_STRVAR(follow_fluvio_doc,
+"follow_fluvio(data, table, batches) -> (position, rows, count)\n--\n\n"
+"Fill the int64 buffer `table`, of five columns one behind the other, with the start\n"
+"and end of each record's value and key (-1 if it has none) and its time (-1 if its\n"
+"batch has none), and `batches`, of two columns, with each batch's start and first row,\n"
+"until a batch is not whole, not plain or does not fit. Empty `batches` only count.");
+
+static PyObject *
+follow_fluvio_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, table, batches;
+    Py_ssize_t position = 0, rows = 0, count = 0;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*w*w*:follow_fluvio", &data, &table, &batches))
+        return NULL;
+    Py_ssize_t capacity = table.len / (FLUVIO_COLUMNS * (Py_ssize_t)sizeof(int64_t));
+    Py_ssize_t room = batches.len / (FLUVIO_BATCH_COLUMNS * (Py_ssize_t)sizeof(int64_t));
+    if (!is_aligned(&table) || !is_aligned(&batches) || overlaps(&table, &batches) ||
+        overlaps(&data, &table) || overlaps(&data, &batches)) {
+        PyErr_SetString(PyExc_ValueError, "follow_fluvio: argument out of range");
+    } else {
+        int64_t *row = table.buf, *place = batches.buf;
+        FluvioBatch batch;
+        Py_BEGIN_ALLOW_THREADS
+        while (position < data.len &&
+               read_fluvio_batch(data.buf, data.len, position, &batch)) {
+            if (room > 0) {
+                if (count == room || batch.count > capacity - rows ||
+                    !follow_fluvio_records(data.buf, &batch, row + rows, capacity))
+                    break;
+                place[count] = position;
+                place[room + count] = rows;
+            }
+            position = batch.end;
+            rows += (Py_ssize_t)batch.count;
+            count++;
+        }
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nnn", position, rows, count);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&table);
+    PyBuffer_Release(&batches);
+    return result;
+}
+
+/* Values with their lengths, as Kimberlite sends them: the length is LEB128 of up to 64
+ * bits (postcard), or eight bytes, the low ones first (bincode).
+ *
+ *   length | value | length | value ...
+ */
+#define FIXED_LENGTH_BYTES 8
+#define LENGTH_BITS 64
+
+/* Returns 0 where the data ends inside of the length, or it has more than 64 bits. */
+static int
+read_length(const uint8_t *data, Py_ssize_t size, int fixed, Py_ssize_t *at,
+            uint64_t *length)
+{
+    if (fixed) {
+        if (size - *at < FIXED_LENGTH_BYTES)
+            return 0;
+        *length = read_u64(data + *at);
+        *at += FIXED_LENGTH_BYTES;
+        return 1;
+    }
+    *length = 0;
+    for (int shift = 0; shift < LENGTH_BITS && *at < size; shift += 7) {
+        uint64_t byte = data[(*at)++], bits = byte & 0x7F;
+        if (bits << shift >> shift != bits)
+            return 0;
+        *length |= bits << shift;
+        if (byte < 0x80)
+            return 1;
+    }
+    return 0;
+}
+
+static Py_ssize_t
+follow_lengths(const uint8_t *data, Py_ssize_t size, int fixed, int64_t *table,
+               Py_ssize_t capacity, Py_ssize_t *end)
+{
+    Py_ssize_t at = 0, count = 0;
+    uint64_t length;
+    *end = 0;
+    while (count < capacity && read_length(data, size, fixed, &at, &length) &&
+           length <= (uint64_t)(size - at)) {
+        table[count] = at;
+        at += (Py_ssize_t)length;
+        table[capacity + count++] = at;
+        *end = at;
+    }
+    return count;
+}
+
+PyDoc_STRVAR(follow_lengths_doc,
+"follow_lengths(data, fixed, table) -> (end, count)\n--\n\n"
+"Fill the int64 buffer `table`, of two columns one behind the other, with the start and\n"
+"the end of each value, until it is full, the data ends or a value is not there as a\n"
+"whole. Lengths are eight bytes if `fixed`, else LEB128.");
+
+static PyObject *
+follow_lengths_py(PyObject *module, PyObject *args)
+{
+    Py_buffer data, table;
+    Py_ssize_t end, count;
+    int fixed;
+    PyObject *result = NULL;
+    (void)module;
+
+    if (!PyArg_ParseTuple(args, "y*pw*:follow_lengths", &data, &fixed, &table))
+        return NULL;
+    if (!is_aligned(&table)) {
+        PyErr_SetString(PyExc_ValueError, "follow_lengths: the table is not int64");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        count = follow_lengths(data.buf, data.len, fixed, table.buf,
+                               table.len / (2 * (Py_ssize_t)sizeof(int64_t)), &end);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("nn", end, count);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&table);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"follow_be32", follow_be32_py, METH_VARARGS, follow_be32_doc},
     {"follow_tlv", follow_tlv_py, METH_VARARGS, follow_tlv_doc},
@@ -642,6 +891,8 @@ static PyMethodDef methods[] = {
     {"sum_spans", sum_spans_py, METH_VARARGS, sum_spans_doc},
     {"weave", weave_py, METH_VARARGS, weave_doc},
     {"follow_tank", follow_tank_py, METH_VARARGS, follow_tank_doc},
+    {"follow_lengths", follow_lengths_py, METH_VARARGS, follow_lengths_doc},
+    {"follow_fluvio", follow_fluvio_py, METH_VARARGS, follow_fluvio_doc},
     {NULL, NULL, 0, NULL},
 };
 

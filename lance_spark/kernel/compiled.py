@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from lance_spark.kernel._kernel import (
     follow_be32,
+    follow_fluvio,
+    follow_lengths,
     follow_tank,
     follow_tlv,
     measure,
@@ -23,6 +25,8 @@ __all__ = [
     "put_varints",
     "sum_spans",
     "walk_be32",
+    "walk_fluvio",
+    "walk_lengths",
     "walk_tank",
     "walk_tlv",
     "weave",
@@ -33,6 +37,8 @@ _GUESS_BYTES = 64
 
 # The least that a value takes in a chain of `walk_be32`.
 _BE32_BYTES = 4
+# The same for `walk_lengths`, with fixed lengths.
+_FIXED_BYTES = 8
 
 _Follow = Callable[[Buffer, int, Buffer, int, int], tuple[int, int]]
 
@@ -87,3 +93,26 @@ def walk_tank(
     table = np.empty((5, count), np.int64)
     position, rows, seq = follow_tank(data, seq, single, table)
     return table[:, :rows], position, seq
+
+
+def walk_lengths(
+    data: NDArray[np.uint8], count: int, fixed: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Do what `kernel.walk_lengths` says."""
+    most = len(data) // _FIXED_BYTES if fixed else len(data)
+    table = np.empty((2, min(count, most)), np.int64)
+    end, found = follow_lengths(data, fixed, table)
+    return table[:, :found], end
+
+
+def walk_fluvio(
+    data: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Do what `kernel.walk_fluvio` says."""
+    # Batches announce their records, and were checked to have the bytes for them.
+    table, batches = np.empty((5, 0), np.int64), np.empty((2, 0), np.int64)
+    position, rows, count = follow_fluvio(data, table, batches)
+    if count:
+        table, batches = np.empty((5, rows), np.int64), np.empty((2, count), np.int64)
+        position, rows, count = follow_fluvio(data, table, batches)
+    return table[:, :rows], batches[:, :count], position

@@ -251,8 +251,8 @@ _U64 = struct.Struct("<Q")
 # As the table has it: the bits of a u64 in an int64.
 _TIME = struct.Struct("<q")
 _TANK_SEQ_MAX = (2**63 - 1) // 2
-# So many messages of the same size, one after the other, are taken for a run.
-_TANK_ALIKE = 64
+# So many items of the same size, one after the other, are taken for a run.
+_ALIKE = 64
 
 
 class _Bundle(NamedTuple):
@@ -282,13 +282,13 @@ class _Malformed(Exception):
     pass
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(view: memoryview, at: int, bits: int = 32) -> tuple[int, int]:
     value = 0
-    for shift in range(0, 35, 7):
+    for shift in range(0, bits, 7):
         byte = view[at]
         at += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80 and value < 1 << 32:
+        if byte < 0x80 and value < 1 << bits:
             return value, at
     raise _Malformed
 
@@ -321,8 +321,33 @@ def _read_bundle(data: _Bytes, at: int, seq: int, single: bool) -> _Bundle:
     return _Bundle(at, end, count, first, last, bool(flags & 0x40))
 
 
-class _TankTable:
-    """Messages as five columns: some stepped over in Python, runs found in bulk."""
+def _count_alike(data: _Bytes, fixed: dict[int, int], size: int, most: int) -> int:
+    """Count the records of some size that have the same lengths as the one before.
+
+    Each is looked at where the one before it ends, so the count is certain.
+
+    Args:
+        data: the records.
+        fixed: where its lengths are, and which bits of these bytes matter.
+        size: the size of each record.
+        most: how many there may be.
+    """
+    count, window = 0, _RUN_RECORDS_MIN
+    while count < most:
+        shape, step = min(window, most - count), (count + 1) * size
+        good = np.ones(shape, np.bool_)
+        for at, bits in fixed.items():
+            there = np.ndarray(shape, np.uint8, data, at + step, (size,))
+            good &= (there ^ data[at]) & np.uint8(bits) == 0
+        if not good.all():
+            return count + int(good.argmin())
+        count += shape
+        window = min(4 * window, _RUN_RECORDS_MAX)
+    return count
+
+
+class _Table:
+    """Records as five columns: some stepped over in Python, runs found in bulk."""
 
     def __init__(self, data: _Bytes) -> None:
         self._data = data
@@ -330,7 +355,7 @@ class _TankTable:
         self._parts: list[_Positions] = []
 
     def take(self, rows: int) -> _Positions:
-        """Give the columns of the first messages."""
+        """Give the columns of the first records."""
         self._flush()
         parts = [np.empty((5, 0), np.int64), *self._parts]
         return np.concatenate(parts, axis=1)[:, :rows]
@@ -341,6 +366,27 @@ class _TankTable:
             self._parts.append(steps.T)
             self._steps = array("q")
 
+    def _add_run(self, run: int, size: int, row: tuple[int, ...]) -> _Positions:
+        """Add records like the one before them; returns their columns, to be mended.
+
+        Args:
+            run: how many.
+            size: the size of each.
+            row: what the table has of the one before them.
+        """
+        self._flush()
+        steps = np.arange(1, run + 1) * size
+        columns = np.empty((5, run), np.int64)
+        for column, value in zip(columns, row, strict=True):
+            column[:] = value
+        columns[:2] += steps
+        if row[2] >= 0:
+            columns[2] += steps
+        self._parts.append(columns)
+        return columns
+
+
+class _TankTable(_Table):
     def follow(self, bundle: _Bundle) -> None:
         at, end, count, first, last, sparse = bundle
         view = self._data[:end].data
@@ -374,57 +420,201 @@ class _TankTable:
             number += 1
             alike = alike + 1 if behind - start == size else 0
             size, at = behind - start, behind
-            if alike == _TANK_ALIKE and (flags & 4 or not sparse):
+            if alike == _ALIKE and (flags & 4 or not sparse):
                 alike = 0
                 # The last message of a sparse bundle is another kind.
                 most = min(count - number - 1, (end - at) // size)
-                run = self._count_alike(start, value, key, size, most)
+                fixed = self._find_fixed(start, value, key)
+                run = _count_alike(self._data, fixed, size, most)
                 if run:
                     row = value, behind, key, time, seq
-                    time = self._add_run(run, start, size, row)
+                    columns = self._add_run(run, size, row)
+                    if not flags & 2:
+                        shape, place = (run,), start + size + 1
+                        columns[3] = np.ndarray(
+                            shape, "<i8", self._data, place, (size,)
+                        )
+                        time = int(columns[3, -1])
+                    columns[4] += np.arange(1, run + 1)
                     at, seq, number = at + run * size, seq + run, number + run
         if at != end or seq != last:
             raise _Malformed
 
-    def _count_alike(
-        self, start: int, value: int, key: int, size: int, most: int
-    ) -> int:
-        """Count the messages behind one that have its flags and its lengths.
-
-        Each is looked at where the one before it ends, so the count is certain.
-        """
+    def _find_fixed(self, start: int, value: int, key: int) -> dict[int, int]:
+        """Say which bytes of a message make its flags and lengths, all bits of them."""
         data = self._data
         time = range(start + 1, start + 1 if data[start] & 2 else start + 9)
         text = range(key, key + int(data[key - 1]) if key >= 0 else key)
-        fixed = [at for at in range(start, value) if at not in time and at not in text]
-        count, window = 0, _RUN_RECORDS_MIN
-        while count < most:
-            shape, step = min(window, most - count), (count + 1) * size
-            good = np.ones(shape, np.bool_)
-            for at in fixed:
-                there = np.ndarray(shape, np.uint8, data, at + step, (size,))
-                good &= there == data[at]
-            if not good.all():
-                return count + int(good.argmin())
-            count += shape
-            window = min(4 * window, _RUN_RECORDS_MAX)
-        return count
+        places = (at for at in range(start, value) if at not in time)
+        return {at: 0xFF for at in places if at not in text}
 
-    def _add_run(
-        self, run: int, start: int, size: int, row: tuple[int, int, int, int, int]
-    ) -> int:
-        """Add messages like the one before them; returns the time of the last one."""
-        self._flush()
-        value, behind, key, time, seq = row
-        steps = np.arange(1, run + 1)
-        columns = np.empty((5, run), np.int64)
-        columns[:2] = steps * size
-        columns[0] += value
-        columns[1] += behind
-        columns[2] = -1 if key < 0 else key + steps * size
-        columns[3] = time
-        if not self._data[start] & 2:
-            columns[3] = np.ndarray(run, "<i8", self._data, start + size + 1, (size,))
-        columns[4] = seq + steps
-        self._parts.append(columns)
-        return int(columns[3, -1])
+
+_BATCH = struct.Struct(">8xi4xb4xh4xq22x")
+_COUNT = struct.Struct(">i")
+_TIME_MAX = 2**63 - 1
+
+
+class _FluvioBatch(NamedTuple):
+    start: int
+    end: int
+    records: int
+    time: int
+
+
+def walk_fluvio(data: _Bytes) -> tuple[_Positions, _Positions, int]:
+    """Do what `kernel.walk_fluvio` says."""
+    table = _FluvioTable(data)
+    batches = array("q")
+    position = rows = 0
+    with suppress(IndexError, struct.error, _Malformed):
+        while position < len(data):
+            batch = _read_batch(data, position)
+            table.follow(batch)
+            batches.extend((position, rows))
+            position = batch.end
+            rows += batch.records
+    places = np.frombuffer(batches, np.int64).reshape(-1, 2).T
+    return table.take(rows), places, position
+
+
+def _read_batch(data: _Bytes, at: int) -> _FluvioBatch:
+    length, magic, attributes, time = _BATCH.unpack_from(data.data, at)
+    start = at + _BATCH.size + (4 if attributes & 0x10 else 0)
+    end = at + 12 + length
+    if magic != 2 or attributes & 7 or end > len(data) or start + 4 > end:
+        raise _Malformed
+    count = max(0, _COUNT.unpack_from(data.data, start)[0])
+    if count > (end - start - 4) // 7:
+        raise _Malformed
+    return _FluvioBatch(start + 4, end, count, time)
+
+
+def _read_zigzag(view: memoryview, at: int) -> tuple[int, int]:
+    value = view[at]
+    if value < 0x80:
+        return value >> 1 ^ -(value & 1), at + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
+        at += 1
+        byte = view[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 and value < 1 << 64:
+            return value >> 1 ^ -(value & 1), at + 1
+    raise _Malformed
+
+
+class _FluvioTable(_Table):
+    def follow(self, batch: _FluvioBatch) -> None:
+        at, end, count, base = batch
+        view = self._data[:end].data
+        number = size = alike = 0
+        while number < count:
+            start = at
+            length, at = _read_zigzag(view, at)
+            stop, delta_at = at + length, at + 1
+            if length < 1 or stop > end:
+                raise _Malformed
+            delta, at = _read_zigzag(view, delta_at)
+            _, tag = _read_zigzag(view, at)
+            offset_at, at, key, key_end = at, tag + 1, -1, -1
+            if view[tag]:
+                length, key = _read_zigzag(view, at)
+                at = key_end = key + length
+                if view[tag] > 1 or length < 0 or at > stop:
+                    raise _Malformed
+            length, value = _read_zigzag(view, at)
+            behind = value + length
+            if length < 0 or behind >= stop:
+                raise _Malformed
+            headers, at = _read_zigzag(view, behind)
+            if at > stop or (at < stop and not headers):
+                raise _Malformed
+            at = stop
+            time = min(base + delta, _TIME_MAX) if base > 0 else -1
+            row = value, behind, key, key_end, time
+            self._steps.extend(row)
+            number += 1
+            alike = alike + 1 if stop - start == size else 0
+            size = stop - start
+            if alike == _ALIKE:
+                alike = 0
+                loose = {
+                    **_find_loose(delta_at, offset_at),
+                    **_find_loose(offset_at, tag),
+                }
+                text = range(key, key_end)
+                fixed = {
+                    place: loose.get(place, 0xFF)
+                    for place in (*range(start, value), *range(behind, stop))
+                    # Attributes are not looked at, and neither is the key.
+                    if place != delta_at - 1 and place not in text
+                }
+                most = min(count - number, (end - at) // size)
+                run = _count_alike(self._data, fixed, size, most)
+                if run:
+                    columns = self._add_run(run, size, row)
+                    if key >= 0:
+                        columns[3] += np.arange(1, run + 1) * size
+                    if base > 0:
+                        deltas = self._read_deltas(delta_at, offset_at, size, run)
+                        columns[4] = base + np.minimum(deltas, _TIME_MAX - base)
+                    at, number = at + run * size, number + run
+        if at != end:
+            raise _Malformed
+
+    def _read_deltas(self, at: int, stop: int, size: int, run: int) -> _Positions:
+        """Read a zigzag varint of the same length from each record of a run."""
+        found = np.zeros(run, np.uint64)
+        for place in range(at, stop):
+            column = np.ndarray((run,), np.uint8, self._data, place + size, (size,))
+            bits = (column & np.uint8(0x7F)).astype(np.uint64)
+            found |= bits << np.uint64(7 * (place - at))
+        signs: _Positions = -(found & np.uint64(1)).view(np.int64)
+        deltas: _Positions = (found >> np.uint64(1)).view(np.int64) ^ signs
+        return deltas
+
+
+def _find_loose(at: int, stop: int) -> dict[int, int]:
+    """Say which bits of a varint keep its length, and it from having too many."""
+    bits = dict.fromkeys(range(at, stop), 0x80)
+    if len(bits) == 10:
+        bits[stop - 1] = 0xFE
+    return bits
+
+
+def walk_lengths(data: _Bytes, count: int, fixed: bool) -> tuple[_Positions, int]:
+    """Do what `kernel.walk_lengths` says."""
+    view, parts, steps = data.data, [np.empty((2, 0), np.int64)], array("q")
+    at = size = alike = 0
+    # The end of the data is met once, so an exception is cheaper than tests per step.
+    with suppress(IndexError, struct.error, _Malformed):
+        while count:
+            if fixed:
+                (length,), value = _U64.unpack_from(view, at), at + 8
+            else:
+                length, value = view[at], at + 1
+                if length > 0x7F:
+                    # Two bytes are usual enough to be worth their own line.
+                    length, value = length - 0x80 | view[value] << 7, value + 1
+                    if length >= 1 << 14:
+                        length, value = _read_varint(view, at, 64)
+            end = value + length
+            if end > len(view):
+                break
+            steps.extend((value, end))
+            count -= 1
+            alike = alike + 1 if end - at == size else 0
+            start, size, at = at, end - at, end
+            if alike == _ALIKE:
+                alike = 0
+                most = min(count, (len(view) - at) // size)
+                run = _count_alike(
+                    data, dict.fromkeys(range(start, value), 0xFF), size, most
+                )
+                parts.append(np.frombuffer(steps, np.int64).reshape(-1, 2).T)
+                steps = array("q")
+                ends = end + size * np.arange(1, run + 1)
+                parts.append(np.stack((ends - length, ends)))
+                at, count = at + run * size, count - run
+    parts.append(np.frombuffer(steps, np.int64).reshape(-1, 2).T)
+    return np.concatenate(parts, axis=1), at

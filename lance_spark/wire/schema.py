@@ -3,9 +3,9 @@
 A message is a dataclass with a `LAYOUT`: the fields one behind the other. Simple fields
 are letters, and a `Form` says how a letter is written: it is an alphabet, which a
 protocol has one of or several, and the version of the peer. Other fields are a
-`Struct`, a list of fields (`Many`), bytes (`Data`), or a field that is not always
-there: `Maybe` by what stands before it, `Since` by the version, `Option` by a byte in
-front.
+`Struct`, a list of fields (`Many`), bytes (`Data`), one of several lists of fields
+(`Choice`), or a field that is not always there: `Maybe` by what stands before it,
+`Since` by the version, `Option` by a flag in front.
 
 No length is trusted: each read checks what is left of the payload before it takes, and
 a list has at most as many items as there are bytes.
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.records import Records
 
 # The longest list. An item of some bytes is an object of a hundred.
 ITEMS_MAX = 2**16 - 1
@@ -71,9 +73,9 @@ class Cursor:
         """Look at so many bytes, or as many as there are, without reading them."""
         return self._view[self.position : self.position + size]
 
-    def read(self, layout: Sequence[Any]) -> list[Any]:
-        """Read fields."""
-        values: list[Any] = []
+    def read(self, layout: Sequence[Any], before: Sequence[Any] = ()) -> list[Any]:
+        """Read fields, behind some that were read before and are returned as well."""
+        values = list(before)
         letters = self.form.letters
         for code in layout:
             if isinstance(code, str):
@@ -161,6 +163,20 @@ def make_text(length: Letter) -> Letter:
     def encode(value: str) -> bytes:
         data = value.encode()
         return length.encode(len(data)) + data
+
+    return Letter(read, encode)
+
+
+def make_zigzag(bits: int) -> Letter:
+    """Make the letter of an integer with a sign as LEB128: 0, -1, 1, -2, … in turn."""
+    varint = make_varint(bits)
+
+    def read(cursor: Cursor) -> int:
+        value: int = varint.read(cursor)
+        return value >> 1 ^ -(value & 1)
+
+    def encode(value: int) -> bytes:
+        return varint.encode(2 * value if value >= 0 else -2 * value - 1)
 
     return Letter(read, encode)
 
@@ -308,17 +324,70 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field behind a byte 1, or None, which is a byte 0."""
+    """A field behind a 1, or None, which is a 0: a byte each, or a letter's bytes."""
 
     code: Any
+    flag: str = ""
 
     def encode(self, form: Form, value: Any, before: Sequence[Any]) -> Iterator[Buffer]:
-        yield b"\0" if value is None else b"\1"
-        if value is not None:
+        flag = int(value is not None)
+        yield form.encode_one(self.flag, flag) if self.flag else bytes([flag])
+        if flag:
             yield from form.encode(self.code, value, before)
 
     def read(self, cursor: Cursor, before: Sequence[Any]) -> Any:
-        flag = cursor.take(1)[0]
+        flag = cursor.one(self.flag) if self.flag else cursor.take(1)[0]
         if flag > 1:
             raise cursor.error(f"{flag} says neither that a field is there nor not")
         return cursor.one(self.code) if flag else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Fields behind a number that says which they are: a tuple of it and of them."""
+
+    tag: str
+    cases: Mapping[int, Sequence[Any]]
+
+    def encode(
+        self, form: Form, value: Sequence[Any], before: object
+    ) -> Iterator[Buffer]:
+        tag, *values = value
+        layout = self.cases.get(tag)
+        if layout is None or len(layout) != len(values):
+            raise LocalProtocolError(f"{value!r} does not fit: unknown fields")
+        yield form.encode_one(self.tag, tag)
+        for code, item in zip(layout, values, strict=True):
+            yield from form.encode(code, item, values)
+
+    def read(self, cursor: Cursor, before: Sequence[Any]) -> tuple[Any, ...]:
+        tag = cursor.one(self.tag)
+        if tag not in self.cases:
+            raise cursor.error(f"unknown kind {tag}, and so its fields are")
+        return (tag, *cursor.read(self.cases[tag]))
+
+
+# For people.
+
+
+def show(value: Any) -> str:
+    """Write the fields of a message that are not as usual, data only by its size.
+
+    A field that its dataclass keeps out of `repr` is a secret.
+    """
+    if isinstance(value, Records):
+        return f"{len(value)} records of {int(value.values.lengths.sum())} bytes"
+    if is_dataclass(value):
+        shown = [
+            f"{field.name}={show(getattr(value, field.name)) if field.repr else '…'}"
+            for field in fields(value)
+            if getattr(value, field.name) != field.default
+        ]
+        return f"{type(value).__name__}({' '.join(shown)})"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(show, value))}]"
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, str | int):
+        return repr(value)
+    return f"{memoryview(value).nbytes} bytes"

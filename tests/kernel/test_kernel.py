@@ -385,6 +385,7 @@ def test_one_place_chooses(kernel):
     data = np.frombuffer(record(1, b"ab") * 3, np.uint8)
     assert chosen.walk_tlv(data, 9)[0].tolist() == [0, 7, 14]
     assert chosen.walk_be32(np.zeros(9, np.uint8), 9)[0].tolist() == [0, 4]
+    assert chosen.walk_lengths(np.zeros(9, np.uint8), 9, True)[0].tolist() == [[8]] * 2
     assert chosen._source is source(kernel)
 
 
@@ -435,3 +436,123 @@ def test_varints_outside_of_the_output_are_refused(how, at, values):
     out = np.zeros(8, np.uint8)
     with pytest.raises(ValueError, match="put_varints"):
         source(how).put_varints(out, np.array(at), np.array(values, np.uint64))
+
+
+def walk_values_plainly(data, count, fixed):
+    """Follow the chain one value at a time."""
+    rows, at = [], 0
+    while len(rows) < count:
+        start = at + 8 if fixed else at
+        while not fixed and start < len(data) and data[start] & 0x80:
+            start += 1
+        start += not fixed
+        head = data[at:start]
+        length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(head))
+        length = int.from_bytes(head, "little") if fixed else length
+        is_whole = start + length <= len(data)
+        if not is_whole or length >= 2**64 or len(head) > 10:
+            break
+        rows.append((start, start + length))
+        at = start + length
+    return rows, at
+
+
+def chain_values(choice, fixed):
+    """Make values of one size mostly, perhaps damaged; some lengths have idle bytes."""
+    encode = (lambda n: n.to_bytes(8, "little")) if fixed else encode_varint
+    usual, often = choice.choice([0, 5, 127, 128]), choice.choice([0, 0.5, 0.99, 1])
+    out = bytearray()
+    count = choice.choice([0, 1, 64, 65, 66, 100, 2_000])
+    for _ in range(count):
+        size = usual if choice.random() < often else choice.randrange(300)
+        head = encode(size)
+        if not fixed and choice.random() < 0.005:
+            head = head[:-1] + bytes([head[-1] | 0x80, 0x80, 0])
+        out += head + choice.randbytes(size)
+    damage = choice.choice(["none", "none", "cut", "flip", "tail"])
+    if damage == "tail":
+        out += choice.randbytes(12)
+    elif out and damage == "cut":
+        del out[choice.randrange(len(out)) :]
+    elif out and damage == "flip":
+        out[choice.randrange(len(out))] ^= 1 << choice.randrange(8)
+    return bytes(out), count
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("name", BOTH)
+class TestValues:
+    def walk(self, name, data, count, fixed):
+        view = np.frombuffer(data, np.uint8)
+        table, end = source(name).walk_lengths(view, count, fixed)
+        assert table.dtype == np.int64
+        return [tuple(row) for row in table.T.tolist()], end
+
+    def test_agrees_with_plain_walking(self, name, fixed):
+        for seed in range(60):
+            data, count = chain_values(random.Random(seed), fixed)
+            for most in {0, 1, count // 2, count, count + 1, 2**62}:
+                found = self.walk(name, data, most, fixed)
+                assert found == walk_values_plainly(data, most, fixed), seed
+
+    def test_agrees_on_noise(self, name, fixed):
+        choice = random.Random(7)
+        for _ in range(300):
+            noise = choice.randbytes(choice.randrange(40))
+            noise = bytes(byte | choice.choice([0, 0x80]) for byte in noise)
+            found = self.walk(name, noise, 50, fixed)
+            assert found == walk_values_plainly(noise, 50, fixed), noise.hex()
+
+    @pytest.mark.parametrize("length", [101, 2**31, 2**32, 2**63 - 1, 2**64 - 1])
+    def test_huge_length(self, name, fixed, length):
+        head = length.to_bytes(8, "little") if fixed else encode_varint(length)
+        data = b"\0" * 8 + head + bytes(100) if fixed else b"\0" + head + bytes(100)
+        assert len(self.walk(name, data, 5, fixed)[0]) == 1
+
+    def test_announced_values_take_no_memory(self, name, fixed):
+        data = np.zeros(800, np.uint8)
+        tracemalloc.start()
+        try:
+            table, _ = source(name).walk_lengths(data, 2**62, fixed)
+            assert tracemalloc.get_traced_memory()[1] < 100_000
+        finally:
+            tracemalloc.stop()
+        assert table.shape == (2, 100 if fixed else 800)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    ("head", "length"),
+    [
+        (b"\xff" * 9 + b"\x02", None),
+        (b"\x80" * 10 + b"\x00", None),
+        (b"\x80" * 9 + b"\x81", None),
+        (b"\x83" + b"\x80" * 8 + b"\x00", 3),
+        (b"\x80", None),
+    ],
+)
+def test_lengths_of_many_bytes(name, head, length):
+    data = np.frombuffer(head + b"abc", np.uint8)
+    table, end = source(name).walk_lengths(data[: None if length else len(head)], 1, 0)
+    at = len(head)
+    expected = [] if length is None else [[at, at + length]]
+    assert table.T.tolist() == expected
+    assert end == (0 if length is None else at + length)
+
+
+@needs_build
+def test_values_fill_what_there_is():
+    table = np.zeros((2, 2), np.int64)
+    assert _kernel.follow_lengths(b"\1a\1b\1c", False, table) == (4, 2)
+    assert table.tolist() == [[1, 3], [2, 4]]
+    with pytest.raises(ValueError, match="int64"):
+        _kernel.follow_lengths(b"", False, np.zeros(17, np.uint8)[1:])
+    with pytest.raises(TypeError):
+        _kernel.follow_lengths(b"", False, bytes(16))
+
+
+@given(st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 300), max_size=20))
+@examples(50)
+def test_sizes_of_varints(values):
+    sizes = chosen.size_varints(np.array(values, np.int64))
+    assert sizes.tolist() == [len(encode_varint(value)) for value in values]

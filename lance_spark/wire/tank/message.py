@@ -9,12 +9,12 @@ here, which `record` reads and writes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Bounds, Buffer
-from lance_spark.wire.schema import Cursor, Form, Many, Maybe, Struct
+from lance_spark.wire.schema import Cursor, Form, Many, Maybe, Struct, show
 from lance_spark.wire.tank.frame import FORM, Frame, Kind, encode_frame
 
 # Consume from here gives what comes next, whatever its number; from 0 the oldest.
@@ -585,25 +585,9 @@ def describe(frame: Frame) -> str:
     for table in (REQUESTS, RESPONSES):
         try:
             message, rest = _decode(frame, table)
-            found.append((rest, _show(message)))
+            found.append((rest, show(message)))
         except RemoteProtocolError as problem:
             error = problem
     # The one that leaves fewer bytes over; a request if both leave as many.
     best = min(found, key=lambda one: one[0], default=None)
     return best[1] if best else f"{frame.kind.name} malformed: {error}"
-
-
-def _show(value: Any) -> str:
-    """Write the fields of a message that are not as usual, data only by its size."""
-    if is_dataclass(value):
-        shown = [
-            f"{field.name}={_show(getattr(value, field.name))}"
-            for field in fields(value)
-            if getattr(value, field.name) != field.default
-        ]
-        return f"{type(value).__name__}({' '.join(shown)})"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_show, value))}]"
-    if value is None or isinstance(value, str | int):
-        return repr(value)
-    return f"{memoryview(value).nbytes} bytes"

@@ -386,11 +386,11 @@ def _make_parts(
         # Of the last message the head says the number.
         between = np.flatnonzero(gaps[:-1]) + 1
         flags[1:-1][gaps[:-1] == 0] |= _NO_GAP
-        sizes[between] += _size_varints(gaps[between - 1])
+        sizes[between] += kernel.size_varints(gaps[between - 1])
     gap_sizes = sizes.copy()
     sizes[timed] += 8
     sizes[keyed] += 1
-    value_sizes = _size_varints(lengths)
+    value_sizes = kernel.size_varints(lengths)
     ends = np.cumsum(sizes + value_sizes)
     starts = ends - sizes - value_sizes
     middles = ends - value_sizes
@@ -414,11 +414,3 @@ def _make_parts(
 
 
 _NO_ROWS = np.empty(0, np.int64)
-
-
-def _size_varints(values: _Positions) -> _Positions:
-    sizes = np.ones(len(values), np.int64)
-    most = int(values.max(initial=0))
-    for bits in range(7, most.bit_length(), 7):
-        sizes += values >= 1 << bits
-    return sizes
