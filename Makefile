@@ -35,7 +35,7 @@ $(READY): pyproject.toml setup.py $(wildcard lance_spark/*/*.c) scripts/prefligh
 	@scripts/preflight "$(PYTHON)"
 	@echo "Creating $(VENV) (about a minute, once) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,ui,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,cli,metrics,ui,sql,docs,dev]'
 	@touch $(READY)
 
 # A JVM starts in half the time with it, and the tests start many.

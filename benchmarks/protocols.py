@@ -30,7 +30,7 @@ from lance_spark.client import LogClient, connect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PROTOCOLS = ("lance", "rustlog", "tank")
+PROTOCOLS = ("lance", "rustlog", "kimberlite", "fluvio", "tank")
 # On average. Values of one size would flatter the Python twins of the kernel, which
 # look for runs of them.
 _VALUE_BYTES = 100
@@ -181,8 +181,11 @@ def _broker(directory: str) -> Iterator[tuple[int, dict[str, str]]]:
         try:
             assert child.stdout is not None
             first = child.stdout.readline().split()[4].rstrip(",")
-            others = [child.stdout.readline().split()[-1] for _ in PROTOCOLS[1:]]
-            yield child.pid, dict(zip(PROTOCOLS, [first, *others], strict=True))
+            addresses = {PROTOCOLS[0]: first}
+            while not addresses.keys() >= set(PROTOCOLS):
+                name, _, address = child.stdout.readline().split()
+                addresses[name] = address
+            yield child.pid, addresses
         finally:
             child.terminate()
 

@@ -2,7 +2,8 @@
 
 A broker is killed while a producer sends to it and a consumer follows. What it has
 acknowledged must be there afterwards. Then Spark reads the topic and writes another,
-and a streaming query crashes between its write and Spark's note of it.
+and a streaming query crashes between its write and Spark's note of it. At the end one
+topic is written by one protocol and read by the four others.
 
 This is a program like one of yours: it uses the client, the testing kit and Spark by
 their public names only. Read it from the end.
@@ -32,6 +33,7 @@ from lance_spark.client import (
     Producer,
     StageContent,
     StageWriter,
+    connect,
 )
 from lance_spark.errors import LanceError
 from lance_spark.quantity import format_rate
@@ -47,8 +49,9 @@ Numbers = NDArray[np.int64]
 
 TOPIC, STAGED = "events", ("orders", "payments")
 SOURCE, TARGET, USERS = "clicks", "squares", "users"
+SHARED, WRITER, READERS = "visits", "fluvio", ("lance", "rustlog", "kimberlite", "tank")
 _JOB = ("demo", 1)
-_STAGED_RECORDS = 1000
+_STAGED_RECORDS = _SHARED_RECORDS = 1000
 _BATCH_RECORDS = 10_000
 _COLUMNS = ("key", "value", "timestamp_ns")
 _DIGITS = 12
@@ -459,6 +462,33 @@ def check_squares(client: LanceClient, records: int) -> int:
     return len(found)
 
 
+# One log, five protocols.
+
+
+def share_log(broker: BrokerProcess) -> None:
+    """Write a topic by one protocol, and read it by each of the others.
+
+    Raises:
+        LanceError: one of them reads something else than was written.
+    """
+    print(f"One log, five protocols: written by {WRITER}, read by the other four.")
+    rows = make_records(np.arange(_SHARED_RECORDS))
+    with connect(f"{WRITER}://{broker.address_of(WRITER)}") as client:
+        client.append(SHARED, rows, create=True)
+        (bounds,) = client.bounds(SHARED).values()
+        where = f"{SHARED!r} at positions {bounds.start} to {bounds.end - 1}"
+        tell("write", f"{WRITER:10} {rows.num_rows:,} records to {where}")
+    for name in READERS:
+        with connect(f"{name}://{broker.address_of(name)}") as client:
+            found = pa.Table.from_batches(client.read(SHARED))
+            carried = [column for column in found.column_names if column in _COLUMNS]
+            if found.select(carried) != pa.Table.from_batches([rows]).select(carried):
+                raise LanceError(f"{name} does not read what {WRITER} has written")
+            positions = found["offset"].to_pylist()
+            where = f"at positions {positions[0]:,} to {positions[-1]:,}"
+            tell("read", f"{name:10} {' and '.join(carried)} of all, {where}")
+
+
 # All of it.
 
 
@@ -470,7 +500,8 @@ def run(directory: Path, records: int, *, with_spark: bool) -> None:
     """
     data = directory / "data"
     print(f"{records:,} records, data in {data}", flush=True)
-    with BrokerProcess(data) as broker:
+    listeners = {n: "127.0.0.1:0" for n in (WRITER, *READERS) if n != "lance"}
+    with BrokerProcess(data, **listeners) as broker:
         crash_broker(broker, records)
         if with_spark:
             print("Spark reads the topic in parallel, and writes another exactly once.")
@@ -478,6 +509,7 @@ def run(directory: Path, records: int, *, with_spark: bool) -> None:
                 run_batches(spark, broker.address)
                 print("A stream crashes between a write and Spark's note of it.")
                 run_stream(spark, broker.address, directory)
+        share_log(broker)
         print("The broker is stopped, and all of its files are verified.")
         tell(
             "stop", f"asked by signal {signal.SIGTERM:d}, it ends with {broker.stop()}"

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lance_spark.client.driver import find_driver, protocols
-from lance_spark.wire import lwp, rustlog, tank
+from lance_spark.wire import fluvio, kimberlite, lwp, rustlog, tank
 from lance_spark.wire.rustlog.error import _ROWS as RUSTLOG_ERRORS
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("protocols.md", "rustlog.md", "tank.md")
+PAGES = ("protocols.md", "rustlog.md", "kimberlite.md", "fluvio.md", "tank.md")
 _TABLE = re.compile(
     r"(<!-- protocols:([\w-]+) -->\n).*?(<!-- /protocols -->)", re.DOTALL
 )
@@ -72,17 +72,27 @@ def render_carried() -> str:
 
 def render_limits() -> str:
     """Write the limits of the wire formats, in bytes."""
-    rows = [
-        [
-            "frame",
+    limits = {
+        "fluvio": (fluvio.PAYLOAD_BYTES_MAX, _NONE, _NONE),
+        "kimberlite": (
+            kimberlite.PAYLOAD_BYTES_MAX,
+            kimberlite.EVENT_BYTES_MAX,
+            _NONE,
+        ),
+        "lance": (
             lwp.PAYLOAD_BYTES_MAX,
-            rustlog.FRAME_BYTES_MAX,
-            tank.PAYLOAD_BYTES_MAX,
-        ],
-        ["value", lwp.RECORD_VALUE_BYTES_MAX, rustlog.VALUE_BYTES_MAX, _NONE],
-        ["key", lwp.record.KEY_BYTES_MAX, _NONE, tank.KEY_BYTES_MAX],
+            lwp.RECORD_VALUE_BYTES_MAX,
+            lwp.record.KEY_BYTES_MAX,
+        ),
+        "rustlog": (rustlog.FRAME_BYTES_MAX, rustlog.VALUE_BYTES_MAX, _NONE),
+        "tank": (tank.PAYLOAD_BYTES_MAX, _NONE, tank.KEY_BYTES_MAX),
+    }
+    names = protocols()
+    rows = [
+        [what, *(limits[name][row] for name in names)]
+        for row, what in enumerate(("frame", "value", "key"))
     ]
-    return _render(["bytes at most", *(f"`{name}`" for name in protocols())], *rows)
+    return _render(["bytes at most", *(f"`{name}`" for name in names)], *rows)
 
 
 def render_rustlog_errors() -> str:
@@ -112,11 +122,31 @@ def render_tank_errors() -> str:
     return _render(["message", "code", "class", "meaning"], *rows)
 
 
+def render_kimberlite_errors() -> str:
+    """Write Kimberlite's codes and the classes that stand for them."""
+    rows = [
+        [f"`{code}`", name, f"`{kind.__name__}`"]
+        for code, (name, kind) in sorted(kimberlite.ERROR_CODES.items())
+    ]
+    return _render(["code", "name", "class"], *rows)
+
+
+def render_fluvio_errors() -> str:
+    """Write Fluvio's codes, the classes that stand for them, and what they mean."""
+    rows = [
+        [f"`{code}`", f"`{kind.__name__}`", text]
+        for code, (kind, text) in sorted(fluvio.ERROR_CODES.items())
+    ]
+    return _render(["code", "class", "meaning"], *rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "traits": render_traits,
     "carried": render_carried,
     "limits": render_limits,
     "rustlog-errors": render_rustlog_errors,
+    "kimberlite-errors": render_kimberlite_errors,
+    "fluvio-errors": render_fluvio_errors,
     "tank-errors": render_tank_errors,
 }
 

@@ -99,6 +99,8 @@ def test_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
             "lance_spark",
             "pyspark_lance",
             "pyspark_rustlog",
+            "pyspark_kimberlite",
+            "pyspark_fluvio",
             "pyspark_tank",
         )
         for path in (ROOT / package).rglob("*")

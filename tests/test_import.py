@@ -16,7 +16,8 @@ import lance_spark
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lance_spark"
-SHIMS = [ROOT / f"pyspark_{name}" for name in ("lance", "rustlog", "tank")]
+FORMATS = ("lance", "rustlog", "kimberlite", "fluvio", "tank")
+SHIMS = [ROOT / f"pyspark_{name}" for name in FORMATS]
 
 _BLOCK = """
 import sys

@@ -23,7 +23,10 @@ from tests.each import each
 ROOT = Path(__file__).parent.parent
 PACKAGE = "lance_spark"
 # What Spark finds: one per format.
-SHIMS = ("pyspark_lance", "pyspark_rustlog", "pyspark_tank")
+SHIMS = (
+    *("pyspark_lance", "pyspark_rustlog", "pyspark_kimberlite", "pyspark_fluvio"),
+    "pyspark_tank",
+)
 
 # Each layer may import itself and these.
 _VALUES = {"errors", "model", "records"}

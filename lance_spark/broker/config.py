@@ -21,7 +21,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,7 +65,12 @@ _LOWEST: Mapping[str, float] = {
     "topics_max": 1,
     "partitions_max": 1,
     "consumers_max": 1,
+    "kimberlite_tenant": 0,
+    "query_memory_bytes_max": 64 * MIB,
+    "query_timeout_s": 0.01,
 }
+# Tenants of Kimberlite are smaller: with a log's id they make the id of a stream.
+_TENANT_LIMIT = 2**32
 # Settings that may be given as paths are called so.
 _PATHS = ("_dir", "_file", "_path")
 # poll(2) can't wait much longer than this, and no setting needs to.
@@ -73,7 +78,7 @@ _FRACTION_MAX = 30 * 24 * 3600
 _TLS = "tls_"
 # The protocol that is always served.
 LWP = "lance"
-# Marks the settings that say where to listen. A protocol besides LWP is one of them,
+# Marks the settings that are addresses. A protocol besides LWP is one of them,
 # `str | None`, and an entry in `embedded.PROTOCOLS`.
 _IS_ADDRESS = "is_address"
 ADDRESS: Mapping[str, Any] = {_IS_ADDRESS: True}
@@ -123,7 +128,18 @@ class BrokerConfig(StoreConfig):
         token_file: a file with one more token per line.
         metrics: `host:port` for Prometheus metrics; port 0 takes a free one.
         rustlog: `host:port` where RustLog is served; not at all if not given.
+        kimberlite: the same for Kimberlite.
         tank: the same for TANK.
+        fluvio: the same for Fluvio: where its SC is.
+        fluvio_spu: where Fluvio's SPU is, which has the records; by default a free port
+            of the same host.
+        fluvio_advertise: `host:port` where clients find the SPU, if that is not where
+            it listens: behind a proxy, or in a container.
+        kimberlite_tenant: the tenant of Kimberlite that knows topics by their own
+            names; those of tenant 42 are called `42:…`.
+        query_memory_bytes_max: how much memory a query in SQL may take. It runs in a
+            process of its own, and no more than two run at a time.
+        query_timeout_s: how long a query may take.
         ui: `host:port` for the web console; port 0 takes a free one. True is a free
             port of the loopback interface.
         ui_admin: the console may also change things.
@@ -166,7 +182,14 @@ class BrokerConfig(StoreConfig):
     token_file: str | None = None
     metrics: str | None = field(default=None, metadata=ADDRESS)
     rustlog: str | None = field(default=None, metadata=ADDRESS)
+    kimberlite: str | None = field(default=None, metadata=ADDRESS)
     tank: str | None = field(default=None, metadata=ADDRESS)
+    fluvio: str | None = field(default=None, metadata=ADDRESS)
+    fluvio_spu: str | None = field(default=None, metadata=ADDRESS)
+    fluvio_advertise: str | None = field(default=None, metadata=ADDRESS)
+    kimberlite_tenant: int = 1
+    query_memory_bytes_max: int = 512 * MIB
+    query_timeout_s: float = 10.0
     ui: str | bool | None = None
     ui_admin: bool = False
     topics_max: int = 10_000
@@ -189,6 +212,9 @@ class BrokerConfig(StoreConfig):
                 parse_address(value)
         object.__setattr__(self, "tokens", _check_tokens(self.tokens))
         self._check_ui()
+        self._check_fluvio()
+        if self.kimberlite_tenant >= _TENANT_LIMIT:
+            _refuse("kimberlite_tenant", self.kimberlite_tenant, "below 2^32")
         if self.payload_bytes_max > self.batch_bytes_max:
             _refuse(
                 "payload_bytes_max",
@@ -206,6 +232,16 @@ class BrokerConfig(StoreConfig):
             _refuse("ui", self.ui, "host:port, true or false")
         if self.ui_address is None and self.ui_admin:
             raise OptionError("ui_admin is set: set ui too, where the console listens")
+
+    def _check_fluvio(self) -> None:
+        for name in ("fluvio_spu", "fluvio_advertise"):
+            if getattr(self, name) is not None and self.fluvio is None:
+                raise OptionError(
+                    f"{name} is set: set fluvio too, where the SC listens"
+                )
+        told = self.fluvio_advertise
+        if told is not None and not parse_address(told).port:
+            _refuse("fluvio_advertise", told, "host:port that clients can connect to")
 
     def _check_tls(self) -> None:
         given = [f.name for f in fields(self) if f.name.startswith("tls_")]
@@ -225,6 +261,8 @@ class BrokerConfig(StoreConfig):
 
         The setting of a protocol has its name; `listen` is that of LWP.
         """
+        if protocol == "fluvio_spu" and self.fluvio and self.fluvio_spu is None:
+            return replace(parse_address(self.fluvio), port=0)
         text = getattr(self, "listen" if protocol == LWP else protocol)
         return None if text is None else parse_address(text)
 

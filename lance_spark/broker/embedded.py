@@ -22,6 +22,8 @@ from lance_spark.broker.access import (
 from lance_spark.broker.config import LWP, BrokerConfig, check_name
 from lance_spark.broker.console import Console
 from lance_spark.broker.exchange import Exchange
+from lance_spark.broker.fluvio import sc_session_maker, spu_session_maker
+from lance_spark.broker.kimberlite import session_maker as kimberlite_session_maker
 from lance_spark.broker.lwp import session_maker
 from lance_spark.broker.metrics import Exporter, Metrics
 from lance_spark.broker.rustlog import session_maker as rustlog_session_maker
@@ -45,7 +47,10 @@ _KEPT_BYTES = 4 * 1024 * 1024
 PROTOCOLS: dict[str, SessionMaker] = {
     LWP: session_maker,
     "rustlog": rustlog_session_maker,
+    "kimberlite": kimberlite_session_maker,
     "tank": tank_session_maker,
+    "fluvio": sc_session_maker,
+    "fluvio_spu": spu_session_maker,
 }
 
 
@@ -240,7 +245,7 @@ class EmbeddedBroker:
         self._server.start()
 
     def _start_console(self, address: Address) -> None:
-        assert self._service is not None
+        assert self._service is not None and self._server is not None
         settings = self.config.server_tls()
         if settings is not None and not self.config.tls_require_client_cert:
             # A browser that is asked for a certificate asks its user for one.
@@ -250,6 +255,7 @@ class EmbeddedBroker:
             self.config,
             address=address,
             addresses=self._addresses,
+            clients=self._server.clients,
             tls=None if settings is None else make_server_context(settings),
         )
         self._started.callback(self._console.stop)

@@ -33,6 +33,8 @@ _REFUSALS_MAX = 16
 _REFUSAL_S = 2.0
 # How long `stop` waits for sessions, which end at once unless the disk holds them.
 _STOP_TIMEOUT_S = 10.0
+# How much of that is for sessions that take leave of their clients.
+_LEAVE_TIMEOUT_S = 1.0
 # Descriptors of a connection: its socket, and a waker when it has waited for data.
 _CONNECTION_FILES = 3
 # Requests that wait for data hold their memory for long: they get this part of it.
@@ -71,6 +73,25 @@ class _Door:
     make_session: MakeSession
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectedClient:
+    """A connection, for those who look after the broker.
+
+    Args:
+        peer: where it comes from.
+        protocol: what it speaks.
+        name: that of its verified certificate, if it has shown one.
+        since_ns: when it was let in.
+        standing: how many of its requests wait: long polls, subscriptions, watches.
+    """
+
+    peer: str
+    protocol: str
+    name: str | None
+    since_ns: int
+    standing: int
+
+
 class Server:
     """Serves some protocols, each at its own address, until it is stopped."""
 
@@ -101,6 +122,7 @@ class Server:
         _make_room(config)
         self._lock = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
+        self._sessions: dict[threading.Thread, Session[Any]] = {}
         # Those that may not have presented their token yet, the oldest one first.
         self._strangers: dict[threading.Thread, Session[Any] | None] = {}
         self._refusals: set[threading.Thread] = set()
@@ -119,6 +141,15 @@ class Server:
         """Where each protocol is served, with the real port."""
         return self._shared.addresses
 
+    def clients(self) -> list[ConnectedClient]:
+        """List the clients that are served, the oldest connection first."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return [
+            ConnectedClient(s.peer, s.protocol, s.client_name, s.since_ns, s.standing)
+            for s in sessions
+        ]
+
     def start(self) -> None:
         """Begin to serve."""
         for thread in self._threads:
@@ -135,7 +166,10 @@ class Server:
                 thread.join(deadline.remaining())
         self._stop_listening()
         with self._lock:
-            streams = dict(self._streams)
+            streams, sessions = dict(self._streams), dict(self._sessions)
+        leave = Deadline.after(_LEAVE_TIMEOUT_S)
+        for thread in [each for each, session in sessions.items() if session.stop()]:
+            thread.join(leave.remaining())
         for stream in streams.values():
             stream.abort()
         # A session that waits for memory or the disk does not notice the end of its
@@ -228,6 +262,7 @@ class Server:
                 session.refuse(ConnectionLimit(text), _REFUSAL_S)
                 return
             with self._lock:
+                self._sessions[thread] = session
                 if thread in self._strangers:
                     self._strangers[thread] = session
             session.run()
@@ -256,6 +291,7 @@ class Server:
 
     def _forget(self, thread: threading.Thread) -> None:
         self._streams.pop(thread, None)
+        self._sessions.pop(thread, None)
         self._strangers.pop(thread, None)
         self._refusals.discard(thread)
 

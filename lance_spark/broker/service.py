@@ -208,8 +208,12 @@ class Service:
         name: str,
         partitions: int,
         retention: Retention | None = None,
+        *,
+        dry_run: bool = False,
     ) -> list[Topic]:
         """Create a topic with partitions, all of them or none; give their logs.
+
+        A dry run creates nothing, and only raises what creating it would.
 
         Raises:
             InvalidPartitionCount: there can't be so many partitions.
@@ -225,11 +229,11 @@ class Service:
             )
         most = self._topics_max
         try:
-            if partitions == 1:
-                create = self.store.create_topic
-                return [create(name, retention=retention, topics_max=most)]
             return self.store.create_topics(
-                {name: partitions}, retention=retention, topics_max=most
+                {name: partitions},
+                retention=retention,
+                topics_max=most,
+                dry_run=dry_run,
             )
         except errors.TopicExists as error:
             text = f"Topic '{name}' already exists"
@@ -338,6 +342,11 @@ class Service:
     def wait_durable(self, target: int, appended: Appended, timeout_s: float) -> None:
         """Wait until a batch that was written is durable."""
         self.store.wait_durable(target, appended, timeout_s=timeout_s)
+
+    def sync(self, client: Principal) -> None:
+        """Make everything durable that was written before, by any client."""
+        self.gate.admit(client, None)
+        self.store.sync()
 
     def open_stage(
         self, client: Principal, topic: str, writer: str, sequence: int

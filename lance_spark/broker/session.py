@@ -65,6 +65,8 @@ STANDING_MAX = 256
 WAIT_POSITION_BYTES = 512
 # What a record costs in `Records` and while it is written, beside its bytes.
 _ROW_BYTES = 48
+# The same for one that was read and is written into an answer.
+_FOUND_ROW_BYTES = 64
 # Answers up to this size are sent from memory, and cost no part of the budget. Nor does
 # the work on a request that takes no more.
 PIECE_BYTES = 256 * 1024
@@ -81,6 +83,10 @@ _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 2.0
 
 FrameT = TypeVar("FrameT")
+
+
+class AnswerFull(LanceError):
+    """There is no memory for more partitions in an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,10 @@ class Session(ABC, Generic[FrameT]):
         shared: what the sessions of the server share.
         idle_timeout_s: how long the client may send nothing while no request stands;
             `idle_timeout_other_s` if not given.
+
+    Attributes:
+        protocol: what the client speaks; `lance` is LWP.
+        since_ns: when it was let in.
     """
 
     # Whether clients can present a token. Where they can't, a verified certificate
@@ -193,7 +203,8 @@ class Session(ABC, Generic[FrameT]):
         self._service = shared.exchange.service
         self._config = shared.config
         self._metrics = self._service.metrics
-        self._protocol = shared.protocol
+        self.protocol = shared.protocol
+        self.since_ns = time.time_ns()
         self._memory = shared.memory
         self._queue = shared.queue
         self._waiting = shared.waiting
@@ -215,6 +226,8 @@ class Session(ABC, Generic[FrameT]):
         # What the frame under way has taken of the memory, and of the share of waits.
         self._reserved = 0
         self._lent = 0
+        # What is left of the part of an answer that costs no memory of the budget.
+        self._free_bytes = 0
         # When the pace of the payload under way was last looked at, and what was
         # missing of it then.
         self._pace: tuple[float, int] | None = None
@@ -232,6 +245,21 @@ class Session(ABC, Generic[FrameT]):
         return (
             self._client.authenticated or not self._service.gate.policy.token_required
         )
+
+    @property
+    def peer(self) -> str:
+        """Where the client comes from."""
+        return self._stream.peer
+
+    @property
+    def client_name(self) -> str | None:
+        """The name of the client's verified certificate, if it has shown one."""
+        return self._client.common_name
+
+    @property
+    def standing(self) -> int:
+        """How many requests stand; any thread may ask."""
+        return len(self._standing)
 
     @property
     def _payload_bytes_max(self) -> int:
@@ -270,11 +298,11 @@ class Session(ABC, Generic[FrameT]):
     # Metrics.
 
     def _count(self, name: str, by: int = 1) -> None:
-        self._metrics.count(self._protocol, name, by)
+        self._metrics.count(self.protocol, name, by)
 
     def _observe(self, command: str, began_s: float) -> None:
         """Count a request; `command` is nothing that a client can make up."""
-        name = command if self._protocol == LWP else f"{self._protocol}.{command}"
+        name = command if self.protocol == LWP else f"{self.protocol}.{command}"
         self._metrics.observe_request(name, time.perf_counter() - began_s)
 
     # Running.
@@ -304,6 +332,15 @@ class Session(ABC, Generic[FrameT]):
             self._clear_owed()
             self._free_memory()
 
+    def stop(self) -> bool:
+        """Take leave of the client, as the broker stops; any thread may call this.
+
+        Returns:
+            Whether the session ends by itself in a moment. Where the protocol has no
+            word for it, the connection is just aborted.
+        """
+        return False
+
     def refuse(self, error: BrokerError, timeout_s: float) -> None:
         """Tell the client why it is not served, after its first frame has come.
 
@@ -311,8 +348,7 @@ class Session(ABC, Generic[FrameT]):
         """
         self._idle_timeout_s = timeout_s
         try:
-            self._next_frame()
-            self._refuse(error, None)
+            self._refuse(error, self._next_frame())
             self._linger()
         except (ConnectionLost, Timeout) as lost:
             logger.debug("%s: %s", self._stream.peer, lost)
@@ -471,6 +507,34 @@ class Session(ABC, Generic[FrameT]):
         if not self._hold(size):
             raise Timeout("no memory for the answer: other clients send too much")
         self._turn.begin()
+
+    def _hold_found(self, found: Slice) -> None:
+        """Charge what is stored, and what is made of it for an answer.
+
+        An answer may have many partitions, of which this is one: it begins by setting
+        `_free_bytes` to PIECE_BYTES.
+
+        Raises:
+            AnswerFull: there is none left, and the answer has others already. They
+                can't wait: so do those that have the memory, maybe.
+        """
+        size = 2 * len(found) + _FOUND_ROW_BYTES * found.records
+        if not self._lent:
+            if size <= self._free_bytes:
+                # Small answers cost no part of the budget, but all of it as one.
+                self._free_bytes -= size
+                return
+            try:
+                self._hold_answer(max(size, PIECE_BYTES + 1))
+            except Timeout as error:
+                raise AnswerFull from error
+            return
+        if not self._waiting.try_take(size):
+            raise AnswerFull
+        self._lent += size
+        if not self._memory.try_take(size):
+            raise AnswerFull
+        self._reserved += size
 
     def _free_memory(self, lent: int = 0, reserved: int = 0) -> None:
         """Give back what was taken, down to what was taken before."""

@@ -74,7 +74,19 @@ _M_MMAP_THRESHOLD = -3
     "plain: as the LANCE server in the field behaves.  [default: lwp]",
 )
 @option("--rustlog", ADDRESS, "Serve RustLog's protocol there, on the same topics.")
+@option(
+    "--kimberlite", ADDRESS, "Serve Kimberlite's protocol there, on the same topics."
+)
 @option("--tank", ADDRESS, "Serve TANK's protocol there, on the same topics.")
+@option("--fluvio", ADDRESS, "Serve Fluvio's protocol there: the address of its SC.")
+@option(
+    *("--fluvio-spu", ADDRESS),
+    "Where Fluvio's SPU is.  [default: a free port of the same host]",
+)
+@option(
+    *("--fluvio-advertise", ADDRESS),
+    "Where Fluvio's clients find the SPU, if that is another address.",
+)
 @option("--metrics", ADDRESS, "Serve Prometheus metrics there.")
 @option("--ui", ADDRESS, "Serve the web console there.")
 @option(

@@ -28,7 +28,7 @@ from lance_spark.cli.inspect_store import (
 from lance_spark.cli.options import NUMBER, PATH, option
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.store import consumers, format, journal
-from lance_spark.wire import lwp, rustlog, tank
+from lance_spark.wire import fluvio, kimberlite, lwp, rustlog, tank
 from lance_spark.wire.assembler import Assembler
 
 # Captured frames: one direction of a connection, or both one after the other. A payload
@@ -174,6 +174,18 @@ class OtherFrames(NamedTuple):
 
 
 OTHER_FRAMES = {
+    "fluvio": OtherFrames(
+        fluvio.FrameParser,
+        fluvio.HEADER_BYTES,
+        lambda frame: frame.payload,
+        fluvio.describe,
+    ),
+    "kimberlite": OtherFrames(
+        kimberlite.FrameParser,
+        kimberlite.HEADER_BYTES,
+        lambda frame: frame.payload,
+        kimberlite.describe,
+    ),
     "rustlog": OtherFrames(
         rustlog.FrameParser, 4, lambda frame: frame, rustlog.describe
     ),

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -178,8 +179,8 @@ def option(
 
 batch_option = option("--batch-bytes=1m", BATCH_SIZE, "Size of a batch.")
 compression_option = option(
-    *("--compression=none", ["none", "lz4", "snappy"]),
-    "Compression of batches on the wire: lz4 by LWP, snappy by TANK.",
+    *("--compression=none", ["none", "gzip", "lz4", "snappy", "zstd"]),
+    "Compression of batches on the wire: lz4 by LWP, snappy by TANK, any by Fluvio.",
 )
 
 _TIMEOUT = DURATION.within("1ms", f"{DURATION_S_MAX:.0f}s")
@@ -199,6 +200,14 @@ _SERVER_OPTIONS = (
         *(f"--checksum={_DEFAULTS.checksum}", CHECKSUMS),
         "Checksum of frames; other LANCE servers use crc32.",
     ),
+    option(
+        "--tenant", click.IntRange(min=0), "Kimberlite: whose streams.  [default: 1]"
+    ),
+    option("--wire", NAME, "Kimberlite: the form of messages.  [default: v5]"),
+    option("--stream-id", click.IntRange(min=0), "Kimberlite: the stream, by its id."),
+    option(
+        "--isolation", NAME, "Fluvio: read_committed is for what all replicas have."
+    ),
     option("--tls", bool, "Encrypt; implied by the other --tls options."),
     option("--tls-ca", FILE, "PEM file of the CA that signs the server."),
     option("--tls-cert", FILE, "PEM file with the client's certificate."),
@@ -215,9 +224,17 @@ _SERVER_OPTIONS = (
         "How long to wait for a server that does not answer.",
     ),
 )
-_NAMES = ("servers", "protocol", "checksum", "tls", *_TLS, "auth_token", "timeout_s")
-# Settings that only LWP has a use for.
-_LWP_ONLY = {"checksum": "--checksum", "auth_token": "--token"}
+# Settings that only some protocols have a use for.
+_SPECIAL = {
+    "checksum": "--checksum",
+    "auth_token": "--token",
+    "tenant": "--tenant",
+    "wire": "--wire",
+    "stream_id": "--stream-id",
+    "isolation": "--isolation",
+}
+_TOKENS = ("lance", "kimberlite")
+_NAMES = ("servers", "protocol", "tls", *_TLS, "timeout_s", *_SPECIAL)
 
 
 def server_options(command: Command) -> Command:
@@ -257,13 +274,17 @@ def make_config(given: Mapping[str, Any]) -> ConnectionConfig:
     if named and asked and named != asked:
         raise OptionError(f"--protocol {asked} is not that of --servers {named}://")
     protocol = named or asked or ClientConfig.protocol
-    if protocol != ClientConfig.protocol:
-        for name, flag in _LWP_ONLY.items():
-            if _is_typed(name):
-                raise OptionError(f"{protocol} has no place for {flag}: leave it out")
-            del settings[name]
+    kind = find_driver(protocol).Config
+    known = {field.name for field in fields(kind)}
+    if protocol not in _TOKENS:
+        known.remove("auth_token")
+    for name, flag in _SPECIAL.items():
+        if name not in known and _is_typed(name):
+            raise OptionError(f"{protocol} has no place for {flag}: leave it out")
+        if name not in known or settings.get(name) is None:
+            settings.pop(name, None)
     settings["tls"] = given["tls"] or any(given[name] is not None for name in _TLS)
-    return find_driver(protocol).Config(
+    return kind(
         **settings,
         connect_timeout_s=min(_DEFAULTS.connect_timeout_s, timeout_s),
         request_timeout_s=min(_DEFAULTS.request_timeout_s, timeout_s),

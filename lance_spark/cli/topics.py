@@ -107,6 +107,11 @@ def _print_logs(
     """Print the partitions of all topics or of one, by a protocol that has some."""
     names = None if topic is None else [take_name(topic, config)]
     with connected_log(config) as client:
+        if names is None and not client.driver.traits.lists_topics:
+            raise click.UsageError(
+                f"{config.protocol} can't list its topics: name one, as in `topics "
+                "describe NAME`, or list them by another protocol of the broker"
+            )
         found = summarise_logs(client, client.driver.topics(names))
     if names and not found:
         raise TopicNotFound(f"there is no topic {names[0]!r}")
@@ -145,8 +150,8 @@ def create(
         return
     if partitions != 1:
         raise click.UsageError(
-            "LWP creates topics with one partition: give --protocol rustlog or tank, "
-            "or set `partitions` in the broker's configuration"
+            "LWP creates topics with one partition: give --protocol rustlog, "
+            "fluvio or tank, or set `partitions` in the broker's configuration"
         )
     with connected(config) as client:
         info = client.create_topic(name, retention=retention)

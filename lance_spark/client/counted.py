@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ from lance_spark.client.driver import (
     Unread,
     WriterSettings,
 )
-from lance_spark.client.link import Dialer, Link
+from lance_spark.client.link import Build, Dialer, Link
 from lance_spark.columnar import read_records
 from lance_spark.errors import (
     AppendConflictError,
@@ -58,6 +58,7 @@ from lance_spark.errors import (
     TopicAlreadyExists,
     TopicDeleted,
     TopicNotFound,
+    UnknownError,
     Unsupported,
 )
 from lance_spark.model import Bounds, OffsetMark, Partition
@@ -66,6 +67,7 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records, Spans
 
 if TYPE_CHECKING:
+    from lance_spark.client.connection import Connection
     from lance_spark.client.inbox import Pending
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,17 @@ _ROW_BYTES = 16
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.005, 0.25
 # How often a reader that follows a log makes sure that it is the same one.
 _CHECK_S = 1.0
+# How much a look for the end of a log asks for, where no request tells it: records
+# behind the one that is looked for save the last steps. And how much wider each next
+# step is.
+_PROBE_BYTES = 4 * 1024
+_GALLOP = 4
+# Writers of a log that appends conditionally take turns. One writes for so long and
+# then lets others in. One that waits looks whether the log stands still for a moment,
+# the more often the longer it waits.
+_TURN_S, _GAP_S = 0.5, 0.025
+_STILL_S = 0.002
+_LOOK_S_MAX, _LOOK_S_MIN = 0.05, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ class CountedDriver(ABC):
     # The most that one append holds, unless it is one record, and what that may have.
     append_bytes_max: int
     record_bytes_max: int
+    append_records_max: int | None = None
     key_bytes_max: int | None = None
     # The most that is asked for at once, where an answer may need more than was asked.
     fetch_bytes_max: int = 2**31
@@ -142,6 +156,8 @@ class CountedDriver(ABC):
         runtime = runtime or Runtime()
         self.config = config
         self.link = Link(config, runtime, Dialer(config, runtime, candidates))
+        # Where partitions ended at the last look, if their ends have to be searched.
+        self._ends: dict[Partition, int] = {}
 
     # What a protocol brings.
 
@@ -216,6 +232,25 @@ class CountedDriver(ABC):
         """
 
     # The server.
+
+    def connect_to(self, at: Partition) -> Connection:
+        """Return the live connection to the server of a partition, without any retry.
+
+        A protocol whose servers have a part of the partitions each overrides this and
+        `ask_of`.
+        """
+        return self.link.connect_once()
+
+    def ask_of(
+        self,
+        at: Partition,
+        build: Build,
+        *,
+        timeout_s: float | None = None,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """Ask the server of a partition, as `Link.ask` does."""
+        return self.link.ask(build, timeout_s=timeout_s, wait_s=wait_s)
 
     @property
     def server(self) -> ServerKind:
@@ -385,6 +420,54 @@ class CountedDriver(ABC):
             raise _not_found(log.partition)
         return bounds
 
+    def find_end(self, at: Partition) -> int:
+        """Ask where one partition ends.
+
+        Raises:
+            TopicNotFound: it is gone.
+        """
+        return self.find_bounds_of(LogRef(at)).end
+
+    def search_end(self, at: Partition, start: int) -> int:
+        """Find the end of a partition by fetches, as no request tells it.
+
+        Each fetch tells whether there is a record of a number. So the end is found by
+        galloping from the one that was known last, and then by bisection.
+        """
+        known = self._ends.get(at, start)
+        if known > start:
+            # A restart may have emptied it.
+            last = known - 1
+            found = self._probe(at, last)
+            known = start if found == last else found
+        end = self._ends[at] = self._gallop(at, max(known, start))
+        return end
+
+    def _gallop(self, at: Partition, low: int) -> int:
+        """Find the first number without a record; all below `low` have one.
+
+        If the log grows meanwhile, it may be one that had none before.
+        """
+        step, high = 1, low
+        while (following := self._probe(at, high)) > high:
+            low, high, step = following, following + step, step * _GALLOP
+        while low < high:
+            middle = (low + high) // 2
+            following = self._probe(at, middle)
+            low, high = (following, high) if following > middle else (low, middle)
+        return low
+
+    def _probe(self, at: Partition, position: int) -> int:
+        """Fetch a few records; give the number behind them, the same without any."""
+        try:
+            answer = self.ask_of(
+                at, lambda _: self.make_fetch(at, position, _PROBE_BYTES)
+            )
+        except (OffsetOutOfRange, InvalidOffset):
+            # Past the end is no error, so it is before the start: there was one.
+            return position + 1
+        return self.read_fetched(answer, at, position).next
+
     def checksum(self, log: LogRef, start: int, end: int) -> int:
         """Compute a checksum of the values and keys of [start, end).
 
@@ -441,7 +524,7 @@ class CountedDriver(ABC):
         check: CheckServer,
     ) -> CountedWriter:
         """Write rows to a partition, each at least once."""
-        if create_topic and to.topic not in self.list_topics():
+        if create_topic and not self.topics([to.topic]):
             # Another task may be quicker.
             with contextlib.suppress(TopicAlreadyExists):
                 self.create_topic(to.topic, options.partitions, retry=True)
@@ -454,6 +537,19 @@ class CountedDriver(ABC):
     def commit_position(self, log: LogRef, group: str, position: int) -> None:
         """Refuse: the option `consumerGroup` is LWP's."""
         raise self.make_unsupported("committing positions of a group")
+
+
+_Driver = TypeVar("_Driver", bound=CountedDriver)
+
+
+def connect(driver: _Driver) -> _Driver:
+    """Connect a driver, with all retries, or close it."""
+    try:
+        driver.link.connection()
+    except BaseException:
+        driver.close()
+        raise
+    return driver
 
 
 class CountedReader:
@@ -542,7 +638,8 @@ class CountedReader:
             if is_over:
                 if deadline.expired:
                     return None
-                if not asked_s and not is_ahead:
+                # Some servers can't wait, and some do not although they were asked to.
+                if not is_ahead:
                     self._driver.link.pause(min(pause_s, deadline.remaining()))
                     pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         return None
@@ -572,7 +669,7 @@ class CountedReader:
     def _note_check(self) -> None:
         self._check = Deadline.after(_CHECK_S)
         with contextlib.suppress(LanceError):
-            self._checked_on = weakref.ref(self._driver.link.connect_once())
+            self._checked_on = weakref.ref(self._driver.connect_to(self._at))
 
     def _check_log(self, is_due: bool) -> None:
         """Compare the last record that was read, if it is time to.
@@ -584,7 +681,7 @@ class CountedReader:
             return
         is_due = is_due or self._check.expired
         try:
-            if not is_due and self._driver.link.connect_once() is self._checked_on():
+            if not is_due and self._driver.connect_to(self._at) is self._checked_on():
                 return
         except LanceError as error:
             logger.debug("%s: no connection: %s", show(self._at), error)
@@ -628,15 +725,18 @@ class CountedReader:
                     # The same question again, with all retries.
                     logger.debug("%s: a fetch was lost: %s", show(at), error)
             if answer is None:
-                answer = driver.link.ask(
+                answer = driver.ask_of(
+                    at,
                     lambda _: driver.make_fetch(
                         at, position, self._fetch_bytes, wait_s
                     ),
                     wait_s=wait_s,
                 )
             return driver.read_fetched(answer, at, position)
-        except (OffsetOutOfRange, InvalidOffset) as error:
+        except (OffsetOutOfRange, InvalidOffset, UnknownError) as error:
             bounds = driver.find_bounds(at.topic, [at.number]).get(at.number)
+            if isinstance(error, UnknownError) and _has_place(bounds, position):
+                raise
             is_removed = bounds is not None and bounds.start > position
             reason = _REMOVED if is_removed else str(error)
             raise _lose(at, position, bounds, reason) from error
@@ -657,7 +757,7 @@ class CountedReader:
         request = self._driver.make_fetch(self._at, self.position, self._fetch_bytes)
         deadline = Deadline.after(self._driver.config.request_timeout_s)
         try:
-            connection = self._driver.link.connect_once()
+            connection = self._driver.connect_to(self._at)
             self._pending = connection.submit(request, deadline=deadline)
         except LanceError as error:
             # The next call asks, and tells.
@@ -686,6 +786,7 @@ class CountedWriter:
     are there by now, they may be this batch or those of another writer. They count as
     this batch only if they are equal and no other writer is there; else the batch is
     appended again, as a row that is there twice is better than one that is missing.
+    Writers that are not alone take turns there.
 
     Args:
         driver: has the connection.
@@ -700,16 +801,24 @@ class CountedWriter:
         self._to = to
         self._options = options
         self._batch_bytes = min(options.batch_bytes, driver.append_bytes_max)
-        in_flight = max(1, options.max_in_flight)
-        self._in_flight_max = min(in_flight, driver.appends_max or in_flight)
         self._is_conditional = driver.is_conditional and (
             options.sole_writer or not driver.is_conditional_alone
         )
+        self._takes_turns = self._is_conditional and not options.sole_writer
+        in_flight = max(1, options.max_in_flight)
+        self._in_flight_max = min(in_flight, driver.appends_max or in_flight)
+        if self._takes_turns:
+            # Were there two, the second might fit where another writer's batch ends,
+            # and so overtake the first.
+            self._in_flight_max = 1
+        self._batch_rows = driver.append_records_max or 2**62
         self._rows: list[pa.RecordBatch] = []
-        self._row_bytes = 0
+        self._row_bytes = self._row_count = 0
         self._sent: deque[_Sent] = deque()
         # The number that the next record gets, as far as this writer knows.
         self._next: int | None = None
+        # Ends this writer's turn.
+        self._turn = Deadline.after(_TURN_S)
 
     @property
     def pending_bytes(self) -> int:
@@ -741,9 +850,11 @@ class CountedWriter:
             stop = int(np.searchsorted(ends, done + room, "right"))
             if stop == start and not self._rows:
                 stop += 1
+            stop = min(stop, start + self._batch_rows - self._row_count)
             if stop > start:
                 self._rows.append(batch.slice(start, stop - start))
                 self._row_bytes += int(ends[stop - 1]) - done
+                self._row_count += stop - start
                 start, done = stop, int(ends[stop - 1])
             if start < len(sizes):
                 self._send_rows()
@@ -766,7 +877,10 @@ class CountedWriter:
             if batch.pending is not None:
                 batch.pending.give_up()
         self._sent.clear()
-        self._rows, self._row_bytes = [], 0
+        self._drop_rows()
+
+    def _drop_rows(self) -> None:
+        self._rows, self._row_bytes, self._row_count = [], 0, 0
 
     def _find_fault(self, records: Records) -> RowError | None:
         """Find the first row that the protocol can't carry."""
@@ -803,14 +917,18 @@ class CountedWriter:
             return
         rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
         records = read_records(rows[0])
-        size, self._rows, self._row_bytes = self._row_bytes, [], 0
+        size = self._row_bytes
+        self._drop_rows()
+        if self._takes_turns and self._next is not None and self._turn.expired:
+            self._let_others_in()
         while len(self._sent) >= self._in_flight_max:
             self._settle()
         if self._is_conditional and self._next is None:
             # After a conflict: what is behind it goes before this batch.
             while self._sent:
                 self._settle()
-            self._next = self._find_end()
+            self._next = self._driver.find_end(self._to)
+            self._turn = Deadline.after(_TURN_S)
         batch = _Sent(records, size, self._next)
         if self._next is not None:
             self._next += len(records)
@@ -828,7 +946,7 @@ class CountedWriter:
                 # Over another connection it could overtake those that are lost here.
                 connection = before.connection
             else:
-                connection = driver.link.connect_once()
+                connection = driver.connect_to(self._to)
             deadline = Deadline.after(driver.config.request_timeout_s)
             batch.pending = connection.submit(request, deadline=deadline)
         except LanceError as error:
@@ -837,7 +955,7 @@ class CountedWriter:
 
     def _settle(self) -> None:
         """Make sure that the oldest batch is stored."""
-        batch = self._sent[0]
+        batch, conflict = self._sent[0], None
         try:
             if batch.pending is not None:
                 timeout_s = self._driver.config.request_timeout_s
@@ -845,10 +963,8 @@ class CountedWriter:
                 self._driver.check_appended(answer, self._to, len(batch.records))
                 self._sent.popleft()
                 return
-        except AppendConflictError as conflict:
-            if self._resolve(batch, conflict, self._make_deadline()):
-                self._sent.popleft()
-                return
+        except AppendConflictError as error:
+            conflict = error
         except LanceError as error:
             # Behind a batch that moved, a number that is still free is a gap.
             is_gap = batch.is_behind and isinstance(error, StorageError)
@@ -857,47 +973,75 @@ class CountedWriter:
                 raise
             logger.warning("%s: %s; sending again", show(self._to), error)
             if batch.is_behind:
-                batch.expected = self._find_end()
-        self._append_again(batch)
+                batch.expected = self._driver.find_end(self._to)
+        self._append_again(batch, conflict)
         self._sent.popleft()
 
-    def _append_again(self, batch: _Sent) -> None:
-        driver, deadline = self._driver, self._make_deadline()
-        while True:
+    def _append_again(self, batch: _Sent, conflict: AppendConflictError | None) -> None:
+        """Append a batch that was lost, or refused for its number.
+
+        Raises:
+            Timeout: that was so until the deadline.
+        """
+        driver = self._driver
+        deadline = Deadline.after(driver.config.retry_timeout_s)
+        while conflict is None or not self._resolve(batch, deadline):
             try:
-                answer = driver.link.ask(
+                answer = driver.ask_of(
+                    self._to,
                     lambda _: self._make_request(batch),
                     timeout_s=deadline.remaining(),
                 )
                 driver.check_appended(answer, self._to, len(batch.records))
                 return
-            except AppendConflictError as conflict:
-                if self._resolve(batch, conflict, deadline):
-                    return
+            except AppendConflictError as error:
+                conflict = error
+            except Timeout as error:
+                if conflict is None:
+                    raise
+                raise Timeout(
+                    f"{show(self._to)}: other writers were quicker until the deadline: "
+                    f"{conflict}"
+                ) from error
 
-    def _resolve(
-        self, batch: _Sent, conflict: AppendConflictError, deadline: Deadline
-    ) -> bool:
+    def _resolve(self, batch: _Sent, deadline: Deadline) -> bool:
         """Tell whether a batch is stored that was refused for its number.
 
         If not, the batch expects the log's end from now on.
-
-        Raises:
-            Timeout: that was so until the deadline.
         """
         if self._options.sole_writer and self._is_stored(batch):
             return True
-        if deadline.expired:
-            raise Timeout(
-                f"{show(self._to)}: other writers were quicker until the deadline: "
-                f"{conflict}"
-            ) from conflict
-        batch.expected = self._find_end()
+        batch.expected = self._await_turn(deadline)
         # Batches behind this one expect numbers that they will not get.
         self._next = None
         for later in self._sent:
             later.is_behind = later is not batch
         return False
+
+    def _await_turn(self, deadline: Deadline) -> int:
+        """Wait until no other writer appends; return where the log ends then.
+
+        What is sent while another one appends is refused nearly always, so that only
+        the end is asked for meanwhile, which is small.
+        """
+        driver = self._driver
+        end, look_s = driver.find_end(self._to), _LOOK_S_MAX
+        while self._takes_turns:
+            driver.link.pause(_STILL_S)
+            before, end = end, driver.find_end(self._to)
+            if end == before or deadline.expired:
+                break
+            driver.link.pause(look_s)
+            look_s = max(look_s / 2, _LOOK_S_MIN)
+            end = driver.find_end(self._to)
+        return end
+
+    def _let_others_in(self) -> None:
+        """Leave the log alone for long enough that a writer which waits notices it."""
+        while self._sent:
+            self._settle()
+        self._driver.link.pause(_GAP_S)
+        self._next = None
 
     def _is_stored(self, batch: _Sent) -> bool:
         """Tell whether the records at the expected place are those of a batch."""
@@ -916,12 +1060,6 @@ class CountedWriter:
             expected=batch.expected,
             compression=self._options.compression,
         )
-
-    def _find_end(self) -> int:
-        return self._driver.find_bounds_of(LogRef(self._to)).end
-
-    def _make_deadline(self) -> Deadline:
-        return Deadline.after(self._driver.config.retry_timeout_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -972,6 +1110,10 @@ def _lose(at: Partition, asked: int, bounds: Bounds | None, reason: str) -> Data
 def _is_removed(loss: DataLoss, position: int) -> bool:
     """Tell whether retention has passed a position; a log that was cut says not so."""
     return loss.log_start is not None and loss.log_start > position
+
+
+def _has_place(bounds: Bounds | None, position: int) -> bool:
+    return bounds is not None and bounds.start <= position <= bounds.end
 
 
 def _not_found(at: Partition) -> TopicNotFound:

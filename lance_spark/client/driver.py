@@ -47,6 +47,9 @@ class Traits:
         columns: the columns of a read, in their order. They say what the protocol
             carries beside `value`, of `partition`, `type`, `key` and `timestamp`.
         first_position: the position of the first record of a new partition.
+        lists_topics: the server tells which topics there are; if not, `Driver.topics`
+            has to be given names.
+        creates_to_find: a look at a topic that does not exist creates it.
         waits: the server answers `Driver.wait` when something has changed.
         compressions: what batches may be compressed with.
         has_stages: writes can be staged, on servers that have all of the protocol.
@@ -60,6 +63,8 @@ class Traits:
     finder: FinderName
     columns: tuple[str, ...]
     first_position: int = 0
+    lists_topics: bool = True
+    creates_to_find: bool = False
     waits: bool = False
     compressions: tuple[str, ...] = ("none",)
     has_stages: bool = False
@@ -626,6 +631,11 @@ class Driver(Protocol):
         """Tell the server how far a group has read."""
 
 
+def list_topics(driver: Driver, names: Collection[str]) -> list[TopicEntry]:
+    """List the topics that there are; those of some names if the server lists none."""
+    return driver.topics(None if driver.traits.lists_topics else names)
+
+
 # Protocols whose positions are record numbers need nothing else to find records.
 
 
@@ -690,6 +700,8 @@ class DriverModule(Protocol):
 
 
 _DRIVERS = {
+    "fluvio": "lance_spark.client.fluvio.driver",
+    "kimberlite": "lance_spark.client.kimberlite.driver",
     "lance": "lance_spark.client.lwp.driver",
     "rustlog": "lance_spark.client.rustlog.driver",
     "tank": "lance_spark.client.tank.driver",

@@ -41,6 +41,8 @@ _STOP_TIMEOUT_S = 2.0
 # Given the connection, makes the request that its server understands, or raises
 # Unsupported. It is called again for each try: the next server may be another kind.
 Build = Callable[[Connection], Any]
+# Gives the connection for a try, made if needed without any retry.
+Connect = Callable[[Deadline], Connection]
 
 
 class Dialer:
@@ -234,6 +236,7 @@ class Link:
         timeout_s: float | None = None,
         wait_s: float = 0.0,
         make_rules: Callable[..., Retry] = Retry,
+        connect: Connect | None = None,
     ) -> Any:
         """Send a request to a server and return its answer, with all retries.
 
@@ -243,6 +246,8 @@ class Link:
             timeout_s: for the whole call; `retry_timeout_s` if not given.
             wait_s: how long the server may take on purpose, on top of the timeouts.
             make_rules: makes the rules of when to try again, as `Retry` does.
+            connect: gives the connection to ask over, of another link; that of this
+                one if not given.
 
         Raises:
             BrokerError: the server refused.
@@ -258,7 +263,7 @@ class Link:
             connection: Connection | None = None
             asked: Address | None = None
             try:
-                connection = self._connect(deadline)
+                connection = (connect or self._connect)(deadline)
                 request = build(connection)
                 sooner = deadline.sooner(patience_s)
                 pending = connection.submit(request, deadline=sooner)
@@ -303,9 +308,9 @@ class Link:
                 return connection
         return None
 
-    def connect_once(self) -> Connection:
+    def connect_once(self, deadline: Deadline | None = None) -> Connection:
         """Return the live connection, made if needed without any retry."""
-        return self._connect(self._make_deadline())
+        return self._connect(deadline or self._make_deadline())
 
     def follow(self, decision: Decision, connection: Connection | None = None) -> None:
         """Go to another server, if a decision about this connection says so."""

@@ -43,10 +43,13 @@ class Stream(ABC):
 
     Attributes:
         peer: address of the other end, for texts.
+        host: the address of this end, which the other one has connected to or from;
+            empty if it has none.
         certificate: what the other end has proved to be, None if it has proved nothing.
     """
 
     peer: str
+    host: str = ""
     certificate: PeerCertificate | None = None
     # A send is under way or has failed half-way.
     _torn = False
@@ -151,6 +154,9 @@ class SocketStream(Stream):
         # thread has just closed and the system has given to someone else.
         self._lock = threading.Lock()
         sock.setblocking(False)
+        # Sockets of a pair have none: theirs is an empty text.
+        with suppress(OSError):
+            self.host = "".join(sock.getsockname()[:1])
         # Not every stream socket has it, and it is about speed only.
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

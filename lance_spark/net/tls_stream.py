@@ -101,7 +101,7 @@ class TlsStream(Stream):
     def __init__(
         self, transport: Stream, context: ssl.SSLContext, server_name: str | None
     ) -> None:
-        self.peer = transport.peer
+        self.peer, self.host = transport.peer, transport.host
         self._transport = transport
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()

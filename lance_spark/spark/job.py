@@ -16,7 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lance_spark.client.driver import Driver, ServerKind, StageCalls, find_driver
+from lance_spark.client.driver import (
+    Driver,
+    ServerKind,
+    StageCalls,
+    find_driver,
+    list_topics,
+)
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
@@ -252,8 +258,9 @@ def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:
     Raises:
         TopicNotFound: naming those that are not.
     """
-    there = {entry.name for entry in driver.topics()}
-    missing = sorted(set(topics) - there)
+    wanted = set(topics)
+    there = {entry.name for entry in list_topics(driver, wanted)}
+    missing = sorted(wanted - there)
     if missing:
         names = ", ".join(map(repr, missing[:10]))
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""

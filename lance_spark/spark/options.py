@@ -189,7 +189,7 @@ def parse_read_options(
     return _make(
         ReadOptions,
         values,
-        topics=values["topic"] or (),
+        topics=values["topic"] or _name_stream(values) or (),
         start=start,
         end=end,
         max_partition_size=values.get(SIZE_OPTION[unit]),
@@ -197,12 +197,23 @@ def parse_read_options(
     )
 
 
+def _name_stream(values: Values) -> tuple[str, ...] | None:
+    """Give the name of a stream that is known by its id only, if there is an id."""
+    number = values["streamId"]
+    return None if number is None else (str(number),)
+
+
 def _check_topic_is_named(values: Values) -> None:
-    if not {"topic", "topicPattern", "metadata"} & values.keys():
+    named = {"topic", "topicPattern", "streamId"} & values.keys()
+    lists = find_driver(values.protocol).TRAITS.lists_topics
+    if named or ("metadata" in values and lists):
+        return
+    if lists:
         raise OptionError(
             "no topic to read: name one with option topic, several as in "
             "events,clicks, or give option topicPattern"
         )
+    raise OptionError("no topic to read: name one with option topic or streamId")
 
 
 def parse_write_options(
@@ -216,7 +227,7 @@ def parse_write_options(
     """
     scope = Scope.STREAM_WRITE if is_stream else Scope.BATCH_WRITE
     values = _read_values(options, protocol, scope)
-    topics = values["topic"] or (None,)
+    topics = values["topic"] or _name_stream(values) or (None,)
     if len(topics) > 1:
         raise OptionError(
             f"option topic names {len(topics)} topics, a write takes one: name one, or "
@@ -367,6 +378,7 @@ def check_conflicts(values: Values) -> None:
                 f"options {one} and {other} are both given: leave out one of them"
             )
     _check_metadata(values)
+    _check_stream_id(values)
     for offsets, _ in _BOUNDS:
         _check_named(values, offsets)
     _check_order(values)
@@ -402,9 +414,25 @@ def _check_metadata(values: Values) -> None:
         )
 
 
+def _check_stream_id(values: Values) -> None:
+    traits = find_driver(values.protocol).TRAITS
+    if "streamId" in values and len(values["topic"] or ()) > 1:
+        raise OptionError(
+            f"option streamId is one stream, and option topic has "
+            f"{len(values['topic'])} names for it: name one, or leave out streamId"
+        )
+    is_found_otherwise = "streamId" in values or not traits.creates_to_find
+    if not (is_found_otherwise or values["createTopic"]):
+        raise OptionError(
+            f"option createTopic: {values.protocol} finds a stream by its name only by "
+            "creating it: leave the option out, or give option streamId"
+        )
+
+
 def _check_named(values: Values, name: str) -> None:
     """Check that a JSON of offsets names the topics that are read, and as they are."""
-    topics, pattern = values["topic"], values["topicPattern"]
+    topics = values["topic"] or _name_stream(values)
+    pattern = values["topicPattern"]
     bound: AtOffsets = values[name]
     if bound.protocol not in (None, values.protocol):
         raise OptionError(

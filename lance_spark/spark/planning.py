@@ -12,7 +12,15 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lance_spark.client.driver import Driver, LogRef, Range, Split, TopicEntry, Traits
+from lance_spark.client.driver import (
+    Driver,
+    LogRef,
+    Range,
+    Split,
+    TopicEntry,
+    Traits,
+    list_topics,
+)
 from lance_spark.errors import DataLoss, OptionError, TopicDeleted, TopicNotFound
 from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
@@ -185,6 +193,23 @@ def resolve_bound(
 
 
 # Topics.
+
+
+def find_topics(driver: Driver, options: ReadOptions) -> list[TopicEntry]:
+    """Find the topics that the options name, in the order of their names.
+
+    Raises:
+        TopicNotFound: a topic that is named is not there.
+        OptionError: offsets are given for a topic that is not read.
+    """
+    if driver.traits.creates_to_find:
+        logger.warning(
+            "%s finds a stream by its name only by creating it: what was not there of "
+            "%s is there now, and empty; a read with option streamId creates nothing",
+            driver.traits.protocol,
+            ", ".join(map(repr, options.topics)),
+        )
+    return choose_topics(options, list_topics(driver, options.topics))
 
 
 def choose_topics(

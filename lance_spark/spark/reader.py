@@ -16,9 +16,9 @@ from lance_spark.errors import TopicDeleted, TopicNotFound
 from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
-    choose_topics,
     cut_ranges,
     find_bounds,
+    find_topics,
     resolve_ranges,
 )
 from lance_spark.spark.pool import lease
@@ -53,7 +53,7 @@ class TopicsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """List the topics that the options choose, all if they name none."""
         with lease(self._options.client) as driver:
-            chosen = choose_topics(self._options, driver.topics())
+            chosen = find_topics(driver, self._options)
             rows = [row for entry in chosen for row in _describe(driver, entry)]
         batch = pa.RecordBatch.from_pylist(rows, schema=self._arrow)
         names = list(self._columns.values())
@@ -138,7 +138,7 @@ class LanceReader(DataSourceReader):
                 "rows itself"
             )
         with lease(self._options.client) as driver:
-            topics = choose_topics(self._options, driver.topics())
+            topics = find_topics(driver, self._options)
             ranges = resolve_ranges(driver, self._options, topics)
             traits = driver.traits
         ranges = [narrow_range(piece, self._filters) for piece in ranges]

@@ -83,8 +83,9 @@ class Option:
 
     def refuse_format(self, protocol: str) -> OptionError:
         """Make the error for a format that does not have it."""
-        names = self.formats or ()
-        formats = f"{'s' * (len(names) > 1)} {' and '.join(names)}"
+        names = self.formats or ("lance",)
+        known = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        formats = f"{'s' * (len(names) > 1)} {known}"
         why = f", whose servers have no {self.needs}" if self.needs else ""
         return OptionError(
             f"option {self.name} is for format{formats}, not for {protocol}{why}: "
@@ -212,7 +213,9 @@ parse_timeout = within(
 
 # Formats that have options which others do not have.
 _LANCE = ("lance",)
-_COUNTED = ("rustlog", "tank")
+_COUNTED = ("rustlog", "kimberlite", "fluvio", "tank")
+_PARTITIONED = ("rustlog", "fluvio", "tank")
+_KIMBERLITE = ("kimberlite",)
 
 _SHARED = (
     Option(
@@ -220,7 +223,8 @@ _SHARED = (
         check_servers,
         "Addresses `host:port`, separated by commas; tried in order. "
         "Redirects to the leader are followed. The port may be left out if it is the "
-        "usual one: 1992 (lance), 9092 (rustlog), 11011 (tank).",
+        "usual one: 1992 (lance), 9092 (rustlog), 5432 (kimberlite), 9003 (fluvio), "
+        "11011 (tank).",
         default_text="127.0.0.1:1992",
     ),
     Option(
@@ -273,7 +277,7 @@ _SHARED = (
         "authToken",
         parse_text,
         "Token for servers that ask for one. Never shown.",
-        formats=_LANCE,
+        formats=("lance", "kimberlite"),
         secret=True,
         needs="tokens",
     ),
@@ -284,6 +288,36 @@ _SHARED = (
         "has, too.",
         default_text="binary",
         formats=("rustlog",),
+    ),
+    Option(
+        "tenant",
+        within(parse_integer, "0", str(2**64 - 1)),
+        "Whose streams they are; each tenant has names of its own.",
+        default_text="1",
+        formats=_KIMBERLITE,
+    ),
+    Option(
+        "streamId",
+        within(parse_integer, "0", str(2**64 - 1)),
+        "The stream's id, so that it is not looked up by its name, which would create "
+        "it. The column `topic` then has what the option `topic` says, or the id.",
+        formats=_KIMBERLITE,
+    ),
+    Option(
+        "wire",
+        choice("v5", "v3", "v1-postcard", "v1-bincode"),
+        "The form of messages, by the server's release: `v5` (0.6.2 and later), `v3` "
+        "(0.4.2 to 0.5.1), `v1-postcard` (0.4.0, 0.4.1) or `v1-bincode` (0.1).",
+        default_text="v5",
+        formats=_KIMBERLITE,
+    ),
+    Option(
+        "isolation",
+        choice("read_uncommitted", "read_committed"),
+        "`read_committed` reads what all replicas have, and waits for them when it "
+        "writes; `read_uncommitted` does not.",
+        default_text="read_uncommitted",
+        formats=("fluvio",),
     ),
     Option(
         "connectTimeout",
@@ -311,6 +345,8 @@ _READ = (
         parse_pattern,
         "Instead of `topic`: a regular expression (Python's) that the whole name "
         "has to match.",
+        formats=("lance", *_PARTITIONED),
+        needs="list of streams",
     ),
     Option(
         "startingOffsets",
@@ -411,7 +447,8 @@ _READ = (
         "metadata",
         choice("topics"),
         "`topics` gives one row per topic instead of records, or one per partition "
-        "where topics have several; all topics if none is named.",
+        "where topics have several; all topics if none is named. Kimberlite has no "
+        "list of them, so that there one is named.",
         scope=Scope.BATCH_READ,
     ),
 )
@@ -443,7 +480,8 @@ _WRITE = (
     Option(
         "createTopic",
         parse_flag,
-        "Create a topic that is missing; `false` fails instead.",
+        "Create a topic that is missing; `false` fails instead. Kimberlite can't tell "
+        "whether one is missing: there `false` needs `streamId`.",
         default_text="true",
     ),
     Option(
@@ -451,7 +489,7 @@ _WRITE = (
         within(parse_integer, "1", "65535"),
         "How many partitions a topic gets that is created.",
         default_text="1",
-        formats=_COUNTED,
+        formats=_PARTITIONED,
     ),
     Option(
         "partition",
@@ -460,7 +498,7 @@ _WRITE = (
         "Without either, a row goes where the CRC32C of its key says, modulo the "
         "number of partitions, and a row without a key where the number of its task "
         "says.",
-        formats=_COUNTED,
+        formats=_PARTITIONED,
     ),
     Option(
         "recordType",
@@ -472,11 +510,11 @@ _WRITE = (
     ),
     Option(
         "compression",
-        choice("none", "lz4", "snappy"),
-        "Compression of batches on the network: `none`, `lz4` (lance) or `snappy` "
-        "(tank). Plain servers take `none` only.",
+        choice("none", "gzip", "snappy", "lz4", "zstd"),
+        "Compression of batches: `none`, `lz4` (lance, fluvio), `snappy` (fluvio, "
+        "tank), `gzip` or `zstd` (fluvio). Plain servers take `none` only.",
         default_text="none",
-        formats=("lance", "tank"),
+        formats=("lance", "fluvio", "tank"),
     ),
     Option(
         "batchBytes",

@@ -94,13 +94,31 @@ class RustLogDataSource(LogDataSource):
     protocol = "rustlog"
 
 
+class KimberliteDataSource(LogDataSource):
+    """Streams of Kimberlite: `format("kimberlite")`."""
+
+    protocol = "kimberlite"
+
+
+class FluvioDataSource(LogDataSource):
+    """Topics of Fluvio: `format("fluvio")`."""
+
+    protocol = "fluvio"
+
+
 class TankDataSource(LogDataSource):
     """Topics of TANK: `format("tank")`."""
 
     protocol = "tank"
 
 
-SOURCES = (LanceDataSource, RustLogDataSource, TankDataSource)
+SOURCES = (
+    LanceDataSource,
+    RustLogDataSource,
+    KimberliteDataSource,
+    FluvioDataSource,
+    TankDataSource,
+)
 
 
 def register(spark: SparkSession, name: str = LanceDataSource.protocol) -> None:

@@ -23,10 +23,10 @@ from lance_spark.spark.bound import EARLIEST_OFFSET, LATEST_OFFSET, AtOffsets, B
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import (
     check_offsets,
-    choose_topics,
     cut_ranges,
     describe_missing,
     find_bounds,
+    find_topics,
     resolve_batch,
     resolve_bound,
 )
@@ -59,7 +59,9 @@ class StreamPlanner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
-        self._watch = Watch(options.reads, clock=clock, sleep=sleep)
+        self._watch = Watch(
+            options.reads, names=options.topics, clock=clock, sleep=sleep
+        )
         self._clock = clock
         self._sleep = sleep
         traits = find_driver(options.client.protocol).TRAITS
@@ -97,7 +99,7 @@ class StreamPlanner:
                 # An option that can't work fails before anything is written down.
                 driver.choose_finder(read.splitting)
                 for attempt in range(_ATTEMPTS):
-                    topics = choose_topics(read, driver.topics())
+                    topics = find_topics(driver, read)
                     try:
                         self._initial = resolve_start(driver, read.start, topics)
                         self._initial_topics = topics

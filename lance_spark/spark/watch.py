@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lance_spark.client.driver import Driver, LogRef
+from lance_spark.client.driver import Driver, LogRef, list_topics
 from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset
 
@@ -66,6 +66,7 @@ class Watch:
 
     Args:
         reads: whether a topic of that name is read.
+        names: the topics that are named, for servers that list none.
         clock: a monotonic clock.
         sleep: waits where the server can't.
     """
@@ -74,10 +75,12 @@ class Watch:
         self,
         reads: Callable[[str], bool],
         *,
+        names: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._reads = reads
+        self._names = names
         self._clock = clock
         self._sleep = sleep
         self._pause_s = 0.0
@@ -148,7 +151,7 @@ class Watch:
         self._listed_at_s = self._clock()
         self._listing = [
             SeenLog(log, 0, entry.retention)
-            for entry in driver.topics()
+            for entry in list_topics(driver, self._names)
             if self._reads(entry.name)
             for log in entry.logs
         ]

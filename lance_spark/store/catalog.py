@@ -250,7 +250,12 @@ class Catalog:
     # Coming and going.
 
     def create(
-        self, topics: Mapping[str, int], topics_max: int | None, **settings: Any
+        self,
+        topics: Mapping[str, int],
+        topics_max: int | None,
+        *,
+        dry_run: bool = False,
+        **settings: Any,
     ) -> list[Topic]:
         """Create topics with their partitions, all or none; see `Store.create_topics`.
 
@@ -259,6 +264,7 @@ class Catalog:
         Args:
             topics: how many partitions each has.
             topics_max: how many logs there may be.
+            dry_run: only find out whether they could be created.
             settings: what their metadata says besides.
         """
         names = {
@@ -272,6 +278,8 @@ class Catalog:
                 if self.partitions(topic):
                     raise TopicExists(f"topic {topic!r} exists already")
             self._check_room(names, topics_max)
+            if dry_run:
+                return []
             ids = self._context.identity.new_topics(len(names))
             planned = [
                 TopicMetadata(topic, name, partitions=count, **settings)

@@ -272,6 +272,7 @@ class Store:
         retention: Retention | None = None,
         auth: Mapping[str, Any] | None = None,
         topics_max: int | None = None,
+        dry_run: bool = False,
     ) -> list[Topic]:
         """Create topics with several partitions: all of their logs, or none.
 
@@ -283,9 +284,10 @@ class Store:
             retention: what may be dropped from each partition.
             auth: access rules, which the store only keeps.
             topics_max: how many logs with a name there may be.
+            dry_run: create nothing, and only raise what creating them would.
 
         Returns:
-            The logs, in the order of `topics` and of their numbers.
+            The logs, in the order of `topics` and of their numbers; none of a dry run.
 
         Raises:
             InvalidName, TopicExists, LimitReached, Timeout: as `create_topic`.
@@ -297,6 +299,7 @@ class Store:
             return self._catalog.create(
                 topics,
                 topics_max,
+                dry_run=dry_run,
                 created_at=self._clock_ns() // 1_000_000_000,
                 retention=retention or Retention(),
                 auth=auth,

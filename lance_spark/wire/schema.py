@@ -37,6 +37,7 @@ class Cursor:
         what: the message's name in errors.
         form: how its fields are written.
         behind: where data is that the fields only say the size of.
+        items_max: the most items of all lists together, which may be in each other.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Cursor:
         what: str,
         form: Form,
         behind: Cursor | None = None,
+        items_max: int | None = None,
     ) -> None:
         self._view = memoryview(payload).cast("B")
         self.what = what
         self.form = form
         self.position = 0
         self.behind = behind
+        self._items_left = items_max
 
     @property
     def remaining(self) -> int:
@@ -97,6 +100,10 @@ class Cursor:
         count: int = self.one(code)
         if count > min(self.remaining, ITEMS_MAX):
             raise self.error(f"{count} items in {self.remaining} bytes")
+        if self._items_left is not None:
+            self._items_left -= max(0, count)
+            if self._items_left < 0:
+                raise self.error(f"{count} items are more than a message may have")
         return count
 
 

@@ -138,7 +138,7 @@ OPEN = {
     *("describe_groups", "subscription", "hidden_topics", "stages"),
     *("all_consumers", "findings"),
     # These are for the broker's operator, and for the console before it asks.
-    *("gauges", "lags", "maintain", "data_dir", "consumer_count"),
+    *("gauges", "lags", "maintain", "sync", "data_dir", "consumer_count"),
 }
 
 

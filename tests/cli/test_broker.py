@@ -267,4 +267,5 @@ def test_help_tells_the_defaults() -> None:
         "fsync": usual.fsync.value,
         "segment_bytes": f"{usual.segment_bytes // 2**20}m",
         "dialect": usual.dialect,
+        "fluvio_spu": "a free port of the same host",
     }

@@ -25,6 +25,7 @@ from lance_spark.cli.options import (
     shown_log,
 )
 from lance_spark.client import ClientConfig
+from lance_spark.client.driver import find_driver, protocols
 from lance_spark.errors import ConnectionLost, OptionError, StoreError
 from tests.cli.conftest import Run
 
@@ -115,7 +116,11 @@ def test_tls_is_implied(name: str) -> None:
 
 
 def test_options_are_those_of_the_client() -> None:
-    fields = set(ClientConfig.__dataclass_fields__)
+    fields = {
+        name
+        for protocol in protocols()
+        for name in find_driver(protocol).Config.__dataclass_fields__
+    }
     assert set(_NAMES) - {"timeout_s"} <= fields
 
 

@@ -26,15 +26,14 @@ from tests.cli.conftest import Run
 from tests.cli.test_broker import ENVIRONMENT
 from tests.client.rustlog.field import FieldServer
 
-PROTOCOLS = ("rustlog", "tank")
+PROTOCOLS = ("rustlog", "tank", "fluvio")
 TypeIn = Callable[[bytes], None]
 
 
 @pytest.fixture
 def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(
-        fsync="none", rustlog="127.0.0.1:0", tank="127.0.0.1:0"
-    ) as broker:
+    served = dict.fromkeys([*PROTOCOLS, "kimberlite"], "127.0.0.1:0")
+    with EmbeddedBroker(fsync="none", **served) as broker:
         yield broker
 
 
@@ -63,6 +62,7 @@ def test_broker_says_where_each_protocol_is(tmp_path: Path) -> None:
     )
     program = [sys.executable, "-m", "lance_spark", "broker"]
     places = ["--listen", "127.0.0.1:0", "--rustlog", "127.0.0.1:0"]
+    places += ["--fluvio", "127.0.0.1:0"]
     files = ["--data-dir", tmp_path / "data", "--config", tmp_path / "broker.toml"]
     with Child(
         [*program, *places, *map(str, files)],
@@ -71,9 +71,11 @@ def test_broker_says_where_each_protocol_is(tmp_path: Path) -> None:
         text=True,
         env=ENVIRONMENT,
     ) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
+        lines = [process.stdout.readline() for _ in range(5)]
         served = dict(line.rstrip("\n").split(" on ", 1) for line in lines)
-        assert list(served) == ["lance-spark broker listening", *PROTOCOLS]
+        assert list(served) == [
+            *("lance-spark broker listening", *PROTOCOLS, "fluvio_spu")
+        ]
         for name in PROTOCOLS:
             with connect(f"{name}://{served[name]}") as client:
                 assert client.topics() == []
@@ -116,7 +118,7 @@ def test_produce_and_consume(ask: Run, type_in: TypeIn, protocol: str) -> None:
     first = 1 if protocol == "tank" else 0
     found = [json.loads(line) for line in ask("consume", "lines", "-o", "json").lines]
     for number, (row, value) in enumerate(zip(found, ["one", "two"], strict=True)):
-        if protocol == "tank":
+        if protocol in ("tank", "fluvio"):
             assert row.pop("key") is None and row.pop("timestamp_ns") > 10**18
         at = {"topic": "lines", "partition": 1, "offset": first + number}
         assert row == {**at, "value": value}
@@ -148,7 +150,7 @@ def test_follow_a_server_that_forgets(run: Run, bounds: tuple[object, ...]) -> N
         servers = ("--servers", f"rustlog://{field.address}")
         followed = pool.submit(run, "consume", "t", "--follow", *bounds, *servers)
         assert eventually(lambda: field.asked["Fetch"] > 12)
-        with field._lock:
+        with field.lock:
             field.topics["t"] = [[b"b"] * 2]
         field.drop()
         done = followed.result(60)
@@ -394,3 +396,38 @@ def test_inspect_tank(run: Run, tmp_path: Path) -> None:
     assert done.code == 1 and "no frame at byte " in done.err
     assert "CreateTopic(request_id=7" in done.out
     assert "unknown message 0x04" in done.err
+
+
+def test_kimberlite(run: Run, broker: EmbeddedBroker, type_in: TypeIn) -> None:
+    to = ("--servers", _url(broker, "kimberlite"))
+    assert run("topics", "create", "s", *to).code == 0
+    type_in(b"x\ny\n")
+    assert run("produce", "s", *to).code == 0
+    assert run("consume", "s", *to).lines == ["x", "y"]
+    assert run("consume", "s", "--tenant", 1, "--wire", "v3", *to).lines == ["x", "y"]
+    assert run("consume", "s", "-s", _url(broker, "fluvio")).lines == ["x", "y"]
+    done = run("topics", "list", *to)
+    assert (done.code, done.out) == (2, "")
+    assert "kimberlite can't list its topics: name one" in " ".join(done.err.split())
+    assert "there is no" not in run("topics", "describe", "s", *to).err
+    for flags, said in (
+        (["--isolation", "read_committed"], "has no place for --isolation"),
+        (["--wire", "v9"], "wire 'v9' is unknown"),
+    ):
+        done = run("consume", "s", *flags, *to)
+        assert done.code == 1 and said in done.err
+    done = run("consume", "s", "--tenant", 1, "-s", _url(broker, "fluvio"))
+    assert done.code == 1 and "fluvio has no place for --tenant" in done.err
+
+
+def test_compressions_and_isolation_of_fluvio(
+    run: Run, broker: EmbeddedBroker, type_in: TypeIn
+) -> None:
+    to = ("--servers", _url(broker, "fluvio"))
+    for codec in ("none", "gzip", "lz4", "snappy", "zstd"):
+        type_in(b"v\n" * 3)
+        assert run("produce", codec, "--create", "--compression", codec, *to).code == 0
+        done = run("consume", codec, "--isolation", "read_committed", *to)
+        assert done.lines == ["v"] * 3
+    done = run("consume", "none", "--isolation", "maybe", *to)
+    assert done.code == 1 and "isolation 'maybe' is unknown" in done.err

@@ -169,9 +169,9 @@ class Link:
             self.connection = Connection(self.server)
         return self.connection
 
-    def ask(self, build: Any, *, timeout_s: float = 9.0, **options: Any) -> Any:
+    def ask(self, build: Any, *, timeout_s: float | None = None, **options: Any) -> Any:
         for _ in range(10):
-            if timeout_s <= 0:
+            if timeout_s is not None and timeout_s <= 0:
                 raise Timeout("too late")
             try:
                 return (
@@ -424,20 +424,69 @@ def test_a_conflict_with_a_log_that_is_shorter(server: Server) -> None:
     assert server.log[-1:] == ROWS[2:3]
 
 
-def test_others_are_always_quicker(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_always_quicker(server: Server) -> None:
     driver = Driver(server, conditional=True)
+    driver.config = replace(driver.config, retry_timeout_s=1e-9)
     server.plan = ["foreign"] * 1000
     writer = open_writer(driver)
-    monkeypatch.setattr(
-        type(writer),
-        "_make_deadline",
-        lambda self: SimpleNamespace(remaining=lambda: 1.0, expired=True),
-    )
     writer.write(table(ROWS[:2]))
     with pytest.raises(Timeout, match="orders/0: other writers were quicker"):
         writer.flush()
+
+
+def test_a_writer_waits_until_the_log_stands_still(server: Server) -> None:
+    """Its rows are not sent in vain while another one appends."""
+    driver = Driver(server, conditional=True)
+    left = iter(range(12))
+
+    def append_another() -> None:
+        if next(left, None) is not None:
+            server.log.append(b"foreign")
+
+    server.plan, server.meanwhile = ["foreign"], append_another
+    write(driver, ROWS[:2])
+    assert server.log == [b"foreign"] * 13 + ROWS[:2]
+    assert len(server.appends) == 2
+    still, looks = driver.link.pauses[::2], driver.link.pauses[1::2]
+    assert set(still) == {counted._STILL_S}
+    # The longer it waits, the more often it looks.
+    assert looks == sorted(looks, reverse=True) and looks[-1] < looks[0]
+
+
+@pytest.mark.parametrize("sole", [False, True])
+def test_a_writer_lets_others_in(
+    server: Server, monkeypatch: pytest.MonkeyPatch, sole: bool
+) -> None:
+    """After a turn it pauses, so long that another one notices, unless it is alone."""
+    monkeypatch.setattr(counted, "_TURN_S", 0.0)
+    driver = Driver(server, conditional=True)
+    server.meanwhile = lambda: server.log.append(b"foreign")
+    write(driver, ROWS[:8], sole_writer=sole)
+    assert [row for row in server.log if row != b"foreign"] == ROWS[:8]
+    # Where they are known to be there, no append was in vain.
+    assert len(server.appends) == 4
+    assert driver.link.pauses == ([] if sole else [counted._GAP_S] * 3)
+    assert counted._GAP_S > 2 * (counted._STILL_S + counted._LOOK_S_MIN)
+
+
+def test_writers_that_take_turns_keep_their_order(server: Server) -> None:
+    """A second batch under way might fit behind what others append."""
+    server.foreign = [b"foreign 1", b"foreign 2"]
+    server.plan = ["foreign"]
+    write(Driver(server, conditional=True), ROWS[:8])
+    assert server.in_flight_max == 1
+    assert [row for row in server.log if row in ROWS] == ROWS[:8]
+
+
+def test_so_many_records_in_an_append(server: Server) -> None:
+    driver = Driver(server)
+    driver.append_records_max = 3
+    writer = open_writer(driver, batch_bytes=1000)
+    for first in (0, 2, 9):
+        writer.write(table(ROWS[first : first + 7]))
+    writer.finish()
+    assert [len(append.values) for append in server.appends] == [3] * 7
+    assert server.log == ROWS[:7] + ROWS[2:9] + ROWS[9:16]
 
 
 # Reading.

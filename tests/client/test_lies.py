@@ -23,9 +23,10 @@ import pytest
 
 from lance_spark.client import LogClient, connect
 from lance_spark.errors import LanceError
-from lance_spark.wire import rustlog, tank
+from lance_spark.wire import kimberlite, rustlog, tank
 from tests.broker.rustlog.kit import make
 from tests.broker.tank.kit import bundle
+from tests.client.kimberlite.field import FieldServer as KimberliteServer
 from tests.client.rustlog.field import FieldServer as RustlogServer
 from tests.client.tank.field import FieldServer as TankServer
 from tests.integration.process import HAS_PROC, read_status
@@ -386,7 +387,130 @@ TANK: dict[str, tuple[Work, type[Any], Lie]] = {
     ),
 }
 
+# Kimberlite.
+
+
+def kimberlite_frame(message: kimberlite.Response | kimberlite.Push) -> bytes:
+    return b"".join(map(bytes, kimberlite.encode_message(message)))
+
+
+def kimberlite_change(**fields: Any) -> Lie:
+    def lie(request: Any, answer: Any) -> Iterable[bytes] | None:
+        if isinstance(answer.body, kimberlite.ErrorResponse):
+            return None
+        return [kimberlite_frame(replace(answer, body=replace(answer.body, **fields)))]
+
+    return lie
+
+
+def kimberlite_say(body: kimberlite.Message) -> Lie:
+    return lambda request, answer: [kimberlite_frame(replace(answer, body=body))]
+
+
+def kimberlite_payload(payload: bytes) -> Lie:
+    """Answer with such bytes behind the id of the request."""
+
+    def lie(request: Any, answer: Any) -> Iterable[bytes]:
+        head = b"\1" + bytes([answer.request_id])
+        frame = kimberlite.encode_frame(5, [head + payload])
+        return [b"".join(map(bytes, frame))]
+
+    return lie
+
+
+def kimberlite_header(version: int, length: int) -> bytes:
+    return struct.pack(">IHII", kimberlite.MAGIC, version, length, 0)
+
+
+KIMBERLITE: dict[str, tuple[Work, type[Any], Lie]] = {
+    "a huge frame": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda *_: [kimberlite_header(5, HUGE)],
+    ),
+    "a frame that never comes": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda *_: [kimberlite_header(5, 9 * MIB) + b"\1"],
+    ),
+    "a wrong checksum": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda *_: [kimberlite_header(5, 4) + b"\1\2\3\4"],
+    ),
+    "another version": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda *_: [b"".join(map(bytes, kimberlite.encode_frame(3, [b"\1\1\6"])))],
+    ),
+    "an unknown version": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda *_: [kimberlite_header(9, 0)],
+    ),
+    "an unknown answer": (read_all, kimberlite.ReadEvents, kimberlite_payload(b"\x63")),
+    "another id": (
+        *(read_all, kimberlite.ReadEvents),
+        lambda request, answer: [kimberlite_frame(replace(answer, request_id=HUGE))],
+    ),
+    "another answer": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.StreamInfoResponse(20)),
+    ),
+    "4 billion events": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_payload(b"\6\xff\xff\xff\xff\x0f" + bytes(100)),
+    ),
+    "an event of 4 GiB": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_payload(b"\6\1\xff\xff\xff\xff\x0f" + bytes(100)),
+    ),
+    "another next offset": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_change(next_offset=2**40),
+    ),
+    "nothing, again and again": (
+        *(read_range, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.ReadEventsResponse(make([]))),
+    ),
+    "an endless stream": (
+        *(read_all, kimberlite.StreamInfo),
+        kimberlite_change(length=U64),
+    ),
+    "a first offset behind all": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.ErrorResponse(11, f"gone, first offset {U64}")),
+    ),
+    "no first offset": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.ErrorResponse(11, "gone")),
+    ),
+    "an unknown error": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.ErrorResponse(99, "?")),
+    ),
+    "a redirect to nowhere": (
+        *(read_all, kimberlite.ReadEvents),
+        kimberlite_say(kimberlite.ErrorResponse(15, "try 127.0.0.1:1")),
+    ),
+    "fewer events stored": (
+        *(append, kimberlite.AppendEvents),
+        kimberlite_change(count=0),
+    ),
+    "a conflict without end": (
+        *(append, kimberlite.AppendEvents),
+        kimberlite_say(kimberlite.ErrorResponse(16, "expected 20, actual 20")),
+    ),
+    "no id": (create, kimberlite.CreateStream, kimberlite_payload(b"\2")),
+    "silence": (read_all, kimberlite.ReadEvents, silent),
+    "silence to an append": (append, kimberlite.AppendEvents, silent),
+    "endless pushes": (
+        *(read_all, kimberlite.ReadEvents),
+        endless(kimberlite_frame(kimberlite.Push(kimberlite.SubscriptionClosed(1, 1)))),
+    ),
+    "endless answers": (
+        *(read_all, kimberlite.ReadEvents),
+        endless(kimberlite_frame(kimberlite.Response(0, kimberlite.SyncResponse()))),
+    ),
+}
+
 LIARS = {
+    "kimberlite": Liar(KimberliteServer, KIMBERLITE, kimberlite.encode_message),
     "rustlog": Liar(RustlogServer, RUSTLOG, rustlog.encode_message),
     "tank": Liar(TankServer, TANK, tank.encode_message),
 }
@@ -445,7 +569,7 @@ def test_damaged_answers(server: Any, protocol: str, work: Work) -> None:
     times = {**TIMES, "request_timeout_s": 0.1, "retry_timeout_s": 0.15}
     failures = 0
     with connect(f"{protocol}://{server.address}", **TIMES) as client:
-        client.topics()
+        client.driver.topics(["orders"])
     for _ in range(12):
         server.lie = damage
         try:
@@ -458,4 +582,4 @@ def test_damaged_answers(server: Any, protocol: str, work: Work) -> None:
     assert failures
     server.lie = None
     with connect(f"{protocol}://{server.address}", **TIMES) as client:
-        client.topics()
+        client.driver.topics(["orders"])

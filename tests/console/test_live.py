@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.console import stream
-from lance_spark.client import Consumer, GroupedConsumer, LanceClient, StageWriter
+from lance_spark.client import (
+    Consumer,
+    GroupedConsumer,
+    LanceClient,
+    StageWriter,
+    connect,
+)
 from lance_spark.client.lwp.offsets import consumer_id
 from tests.console.kit import (
     PATIENCE_MS,
@@ -90,6 +97,31 @@ def test_stages_come_and_go(broker: EmbeddedBroker, open_page: OpenPage) -> None
         expect(page.get_by_role("button", name="Abort")).to_have_count(0)
         client.commit_stages("job-1", 7, [content])
     expect(page.get_by_text("No stages are open.")).to_be_visible()
+
+
+def test_clients_come_and_go(start: StartConsole, open_page: OpenPage) -> None:
+    broker = start(tank="127.0.0.1:0")
+    page = open_page(broker, "#/clients")
+    expect(page.get_by_text("No clients are connected.")).to_be_visible()
+    with connect(f"tank://{broker.address_of('tank')}") as client:
+        row = page.locator("tbody tr").first
+        expect(row.locator("[data-label=Protocol]")).to_have_text("tank")
+        expect(row.locator("th")).to_contain_text("127.0.0.1:")
+        expect(row.locator("[data-label=Certificate]")).to_have_text("\N{EN DASH}")
+        waiting = row.locator("[data-label='Waiting requests']")
+        expect(waiting).to_have_text("0")
+        client.append("orders", [b"one"], create=True)
+        # Its long poll stands until a second record comes.
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(next, client.follow("orders"))
+            expect(waiting).to_have_text("1")
+            with connect(f"lance://{broker.address}") as other:
+                other.append("orders", [b"two"])
+                # A client of LWP may have more than one connection.
+                lance = page.locator("[data-label=Protocol]").get_by_text("lance")
+                expect(lance.first).to_be_visible()
+            assert second.result(60)["value"].to_pylist() == [b"two"]
+    expect(page.get_by_text("No clients are connected.")).to_be_visible()
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_an_error_that_is_shown(

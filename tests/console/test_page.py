@@ -65,12 +65,12 @@ def test_records_are_text_and_nothing_else(
             choice.check()
     assert overflow(page) == 0
     assert "⟨U+202E⟩" in cells(page, "Key")[3]
-    for view in ("Consumers", "Stages", "Health"):
+    for view in ("Consumers", "Stages", "Clients", "Health"):
         page.get_by_role("link", name=view, exact=True).click()
         expect(page.get_by_role("heading", name=view, level=1)).to_be_visible()
-        if view != "Health":
+        if view not in ("Clients", "Health"):
             expect(page.locator("tbody tr").first).to_be_visible()
-    page.evaluate("history.go(-3)")
+    page.evaluate("history.go(-4)")
     expect(page.locator("tr.record")).to_have_count(len(HOSTILE))
     # One image: the mark in the header, which is ours.
     assert page.locator("img").count() == 1
@@ -92,6 +92,7 @@ def test_400_pixels_are_enough(broker: EmbeddedBroker, open_page: OpenPage) -> N
         ("#/", "Overview", "tbody tr"),
         ("#/consumers", "Consumers", "tbody tr"),
         ("#/stages", "Stages", "tbody tr"),
+        ("#/clients", "Clients", ".empty-title"),
         ("#/health", "Health", "dd"),
         ("#/topics/orders", "orders", "tr.record"),
     ):

@@ -15,8 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from lance_spark.client import LogClient, connect
+from lance_spark.client.config import Runtime
 from lance_spark.client.driver import WriterSettings
+from lance_spark.client.fluvio import driver as fluvio
 from lance_spark.model import Partition
+from lance_spark.net.address import Address, parse_address
+from lance_spark.net.connect import connect as dial_address
+from lance_spark.net.stream import Stream
+from lance_spark.testing.relay import Relay
 from tests.integration.kit import QUICK, Worker, first_occurrences
 
 ROWS = 5
@@ -43,11 +49,52 @@ def open_client(protocol: str, address: str, **options: Any) -> LogClient:
     return connect(f"{protocol}://{address}", **{**QUICK, **options})
 
 
+def open_through(
+    protocol: str, address: str, relay: Relay, **options: Any
+) -> LogClient:
+    """Make such a client for which a relay stands where its target does.
+
+    Fluvio's clients are told by the server where the records are, so that they can't be
+    given another address.
+    """
+    if address == relay.target:
+        return open_client(protocol, relay.address, **options)
+    aside = {relay.target: parse_address(relay.address)}
+
+    def dial(to: Address, **more: Any) -> Stream:
+        return dial_address(aside.get(str(to), to), **more)
+
+    config = fluvio.Config(servers=address, **{**QUICK, **options})
+    return LogClient(fluvio.FluvioDriver(config, Runtime(connect=dial)))
+
+
 def make_rows(writer: str, batch: int, count: int = 1) -> list[bytes]:
     """Make the rows of some batches."""
     numbers = range(ROWS * batch, ROWS * (batch + count))
     digits = _VALUE_BYTES - len(writer) - 1
     return [f"{writer} {number:0{digits}d}".encode() for number in numbers]
+
+
+def has_partitions(client: LogClient) -> bool:
+    """Tell whether topics may have several."""
+    return "partition" in client.driver.traits.columns
+
+
+def make_logs(client: LogClient, topic: str, count: int) -> list[Partition]:
+    """Create a topic of so many partitions, or so many topics of one each.
+
+    The first has a batch already.
+    """
+    driver: Any = client.driver
+    if has_partitions(client):
+        driver.create_topic(topic, count)
+        logs = [Partition(topic, number) for number in range(count)]
+    else:
+        logs = [Partition(f"{topic}-{number}", 0) for number in range(count)]
+        for log in logs:
+            driver.create_topic(log.topic)
+    client.append(logs[0].topic, make_rows("before", 0), 0)
+    return logs
 
 
 def read_places(client: LogClient, at: Partition, **more: Any) -> list[Place]:

@@ -300,7 +300,9 @@ def test_a_crowd_at_its_limits(tmp_path: Path, protocol: str, kind: str) -> None
         with Producer(client, "crowd") as filler:
             for _ in range(20):
                 filler.send(bytes(MIB))
-        topic = "crowd" if protocol in PROTOCOLS else number
+        entry = PROTOCOLS.get(protocol)
+        topic = number if entry is None else entry.find(process, "crowd")
+        address = process.address if entry is None else entry.address_in(process)
         # The others are many, and have the same turns: a shorter look is enough.
         seconds = 1.0 if protocol == "lance" or IS_SOAK else 0.4
         time_appends(append, seconds / 2)
@@ -311,7 +313,6 @@ def test_a_crowd_at_its_limits(tmp_path: Path, protocol: str, kind: str) -> None
             quiet = time_appends(append, seconds / 2)
             process.reset_peak()
             rss = process.rss_bytes
-            address = process.address_of(protocol)
             with crowded(address, protocol, kind, count, topic):
                 time_appends(append, 0.2)
                 ratios.append(time_appends(append, seconds) / quiet)

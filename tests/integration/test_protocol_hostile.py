@@ -7,6 +7,7 @@ a process of its own, so that what it costs can be measured.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from lance_spark.broker.session import STANDING_MAX
 from lance_spark.client import LogClient
 from lance_spark.net.address import parse_address
 from tests.campaign import Tally
 from tests.integration.batches import open_client
-from tests.integration.kit import crowd, many_files, push, wait_for
+from tests.integration.kit import crowd, make_client, many_files, push, wait_for
 from tests.integration.process import HAS_PROC, BrokerProcess, count_files
 from tests.integration.protocol import LISTENERS, MIB, PROTOCOLS, Protocol
 from tests.integration.test_hostile import mutate
@@ -52,12 +54,18 @@ SETTINGS = {
 
 EACH = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda p: p.name)
 PATIENCE_S = 30.0
+# A topic to which nothing comes.
+EMPTY = "empty"
+# How many requests wait at once on one connection of those that do.
+POLLS = 1000
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     data_dir = tmp_path_factory.mktemp("protocol-hostile") / "data"
     with many_files(FILES), BrokerProcess(data_dir, **SETTINGS) as running:
+        with make_client(running.address) as client:
+            client.create_topic(EMPTY)
         yield running
         assert "Traceback" not in running.said
     check_clean(data_dir)
@@ -101,6 +109,12 @@ def bystander(process: BrokerProcess, protocol: Protocol) -> Iterator[Bystander]
         one.work()
 
 
+def list_names(process: BrokerProcess) -> set[str]:
+    """List the topics; not every protocol can."""
+    with open_client("lance", process.address) as client:
+        return {topic.name for topic in client.topics()}
+
+
 @pytest.fixture
 def target(process: BrokerProcess, protocol: Protocol) -> Iterator[LogClient]:
     """A client that looks at the topic `target`, to which nothing may be added."""
@@ -110,11 +124,11 @@ def target(process: BrokerProcess, protocol: Protocol) -> Iterator[LogClient]:
         before = client.bounds("target")
         yield client
         assert client.bounds("target") == before
-        assert not {"vast", "../evil"} & {topic.name for topic in client.topics()}
+        assert not {"vast", "../evil"} & list_names(process)
 
 
 def dial(process: BrokerProcess, protocol: Protocol) -> socket.socket:
-    at = parse_address(process.address_of(protocol.name))
+    at = parse_address(protocol.address_in(process))
     return socket.create_connection((at.host, at.port), PATIENCE_S)
 
 
@@ -161,7 +175,8 @@ def test_noise(
     say(process, protocol, protocol.noise[name])
     # Behind a good request, which is answered.
     with dial(process, protocol) as sock:
-        sock.sendall(protocol.fetch("target") + protocol.noise[name])
+        fetch = protocol.fetch(protocol.find(process, "target"))
+        sock.sendall(fetch + protocol.noise[name])
         sock.shutdown(socket.SHUT_WR)
         assert drain(sock) > len(b"kept")
     assert process.peak_bytes - rss < SLACK_BYTES
@@ -198,7 +213,7 @@ def test_announced_sizes(
 def test_frames_cut_at_every_byte(
     process: BrokerProcess, protocol: Protocol, bystander: Bystander, target: LogClient
 ) -> None:
-    frame = protocol.append("target", [b"torn", b"rows"])
+    frame = protocol.append(protocol.find(process, "target"), [b"torn", b"rows"])
     for size in range(len(frame)):
         with dial(process, protocol) as sock:
             sock.sendall(frame[:size])
@@ -216,7 +231,7 @@ def test_bombs(
     bystander: Bystander,
     target: LogClient,
 ) -> None:
-    bomb = protocol.bombs[name]("target")
+    bomb = protocol.bombs[name](protocol.find(process, "target"))
     process.reset_peak()
     rss = process.rss_bytes
     for _ in range(2):
@@ -231,7 +246,7 @@ def test_many_small_records_at_once(
 ) -> None:
     """They take many times their bytes; four keep to the budget and what one takes."""
     rows = 400_000
-    frame = protocol.append("small", [b""] * rows)
+    frame = protocol.append(protocol.find(process, "small"), [b""] * rows)
     with open_client(protocol.name, process.address_of(protocol.name)) as client:
         client.append("small", [b""], create=True)
         before = client.bounds("small")[0].end
@@ -239,7 +254,7 @@ def test_many_small_records_at_once(
         for count in (1, 4):
             process.reset_peak()
             rss = process.rss_bytes
-            with crowd(process.address_of(protocol.name), count) as socks:
+            with crowd(protocol.address_in(process), count) as socks:
                 push(socks, frame)
                 for sock in socks:
                     sock.setblocking(True)
@@ -248,6 +263,35 @@ def test_many_small_records_at_once(
             grown.append(process.peak_bytes - rss)
         assert client.bounds("small")[0].end == before + 5 * rows
     assert grown[1] < MEMORY + grown[0] + SLACK_BYTES, grown
+
+
+def list_pollers() -> list[object]:
+    return [pytest.param(one, id=one.name) for one in PROTOCOLS.values() if one.poll]
+
+
+@pytest.mark.parametrize("protocol", list_pollers())
+def test_a_thousand_that_wait_on_one_connection(
+    process: BrokerProcess, protocol: Protocol, bystander: Bystander
+) -> None:
+    """Some wait, and the others are refused; the connection goes on."""
+    assert protocol.poll is not None and protocol.count_refused is not None
+    process.reset_peak()
+    rss, threads = process.rss_bytes, process.threads
+    data = b""
+    with dial(process, protocol) as sock:
+        sock.sendall(protocol.poll(protocol.find(process, EMPTY)) * POLLS)
+        while protocol.count_refused(data) < POLLS - STANDING_MAX:
+            received = sock.recv(65536)
+            assert received, "it has ended the connection"
+            data += received
+        assert protocol.count_refused(data) == POLLS - STANDING_MAX
+        bystander.work()
+        assert process.peak_bytes - rss < SLACK_BYTES
+        assert process.threads <= threads + 2
+        # Others are answered beside those that wait.
+        sock.sendall(protocol.fetch(protocol.find(process, "bystander")))
+        assert sock.recv(65536)
+    wait_for(lambda: process.threads <= threads, "it is gone")
 
 
 # Noise that is almost the protocol, for as long as one likes.
@@ -275,13 +319,14 @@ def visit(broker: BrokerProcess, protocol: Protocol, tally: Tally) -> None:
     """Have many damaged conversations beside a good client; see what they leave."""
     rng = tally.rng
     with contextlib.closing(Bystander(broker, protocol)) as bystander:
+        topic = protocol.find(broker, "mutated")
         # Bombs and the like are as large when they are damaged.
         parts = [
             frame
             for make in protocol.requests.values()
-            if len(frame := make("mutated")) < 20_000
+            if len(frame := make(topic)) < 20_000
         ]
-        parts += [protocol.append("mutated", [b"row"] * 3)] * 3
+        parts += [protocol.append(topic, [b"row"] * 3)] * 3
         before = (broker.rss_bytes, broker.threads, count_files(broker.pid))
         for number in range(SESSIONS_LONG if tally.seconds else SESSIONS):
             some = rng.choices(parts, k=rng.randrange(1, 6))
@@ -303,7 +348,9 @@ def visit(broker: BrokerProcess, protocol: Protocol, tally: Tally) -> None:
 # A crowd that stalls.
 
 
-def stall_in_payload(protocol: Protocol, socks: list[socket.socket]) -> None:
+def stall_in_payload(
+    protocol: Protocol, socks: list[socket.socket], find: Callable[[str], str]
+) -> None:
     # Together they want twice the memory that there is.
     size = max(PIECE_BYTES, 2 * MEMORY // COUNT)
     push(socks, protocol.announce(8 * MIB) + bytes(size))
@@ -314,16 +361,19 @@ def send_all(socks: list[socket.socket], data: bytes) -> None:
         sock.sendall(data)
 
 
-Stall = Callable[[Protocol, list[socket.socket]], object]
+# What a crowd does, given what finds the names that requests give topics.
+Stall = Callable[[Protocol, list[socket.socket], Callable[[str], str]], object]
 STALLS: dict[str, Stall] = {
-    "silent": lambda protocol, socks: None,
-    "in a header": lambda protocol, socks: send_all(socks, protocol.announce(100)[:2]),
-    "in a payload": stall_in_payload,
-    "answers not read": lambda protocol, socks: send_all(
-        socks, protocol.fetch("large") * 8
+    "silent": lambda protocol, socks, find: None,
+    "in a header": lambda protocol, socks, find: send_all(
+        socks, protocol.announce(100)[:2]
     ),
-    "polling": lambda protocol, socks: send_all(
-        socks, protocol.poll("target") if protocol.poll else b""
+    "in a payload": stall_in_payload,
+    "answers not read": lambda protocol, socks, find: send_all(
+        socks, protocol.fetch(find("large")) * 8
+    ),
+    "polling": lambda protocol, socks, find: send_all(
+        socks, protocol.poll(find(EMPTY)) if protocol.poll else b""
     ),
 }
 # These hold memory of the budget.
@@ -361,10 +411,11 @@ def test_a_crowd_that_stalls(
     What is quiet is measured in the same minute, round by round until one is good, as
     other work of the machine must not fail this.
     """
-    if "large" not in {topic.name for topic in target.topics()}:
+    if "large" not in list_names(process):
         for _ in range(4):
             target.append("large", [bytes(1000)] * 1000, 0, create=True)
-    address, threads = process.address_of(protocol.name), process.threads
+    address, threads = protocol.address_in(process), process.threads
+    find = functools.partial(protocol.find, process)
     ratios: list[float] = []
     while not ratios or (ratios[-1] >= SLOWER_MAX and len(ratios) < ROUNDS):
         wait_gone(process, threads)
@@ -373,7 +424,7 @@ def test_a_crowd_that_stalls(
         rss = process.rss_bytes
         with crowd(address, COUNT) as socks:
             wait_for(lambda: process.threads >= COUNT, "all of them are served")
-            STALLS[stall](protocol, socks)
+            STALLS[stall](protocol, socks, find)
             ratios.append(bystander.time_work() / quiet)
             grown = process.peak_bytes - rss
         most = COUNT * SESSION_BYTES + SLACK_BYTES

@@ -1,4 +1,4 @@
-"""RustLog and TANK in Spark itself: streams, and from format to format."""
+"""The formats besides `lance` in Spark itself: streams, and from format to format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROWS = 1000
 @pytest.fixture
 def speaker() -> Iterator[EmbeddedBroker]:
     """Run a broker that speaks all protocols."""
-    listeners = {"rustlog": "127.0.0.1:0", "tank": "127.0.0.1:0"}
+    names = ("rustlog", "kimberlite", "fluvio", "tank")
+    listeners = dict.fromkeys(names, "127.0.0.1:0")
     with EmbeddedBroker(fsync="none", **listeners) as broker:
         yield broker
 
@@ -153,7 +154,7 @@ class Stream:
         )
 
 
-@pytest.mark.parametrize("protocol", ["rustlog", "tank"])
+@pytest.mark.parametrize("protocol", ["rustlog", "fluvio", "tank"])
 def test_a_stream_of_partitions(
     spark: SparkSession, speaker: EmbeddedBroker, tmp_path: Path, protocol: str
 ) -> None:
@@ -195,3 +196,35 @@ def test_a_stream_of_partitions(
         stream.run(failOnDataLoss="false")
         fresh = [row for row in stream.written() if row.startswith(b"d-3-")]
         assert len(fresh) == 12
+
+
+def test_a_stream_from_fluvio_to_kimberlite(
+    spark: SparkSession, speaker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Tasks of several partitions share one stream: each row is there once."""
+    fluvio = {"servers": speaker.address_of("fluvio"), "topic": "a"}
+    kimberlite = {"servers": speaker.address_of("kimberlite"), "topic": "b"}
+    rows = spark.range(ROWS, numPartitions=3).selectExpr("cast(id as string) value")
+    for codec in ("zstd", "gzip"):
+        writer = rows.write.format("fluvio").mode("append").options(**fluvio)
+        writer.options(compression=codec, partitions="3").save()
+        source = spark.readStream.format("fluvio").options(
+            **fluvio, startingOffsets="earliest", isolation="read_committed"
+        )
+        query = (
+            source.load()
+            .select("value")
+            .writeStream.format("kimberlite")
+            .options(**kimberlite)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+    found = spark.read.format("kimberlite").options(**kimberlite).load()
+    sums = "count(*)", "count(distinct value)", "max(offset)"
+    assert tuple(found.selectExpr(*sums).first() or ()) == (
+        2 * ROWS,
+        ROWS,
+        2 * ROWS - 1,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 from lance_spark.client import driver as drivers
 from lance_spark.errors import CheckpointError, DataLoss, OptionError, RowError
 from lance_spark.model import Partition
+from lance_spark.spark import options
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import LanceDataSource, LogDataSource
 from tests.spark import counted
@@ -32,6 +34,9 @@ class CountedDataSource(LogDataSource):
 def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     """A server with topic `a` of three partitions, one of them empty, and `b`."""
     monkeypatch.setitem(drivers._DRIVERS, "counted", "tests.spark.counted")
+    # Its servers list their topics.
+    pattern = replace(options._BY_KEY["topicpattern"], formats=None)
+    monkeypatch.setitem(options._BY_KEY, "topicpattern", pattern)
     found = {
         Partition("a", 0): Log([b"a0-%d" % n for n in range(1, 11)]),
         Partition("a", 1): Log(),

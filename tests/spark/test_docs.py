@@ -75,6 +75,7 @@ def tidied(spark: SparkSession) -> Iterator[None]:
         "docs/streaming.md",
         "docs/protocols.md",
         "docs/rustlog.md",
+        "docs/kimberlite.md",
         "docs/tank.md",
     ],
 )

@@ -64,7 +64,7 @@ def test_looking_it_up_imports_next_to_nothing(tmp_path: Path) -> None:
         "lance_spark",
         "lance_spark.spark",
         "lance_spark.spark.source",
-        *_PACKAGES[1:],
+        *sorted(_PACKAGES[1:]),
     ]
 
 

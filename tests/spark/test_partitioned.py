@@ -1,13 +1,15 @@
-"""RustLog and TANK as formats, on a broker that speaks them; no JVM."""
+"""The formats besides `lance`, on a broker that speaks them; no JVM."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +34,8 @@ from lance_spark.model import Retention
 from lance_spark.spark import stream
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import (
+    FluvioDataSource,
+    KimberliteDataSource,
     LanceDataSource,
     LogDataSource,
     RustLogDataSource,
@@ -41,9 +45,14 @@ from tests.client.rustlog import field as rustlog
 from tests.client.tank import field as tank
 from tests.spark.reading import make_schema
 
-SOURCES = {"rustlog": RustLogDataSource, "tank": TankDataSource}
+SOURCES = {
+    "rustlog": RustLogDataSource,
+    "fluvio": FluvioDataSource,
+    "tank": TankDataSource,
+}
+ALL_SOURCES = {**SOURCES, "kimberlite": KimberliteDataSource}
 # The position of the first record.
-FIRST = {"rustlog": 0, "tank": 1}
+FIRST = {"rustlog": 0, "kimberlite": 0, "fluvio": 0, "tank": 1}
 
 
 @dataclass
@@ -56,7 +65,7 @@ class Server:
     address: str
 
     def source(self, **given: str) -> LogDataSource:
-        return SOURCES[self.protocol]({"servers": self.address, **given})
+        return ALL_SOURCES[self.protocol]({"servers": self.address, **given})
 
     def lance(self, **given: str) -> LogDataSource:
         return LanceDataSource({"servers": self.broker.address, **given})
@@ -211,7 +220,8 @@ def test_topics_are_listed(server: Server) -> None:
 @pytest.mark.timeout(60)
 def test_servers_of_another_protocol(server: Server) -> None:
     """Reads, streams and writes end at once, and not after `retryTimeout`."""
-    other = next(name for name in SOURCES if name != server.protocol)
+    # One whose server answers what it does not understand.
+    other = "rustlog" if server.protocol == "tank" else "tank"
     with EmbeddedBroker(fsync="none", **{other: "127.0.0.1:0"}) as broker:
         servers = broker.address_of(other)
         source = server.source(servers=servers, topic="a")
@@ -621,6 +631,29 @@ def test_rows_go_by_key_column_and_option() -> None:
             1,
             2,
         ]
+
+
+@pytest.mark.parametrize("protocol", sorted(ALL_SOURCES))
+def test_tasks_that_begin_together(protocol: str) -> None:
+    """Each finds no topic and creates it; without a fault, each row is there once."""
+    tasks, rows = 4, 50
+    with serve(protocol) as server, ThreadPoolExecutor(tasks) as pool:
+        for attempt in range(15):
+            topic = f"new-{attempt}"
+            given = {} if protocol == "kimberlite" else {"partitions": "2"}
+            source = server.source(topic=topic, batchBytes="400", **given)
+            start = Barrier(tasks)
+
+            def run(task: int, source: LogDataSource, start: Barrier) -> None:
+                values = [f"{task} {n}" for n in range(rows)]
+                start.wait(30)
+                write(source, "value string", {"value": values})
+
+            jobs = [pool.submit(run, task, source, start) for task in range(tasks)]
+            for job in jobs:
+                job.result(60)
+            found = [row["value"].decode() for row in read(server.source(topic=topic))]
+            assert len(found) == len({*found}) == tasks * rows
 
 
 def test_at_least_once_is_said(

@@ -14,7 +14,7 @@ from lance_spark.spark.schema import make_row_schema
 HERE = "127.0.0.1:0"
 
 
-@pytest.mark.parametrize("protocol", ["rustlog", "tank"])
+@pytest.mark.parametrize("protocol", ["rustlog", "fluvio", "tank"])
 @pytest.mark.parametrize(
     ("pushed", "offsets"),
     [

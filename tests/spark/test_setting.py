@@ -63,6 +63,10 @@ DEFAULTS: dict[str, Any] = {
     "requestTimeout": 30,
     "retryTimeout": 120,
     "dialect": "binary",
+    "tenant": 1,
+    "streamId": None,
+    "wire": "v5",
+    "isolation": "read_uncommitted",
     "maxPartitionRecords": 500_000,
     "partition": None,
     "partitions": 1,
@@ -187,7 +191,8 @@ def test_table_is_markdown() -> None:
     assert rule == "|---|---|---|---|"
     assert rows[0] == (
         "| `createTopic` | `true` | all | Create a topic that is missing; `false` "
-        "fails instead. |"
+        "fails instead. Kimberlite can't tell whether one is missing: there `false` "
+        "needs `streamId`. |"
     )
     assert next(row for row in rows if "txnAppId" in row).startswith(
         "| `txnAppId` | \N{EN DASH} | lance | "

@@ -112,7 +112,9 @@ def test_register_tells_a_session() -> None:
     first, second = told[: len(SOURCES)], told[len(SOURCES) :]
     assert tuple(first) == SOURCES
     assert issubclass(second[0], LanceDataSource)
-    assert [source.name() for source in second] == ["lance-topics", "rustlog", "tank"]
+    assert [source.name() for source in second] == [
+        *("lance-topics", "rustlog", "kimberlite", "fluvio", "tank")
+    ]
 
 
 def test_secrets_stay_inside() -> None:

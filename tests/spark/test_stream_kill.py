@@ -18,7 +18,9 @@ import pytest
 
 from tests.campaign import Tally
 from tests.integration.process import HAS_PROC
-from tests.spark.campaign.campaign import Campaign, Target
+from tests.spark.campaign.account import check_output
+from tests.spark.campaign.campaign import Campaign, Target, plan_kills
+from tests.spark.campaign.hop import make_transform
 
 pytestmark = [
     pytest.mark.soak,
@@ -33,14 +35,14 @@ CAMPAIGN_SECONDS = 900.0
 
 def run_campaign(directory: Path, seed: str, *, until_s: float, tally: Tally) -> None:
     """Kill each thing in turn, once and until a time."""
-    campaign = Campaign(directory, seed)
+    campaign = Campaign(directory, seed, make_transform)
     try:
-        campaign.run_round()
+        campaign.run(plan_kills(campaign.rng))
         while time.monotonic() < until_s:
-            campaign.run_round()
+            campaign.run(plan_kills(campaign.rng))
         assert campaign.kills[Target.DRIVER] + campaign.kills[Target.JVM] >= 2
         assert campaign.kills[Target.BROKER] >= 3
-        records = campaign.finish()
+        records = campaign.finish(check_output)
     except BaseException:
         # pytest shows this for a failure.
         print(f"seed: {seed!r}; {campaign.describe()}")  # noqa: T201

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from lance_spark.broker.console.overview import Overview
 from lance_spark.broker.console.records import parse_query, read_page, read_value
 from lance_spark.broker.console.sampler import INTERVAL_S, Sampler
 from lance_spark.broker.console.stream import Streams
+from lance_spark.broker.server import ConnectedClient
 from lance_spark.broker.service import Service
 from lance_spark.model import Retention
 from lance_spark.net.address import Address
@@ -73,6 +74,7 @@ class Requests:
         config: its settings.
         sampler: its rates.
         addresses: where the broker's clients connect to, by protocol, LWP first.
+        clients: lists those that are connected.
 
     Attributes:
         streams: have to end before the application can.
@@ -84,11 +86,12 @@ class Requests:
         config: BrokerConfig,
         sampler: Sampler,
         addresses: Mapping[str, Address],
+        clients: Callable[[], Sequence[ConnectedClient]] = tuple,
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
-        self._overview = Overview(service, config, sampler, addresses)
+        self._overview = Overview(service, config, sampler, addresses, clients)
         self.streams = Streams(self._overview, sampler)
         self._visitors = Visitors(service.gate.authenticate)
         self._reads = threading.BoundedSemaphore(_READS_MAX)
@@ -104,6 +107,7 @@ class Requests:
             ("GET", "/api/overview", lambda client, _: overview.describe(client)),
             ("GET", "/api/history", self._get_history),
             ("GET", "/api/consumers", lambda c, _: overview.describe_consumers(c)),
+            ("GET", "/api/clients", lambda c, _: overview.describe_clients(c)),
             ("GET", "/api/stages", lambda c, _: overview.describe_stages(c)),
             ("POST", "/api/stages/abort", self._abort_stages),
             ("POST", "/api/topics", self._create_topic),

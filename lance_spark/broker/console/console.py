@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_spark.broker.config import BrokerConfig
 from lance_spark.broker.console.sampler import Sampler
+from lance_spark.broker.server import ConnectedClient
 from lance_spark.broker.service import Service
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address
@@ -25,6 +26,7 @@ class Console:
         config: its settings.
         address: where to listen; port 0 takes a free one.
         addresses: where the broker's clients connect to, by protocol, LWP first.
+        clients: lists those that are connected.
         tls: to speak HTTPS, and nothing else.
     """
 
@@ -35,12 +37,14 @@ class Console:
         *,
         address: Address,
         addresses: Mapping[str, Address],
+        clients: Callable[[], Sequence[ConnectedClient]] = tuple,
         tls: TlsContext | None = None,
     ) -> None:
         self._service = service
         self._config = config
         self._address = address
         self._addresses = addresses
+        self._clients = clients
         self._tls = tls
         self._sampler = Sampler(service)
         self._server: WebServer | None = None
@@ -75,7 +79,9 @@ class Console:
                 f"the console needs the package {error.name}, which is not installed: "
                 "pip install 'lance-spark[ui]'"
             ) from error
-        requests = Requests(self._service, self._config, self._sampler, self._addresses)
+        requests = Requests(
+            self._service, self._config, self._sampler, self._addresses, self._clients
+        )
         app, ending = requests.make_app(self._address.host), requests.streams.end
         try:
             server = WebServer(app, self._address, tls=self._tls, ending=ending)

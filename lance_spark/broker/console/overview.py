@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +15,7 @@ import lance_spark
 from lance_spark.broker.access import Principal
 from lance_spark.broker.config import LWP, BrokerConfig
 from lance_spark.broker.console.sampler import OFFSETS_MAX, Pulse, Sampler
+from lance_spark.broker.server import ConnectedClient
 from lance_spark.broker.service import ConsumerState, Service
 from lance_spark.errors import LanceError, TopicNotFound
 from lance_spark.net.address import Address
@@ -123,7 +124,7 @@ def _list(names: Sequence[str]) -> str:
 
 _NS_PER_MS = 1_000_000
 # More fit neither a page nor an answer.
-CONSUMERS_MAX = 500
+CONSUMERS_MAX = CLIENTS_MAX = 500
 _HISTORY_POINTS = 120
 
 
@@ -135,6 +136,7 @@ class Overview:
         config: its settings.
         sampler: its rates.
         addresses: where its clients connect to, by protocol, LWP first.
+        clients: lists those that are connected.
 
     Attributes:
         facts: what everybody may know: version and address.
@@ -146,11 +148,13 @@ class Overview:
         config: BrokerConfig,
         sampler: Sampler,
         addresses: Mapping[str, Address],
+        clients: Callable[[], Sequence[ConnectedClient]] = tuple,
     ) -> None:
         self._service = service
         self._config = config
         self._sampler = sampler
         self._addresses = addresses
+        self._clients = clients
         address = str(addresses[LWP])
         self.facts = {"version": lance_spark.__version__, "address": address}
 
@@ -314,6 +318,24 @@ class Overview:
                 }
                 for stage in sorted(stages, key=lambda s: s.metadata.id)
             ]
+        }
+
+    def describe_clients(self, client: Principal) -> dict[str, Any]:
+        """Describe the clients that are connected, the oldest connection first."""
+        self._service.gate.admit(client, None)
+        found = self._clients()
+        return {
+            "clients": [
+                {
+                    "peer": one.peer,
+                    "protocol": one.protocol,
+                    "name": one.name,
+                    "standing": one.standing,
+                    "since_ms": one.since_ns // _NS_PER_MS,
+                }
+                for one in found[:CLIENTS_MAX]
+            ],
+            "left_out": max(0, len(found) - CLIENTS_MAX),
         }
 
     def describe_consumers(self, client: Principal) -> dict[str, Any]:

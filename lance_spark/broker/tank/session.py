@@ -20,6 +20,7 @@ from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.session import (
     PIECE_BYTES,
     WAIT_POSITION_BYTES,
+    AnswerFull,
     Owed,
     Session,
     StandingRequest,
@@ -42,7 +43,6 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Bounds, Buffer, Retention
 from lance_spark.records import Records
-from lance_spark.store import Slice
 from lance_spark.wire import tank as wire
 
 logger = logging.getLogger(__name__)
@@ -65,10 +65,6 @@ _UNKNOWN_PARTITION = 0x01
 _FAILED = 0x02
 _RETENTION = "log.retention.secs"
 _RETENTION_S_MAX = 2**32
-
-
-class _AnswerFull(LanceError):
-    """There is no memory for more partitions in an answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -134,9 +130,6 @@ class _Wanted:
 
 class TankSession(Session[wire.Frame]):
     """Serves one client of TANK."""
-
-    # What is left of the part of an answer that costs no memory of the budget.
-    _free_bytes = 0
 
     def _make_parser(self) -> wire.FrameParser:
         return wire.FrameParser(payload_bytes_max=self._payload_bytes_max)
@@ -388,7 +381,7 @@ class TankSession(Session[wire.Frame]):
             )
             chunk = _write_chunk(loaded)
             return wire.Fetched(number, wire.OK, seq, loaded.bounds.end, chunk)
-        except _AnswerFull:
+        except AnswerFull:
             pass
         except OffsetOutOfRange as error:
             first, end = error.details["log_start"] + 1, error.details["log_end"]
@@ -408,31 +401,6 @@ class TankSession(Session[wire.Frame]):
             flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
             return wire.Fetched(wanted.partition, flag)
         return wire.Fetched(wanted.partition, wire.OK, wanted.start + 1, end)
-
-    def _hold_found(self, found: Slice) -> None:
-        """Charge what is stored, and the bundle that is made of it.
-
-        Raises:
-            _AnswerFull: there is none left, and the answer has others already. They
-                can't wait: so do those that have the memory, maybe.
-        """
-        size = 2 * len(found) + _ROW_BYTES * found.records
-        if not self._lent:
-            if size <= self._free_bytes:
-                # Small answers cost no part of the budget, but all of it as one.
-                self._free_bytes -= size
-                return
-            try:
-                self._hold_answer(max(size, PIECE_BYTES + 1))
-            except Timeout as error:
-                raise _AnswerFull from error
-            return
-        if not self._waiting.try_take(size):
-            raise _AnswerFull
-        self._lent += size
-        if not self._memory.try_take(size):
-            raise _AnswerFull
-        self._reserved += size
 
     def _cut(self, records: Records) -> Records:
         """Keep what is before the first record that TANK can't carry.

@@ -1,8 +1,6 @@
 """RustLog: how a connection speaks it, and its driver.
 
-RustLog has no request for the end of a partition. A fetch tells whether there is a
-record of a number, so the end is found by galloping from the one that was known last,
-and then by bisection.
+RustLog has no request for the end of a partition: it is searched by fetches.
 """
 
 from __future__ import annotations
@@ -13,15 +11,13 @@ from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
-from lance_spark.client.counted import CountedDriver, Fetched, show
+from lance_spark.client.counted import CountedDriver, Fetched, connect, show
 from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     ConnectionLost,
-    InvalidOffset,
     InvalidPayload,
-    OffsetOutOfRange,
     OptionError,
     RemoteProtocolError,
     TlsRefused,
@@ -44,10 +40,6 @@ _HEAD_BYTES = 64
 # What is asked for at once at most: our broker makes answers in memory, and those that
 # leave the processor's cache take half as much time again.
 _FETCH_BYTES_MAX = 1024 * 1024
-# How much a look for the end asks for: records behind the one that is looked for save
-# the last steps. And how much wider each next step is.
-_PROBE_BYTES = 4 * 1024
-_GALLOP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +163,6 @@ class RustlogDriver(CountedDriver):
         self.append_bytes_max = wire.PIECE_BYTES_MAX // growth
         # With a topic's name of any length beside it.
         self.record_bytes_max = (wire.VALUE_BYTES_MAX - 2**16) // growth - _HEAD_BYTES
-        # Where partitions ended at the last look.
-        self._ends: dict[Partition, int] = {}
 
     # Topics.
 
@@ -195,44 +185,11 @@ class RustlogDriver(CountedDriver):
         if answer.topic != topic:
             raise RemoteProtocolError(f"the answer is not about {topic!r}")
         starts = dict(answer.partitions)
+        found = {number: starts[number] for number in partitions if number in starts}
         return {
-            number: self._find_bounds_of(Partition(topic, number), starts[number])
-            for number in partitions
-            if number in starts
+            number: Bounds(start, self.search_end(Partition(topic, number), start))
+            for number, start in found.items()
         }
-
-    def _find_bounds_of(self, at: Partition, start: int) -> Bounds:
-        known = self._ends.get(at, start)
-        if known > start:
-            # A restart may have emptied it.
-            last = known - 1
-            found = self._probe(at, last)
-            known = start if found == last else found
-        end = self._ends[at] = self._gallop(at, max(known, start))
-        return Bounds(start, end)
-
-    def _gallop(self, at: Partition, low: int) -> int:
-        """Find the first number without a record; all below `low` have one.
-
-        If the log grows meanwhile, it may be one that had none before.
-        """
-        step, high = 1, low
-        while (following := self._probe(at, high)) > high:
-            low, high, step = following, following + step, step * _GALLOP
-        while low < high:
-            middle = (low + high) // 2
-            following = self._probe(at, middle)
-            low, high = (following, high) if following > middle else (low, middle)
-        return low
-
-    def _probe(self, at: Partition, position: int) -> int:
-        """Fetch a few records; give the number behind them, the same without any."""
-        try:
-            answer = self._ask(self.make_fetch(at, position, _PROBE_BYTES))
-        except (OffsetOutOfRange, InvalidOffset):
-            # Past the end is no error, so it is before the start: there was one.
-            return position + 1
-        return self.read_fetched(answer, at, position).next
 
     # Records.
 
@@ -293,10 +250,4 @@ class RustlogDriver(CountedDriver):
 
 def open_driver(config: Config) -> RustlogDriver:
     """Connect to a server."""
-    driver = RustlogDriver(config)
-    try:
-        driver.link.connection()
-    except BaseException:
-        driver.close()
-        raise
-    return driver
+    return connect(RustlogDriver(config))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
-from lance_spark.client.counted import CountedDriver, Fetched, show
+from lance_spark.client.counted import CountedDriver, Fetched, connect, show
 from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
@@ -306,10 +306,4 @@ _NO_RECORDS = Records(NO_SPANS)
 
 def open_driver(config: Config) -> TankDriver:
     """Connect to a server."""
-    driver = TankDriver(config)
-    try:
-        driver.link.connection()
-    except BaseException:
-        driver.close()
-        raise
-    return driver
+    return connect(TankDriver(config))

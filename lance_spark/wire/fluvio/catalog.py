@@ -42,6 +42,9 @@ from lance_spark.wire.fluvio.metadata import (
 )
 from lance_spark.wire.schema import Cursor, Form, show
 
+# The most partitions, topics and so on of a request. Each is some bytes, and an object
+# of a hundred: a broker must not be made to hold many times what it was sent.
+_ITEMS_MAX = 4096
 # An SC's request to delete an object, which becomes Other.
 _DELETE = 1002
 
@@ -155,7 +158,8 @@ def _decode_request(frame: Frame, role: Role) -> tuple[Request, int]:
     rest = 0
     is_old = issubclass(kind, ObjectMessage) and version < SC_VERSION_MIN
     if kind is not Other and not is_old:
-        cursor = Cursor(body, kind.__name__, Form(LETTERS, version))
+        form = Form(LETTERS, version)
+        cursor = Cursor(body, kind.__name__, form, items_max=_ITEMS_MAX)
         request, rest = kind.read(cursor), cursor.remaining
     request = replace(
         request,

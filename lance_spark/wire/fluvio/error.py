@@ -64,7 +64,7 @@ ERROR_CODES: Mapping[int, tuple[type[BrokerError], str]] = {
     8001: (errors.UnknownError, "the derived stream is unknown"),
     8002: (errors.UnknownError, "the derived stream could not be joined"),
     8003: (errors.UnknownError, "the derived stream is not valid"),
-    9000: (errors.InvalidPayload, "the records could not be expanded"),
+    9000: (errors.InvalidPayload, "the topic does not take this compression"),
 }
 _FIELDS: Mapping[int, Sequence[Any]] = {
     OTHER: "s",
@@ -117,12 +117,16 @@ def code_of(error: BrokerError, offset: int | None = None) -> ErrorCode:
     """Return what to send for an error; OTHER and its text if no number fits.
 
     Args:
-        error: it; `details["log_start"]` may say where the log starts.
-        offset: which record was asked for, to tell what retention has dropped.
+        error: it; `details` may say where the log starts and ends, as `log_start` and
+            `log_end`.
+        offset: which record was asked for, to tell what retention has dropped from
+            what is not there yet, for which SPUs have no number.
     """
-    start = error.details.get("log_start")
+    start, end = map(error.details.get, ("log_start", "log_end"))
     if offset is not None and start is not None and offset < start:
         return ErrorCode(EVICTED, (offset, start))
+    if offset is not None and end is not None and offset > end:
+        return _say(error)
     found = _LIKE.get(type(error), type(error))
     if found is errors.OperationTimeout:
         # How long it took is in the log of the broker, and what was asked for is known.
@@ -130,6 +134,10 @@ def code_of(error: BrokerError, offset: int | None = None) -> ErrorCode:
     for code in _SENT:
         if found is ERROR_CODES[code][0]:
             return ErrorCode(code)
+    return _say(error)
+
+
+def _say(error: BrokerError) -> ErrorCode:
     return ErrorCode(OTHER, (error.message[:_TEXT_LETTERS_MAX],))
 
 

@@ -406,7 +406,8 @@ def write_records(
         base_offset: the number of the first one; a producer does not know it.
         stamps_ns: the time of records that have none: one for all, or one per row. 0
             is none.
-        codec: compress each batch with it if that makes it smaller.
+        codec: compress each batch with it, also one that does not get smaller by it:
+            a topic may take no other.
 
     Raises:
         RowError: a record is too large; its row is the record's position.
@@ -428,14 +429,12 @@ def write_records(
         batch = weft.write(start, stop)
         batch[_HEAD.size : _HEAD.size + _COUNT.size].view(">i4")[0] = stop - start
         body: Buffer = batch[_HEAD.size :]
-        packed, used = compress(codec, body), Codec.NONE
-        if len(packed) < len(body):
-            body, used = packed, codec
+        packed = compress(codec, body)
         some = times[start:stop]
         span = (some[0], some.max()) if some[0] > 0 else (_NONE, _NONE)
-        head = _write_head(base_offset + start, stop - start, used, span, body)
+        head = _write_head(base_offset + start, stop - start, codec, span, packed)
         batch[: _HEAD.size] = as_bytes(head)
-        out += [batch] if used is Codec.NONE else [head, body]
+        out += [batch] if codec is Codec.NONE else [head, packed]
     return out[0] if len(out) == 1 else b"".join(out)
 
 

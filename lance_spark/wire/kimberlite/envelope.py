@@ -55,11 +55,14 @@ from lance_spark.wire.kimberlite.message import (
     Unknown,
     Unsubscribe,
 )
+from lance_spark.wire.kimberlite.record import EVENTS_MAX
 from lance_spark.wire.schema import Cursor, Option, Since, Struct, show
 
 # In front of a message: what it is. Forms before this version do without.
 _REQUEST, _RESPONSE, _PUSH = range(3)
 _TAGGED_SINCE = 2
+# What an event takes while it is read: where it starts and ends.
+_SPAN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,23 @@ def number_of(frame: Frame, wire: Wire = V5) -> int | None:
         return None
     number: int = cursor.one("Q")
     return number
+
+
+def find_memory(frame: Frame) -> int:
+    """Say how much memory the reading of a request takes at most, beside its frame."""
+    most = 0
+    for wire in CANDIDATES[frame.version]:
+        try:
+            cursor, _ = _open(frame, wire, "request", _REQUEST)
+            *_, number = cursor.read(("Q", "Q", _AUDIT, "t"))
+            if _REQUESTS[number][0] is AppendEvents:
+                _, announced = cursor.read("Qn")
+                # No more than have a length there.
+                room = cursor.remaining // (8 if wire.fixed else 1)
+                most = max(most, _SPAN_BYTES * min(announced, room, EVENTS_MAX))
+        except (RemoteProtocolError, IndexError):
+            continue
+    return most
 
 
 class Peer:

@@ -65,7 +65,6 @@ _SENT: Mapping[type[BrokerError], int] = {
     errors.InvalidPartitionCount: 2,
     errors.InvalidTopicName: 2,
     errors.LeaderUnknown: 15,
-    errors.OperationTimeout: 12,
     errors.PayloadTooLarge: 2,
     errors.TopicDeleted: 5,
     errors.VersionMismatch: 2,
@@ -79,7 +78,14 @@ _FACTS: Mapping[int, tuple[str, str]] = {
 
 
 def code_of(error: BrokerError | type[BrokerError]) -> int:
-    """Return Kimberlite's number for an error; that of a failure if none fits."""
+    """Return Kimberlite's number for an error; that of a failure if none fits.
+
+    One that `make_error` made keeps the number that it was made of: several numbers
+    stand for some of the classes.
+    """
+    code = error.code if isinstance(error, BrokerError) else None
+    if code is not None and code in ERROR_CODES:
+        return code
     kind = error if isinstance(error, type) else type(error)
     fits = (code for code, (_, each) in ERROR_CODES.items() if each is kind)
     return _SENT.get(kind, next(fits, _INTERNAL))

@@ -47,6 +47,7 @@ from lance_spark.wire.schema import (
 )
 
 MAGIC = 0x56444220
+_MAGIC = MAGIC.to_bytes(4, "big")
 _HEADER = struct.Struct(">IHII")
 HEADER_BYTES = _HEADER.size
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
@@ -189,6 +190,11 @@ class Wire(Form):
     fixed: bool = False
     numbering: int = 0
 
+    @property
+    def has_pushes(self) -> bool:
+        """Whether a server can send what it was not just asked for."""
+        return self.frame_version > 1
+
 
 def _list_wires() -> Mapping[str, Wire]:
     postcard = ("v1-postcard", 1), ("v2", 2), ("v3", 3), ("v4", 4), ("v5-0.6", 5)
@@ -278,6 +284,11 @@ class FrameParser(Assembler[Header, Frame]):
     def _read_header(self, view: memoryview) -> tuple[Header, int]:
         header = decode_header(view)
         return header, header.length
+
+    def _check_start(self, view: memoryview) -> None:
+        magic = bytes(view[:4])
+        if len(magic) == 4 and magic != _MAGIC:
+            raise RemoteProtocolError(f"{magic!r} is not the magic {_MAGIC!r}")
 
     def _finish_frame(self, header: Header, payload: memoryview) -> Frame:
         if crc32(payload) != header.crc:

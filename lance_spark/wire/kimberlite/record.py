@@ -34,7 +34,7 @@ APPEND_BYTES_MAX = 4 * 1024 * 1024
 EVENTS_MAX = 1 << 20
 # A read of at most so many bytes may be one of the client on PyPI, which asks for as
 # many by default and takes small frames only.
-_SMALL_READ_BYTES_MAX = 1024 * 1024
+SMALL_READ_BYTES_MAX = 1024 * 1024
 _LENGTH_BYTES = 8
 # What a message with events has beside them, with room to spare: seven numbers of at
 # most ten bytes, and the header.
@@ -161,7 +161,7 @@ def cut_records(records: Records, max_bytes: int, *, wire: Wire = V5) -> Records
     before = np.cumsum(lengths) - lengths
     stop = np.searchsorted(before, min(max_bytes, PAYLOAD_BYTES_MAX))
     wanted = records.cut(0, int(stop))
-    is_small = max_bytes <= _SMALL_READ_BYTES_MAX
+    is_small = max_bytes <= SMALL_READ_BYTES_MAX
     pieces = split_records(
         wanted,
         wire=wire,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,31 @@ def test_protocols_and_partitions(start: StartBroker) -> None:
     ]
     assert visitor.get("/api/topics/orders%2F2")["records"] == 2
     assert len(visitor.records("orders/2")["records"]) == 2
+
+
+def test_who_speaks_what(start: StartBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = start(ui=True, rustlog="127.0.0.1:0", tank="127.0.0.1:0")
+    visitor = Visitor(broker)
+    assert visitor.get("/api/clients") == {"clients": [], "left_out": 0}
+    before_ms = time.time_ns() // 1_000_000
+    with ExitStack() as stack:
+        for name in ("tank", "lance", "rustlog"):
+            url = f"{name}://{broker.address_of(name)}"
+            stack.enter_context(connect(url)).driver.server  # noqa: B018 - it connects.
+        found = visitor.get("/api/clients")
+        clients = found["clients"]
+        assert [one["protocol"] for one in clients] == ["tank", "lance", "rustlog"]
+        assert {one["name"] for one in clients} == {None}
+        assert {one["standing"] for one in clients} == {0}
+        assert len({one["peer"] for one in clients}) == 3
+        assert all(before_ms <= one["since_ms"] for one in clients)
+        monkeypatch.setattr(module, "CLIENTS_MAX", 1)
+        assert visitor.get("/api/clients") == {"clients": clients[:1], "left_out": 2}
+
+
+def test_strangers_are_not_told_who_is_there(start: StartBroker) -> None:
+    visitor = Visitor(start(ui=True, tokens=["secret"]))
+    assert visitor.ask("GET", "/api/clients").status == 401
 
 
 def test_plain_dialect(start: StartBroker) -> None:

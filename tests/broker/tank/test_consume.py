@@ -262,6 +262,8 @@ def test_a_poll_stands_while_others_are_answered(
 def test_an_append_over_lwp_wakes(
     broker: EmbeddedBroker, tank: TankClient, dial: Dial
 ) -> None:
+    assert broker._server is not None
+    waiting = broker._server._shared.waiting
     lwp = dial(broker)
     topic = lwp.create("orders")
     lwp.write(topic, record(b"old"), 1, count=1)
@@ -273,6 +275,8 @@ def test_an_append_over_lwp_wakes(
         found = fetched_of(tank.next(), poll)
         assert values(rows_in(found)) == [b"new"]
         assert found.base_seq == number
+        # It stands no more: else the next one would seem to stand before it does.
+        assert eventually(lambda: not waiting.taken)
 
 
 def test_the_first_message_of_an_empty_partition(tank: TankClient) -> None:

@@ -6,106 +6,47 @@ past it, answers with nothing before the start, and forgets everything at a rest
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
-from lance_spark.errors import LanceError, RemoteProtocolError
-from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.listener import Listener
+from lance_spark.errors import RemoteProtocolError
 from lance_spark.net.stream import Stream
 from lance_spark.wire import rustlog as wire
 from tests.broker.rustlog.kit import make, values_of
+from tests.client.field import FieldServerBase
 
-PATIENCE_S = 20.0
-Lie = Callable[[Any, Any], Iterable[bytes] | None]
 COST_BYTES = 12
 
 
-class FieldServer:
+class FieldServer(FieldServerBase):
     """One server; `restart` loses all that it holds."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[bytes]]] = {}
         # Records that are gone, at the start of each partition of a topic.
         self.dropped: dict[str, int] = {}
-        self.asked: Counter[str] = Counter()
-        # How many of the next appends are stored, and never answered …
-        self.answers_to_lose = 0
-        # … and how many are neither.
-        self.appends_to_lose = 0
-        # Sends something else than the answer to a request; None for the answer.
-        self.lie: Lie | None = None
         # How many requests are being dealt with on one connection, at most.
         self.pipelined = 0
-        self._lock = threading.Lock()
-        self._streams: set[Stream] = set()
-        self._threads: list[threading.Thread] = []
-        self._listener = Listener(Address("127.0.0.1", 0))
-        self.address = str(self._listener.address)
-        self._start(self._accept)
-
-    def __enter__(self) -> FieldServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._listener.stop()
-        self.drop()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        self._listener.close()
-
-    def drop(self) -> None:
-        """End all connections."""
-        with self._lock:
-            for stream in self._streams:
-                stream.abort()
+        super().__init__()
 
     def restart(self) -> None:
         """Forget everything, as a new process does."""
         self.drop()
-        with self._lock:
+        with self.lock:
             self.topics.clear()
             self.dropped.clear()
 
     def fill(self, topic: str, values: list[bytes], partitions: int = 1) -> None:
         """Put records into the first partition of a topic."""
-        with self._lock:
+        with self.lock:
             logs = self.topics.setdefault(topic, [[] for _ in range(partitions)])
             logs[0] += values
 
     # Serving.
 
-    def _start(self, target: Any, *arguments: Any) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def make_parser(self) -> wire.FrameParser:
+        return wire.FrameParser()
 
-    def _accept(self) -> None:
-        while (stream := self._listener.accept()) is not None:
-            with self._lock:
-                self._streams.add(stream)
-            self._start(self._serve, stream)
-
-    def _serve(self, stream: Stream) -> None:
-        parser = wire.FrameParser()
-        try:
-            with suppress(LanceError):
-                while self._answer_all(stream, parser):
-                    room = parser.buffer_for_read()
-                    size = stream.recv_into(room, Deadline.after(PATIENCE_S))
-                    if not size:
-                        return
-                    parser.bytes_written(size)
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-                stream.close()
-
-    def _answer_all(self, stream: Stream, parser: wire.FrameParser) -> bool:
+    def answer_all(self, stream: Stream, parser: wire.FrameParser) -> bool:
         frames = 0
         while (frame := parser.next_frame()) is not None:
             frames += 1
@@ -125,14 +66,14 @@ class FieldServer:
             except RemoteProtocolError as error:
                 request, answer = None, wire.ErrorResponse(2, str(error))
             if request is not None:
-                with self._lock:
+                with self.lock:
                     self.asked[request.NAME] += 1
                     answer = self._handle(request)
         if answer is None:
             return False
         said = self.lie(request, answer) if self.lie and request else None
-        for part in [b"".join(wire.encode_message(answer))] if said is None else said:
-            stream.send([part], Deadline.after(PATIENCE_S))
+        whole = [b"".join(wire.encode_message(answer))]
+        self.send(stream, whole if said is None else said)
         return True
 
     def _handle(self, request: Any) -> wire.Message | None:

@@ -320,7 +320,7 @@ def test_the_end_while_retention_passes_what_was_known(
     store.set_retention(topic.metadata.id, Retention(0, 4096))
     store.maintain()
     # As if retention were quicker than the look for the end.
-    assert driver._find_bounds_of(ORDERS.partition, 0) == Bounds(0, 400)
+    assert driver.search_end(ORDERS.partition, 0) == 400
 
 
 # Reading.

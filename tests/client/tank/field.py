@@ -8,23 +8,14 @@ message 6 ends the server.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lance_spark.errors import LanceError
-from lance_spark.net.address import Address
-from lance_spark.net.deadline import Deadline
-from lance_spark.net.listener import Listener
 from lance_spark.net.stream import Stream
 from lance_spark.wire import tank as wire
 from tests.broker.tank.kit import Row, bundle, rows_of, sparse
-
-PATIENCE_S = 20.0
-Lie = Callable[[Any, Any], Iterable[bytes] | None]
+from tests.client.field import FieldServerBase
 
 
 class Bundle(NamedTuple):
@@ -79,12 +70,13 @@ class Log:
         ]
 
 
-class FieldServer:
+class FieldServer(FieldServerBase):
     """One server."""
+
+    first_words = (b"".join(map(bytes, wire.encode_message(wire.Ping()))),)
 
     def __init__(self) -> None:
         self.topics: dict[str, list[Log]] = {}
-        self.asked: Counter[str] = Counter()
         self.requests: list[Any] = []
         # Send no more than was asked for, and cut the last bundle.
         self.cuts = False
@@ -97,41 +89,17 @@ class FieldServer:
         self.reorders = False
         # Who leads, if that is another.
         self.leader: str | None = None
-        # How many of the next appends are stored, and never answered …
-        self.answers_to_lose = 0
-        # … and how many are neither.
-        self.appends_to_lose = 0
-        # Sends something else than the answer to a request; None for the answer.
-        self.lie: Lie | None = None
         # Whether a list of partitions has ended the server.
         self.exited = False
-        self._lock = threading.Lock()
-        self._streams: set[Stream] = set()
-        self._threads: list[threading.Thread] = []
-        self._listener = Listener(Address("127.0.0.1", 0))
-        self.address = str(self._listener.address)
-        self._start(self._accept)
-
-    def __enter__(self) -> FieldServer:
-        return self
+        super().__init__()
 
     def __exit__(self, *error: object) -> None:
-        self._listener.stop()
-        self.drop()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        self._listener.close()
+        super().__exit__(*error)
         assert not self.exited, "a list of partitions was sent in message 6"
-
-    def drop(self) -> None:
-        """End all connections."""
-        with self._lock:
-            for stream in self._streams:
-                stream.abort()
 
     def fill(self, topic: str, *bundles: Sequence[bytes], partitions: int = 1) -> Log:
         """Put bundles of values into the first partition of a topic."""
-        with self._lock:
+        with self.lock:
             logs = self.topics.setdefault(topic, [Log() for _ in range(partitions)])
             for values in bundles:
                 logs[0].append(bundle(*values))
@@ -139,55 +107,31 @@ class FieldServer:
 
     def gain(self, topic: str, values: Sequence[bytes]) -> None:
         """Add a partition to a topic, with values in it."""
-        with self._lock:
+        with self.lock:
             self.topics[topic].append(Log())
             self.topics[topic][-1].append(bundle(*values))
 
     def fill_sparse(self, topic: str, seqs: Sequence[int]) -> None:
         """Put a bundle with numbers of its own into the first partition."""
-        with self._lock:
+        with self.lock:
             self.topics[topic][0].append(sparse(seqs, *[b"%d" % n for n in seqs]))
 
     # Serving.
 
-    def _start(self, target: Any, *arguments: Any) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def make_parser(self) -> wire.FrameParser:
+        return wire.FrameParser()
 
-    def _accept(self) -> None:
-        while (stream := self._listener.accept()) is not None:
-            with self._lock:
-                self._streams.add(stream)
-            self._start(self._serve, stream)
+    def _say(self, stream: Stream, message: wire.Message) -> None:
+        self.send(stream, [b"".join(map(bytes, wire.encode_message(message)))])
 
-    def _serve(self, stream: Stream) -> None:
-        parser = wire.FrameParser()
-        try:
-            with suppress(LanceError):
-                self._send(stream, wire.Ping())
-                while self._answer_all(stream, parser):
-                    room = parser.buffer_for_read()
-                    size = stream.recv_into(room, Deadline.after(PATIENCE_S))
-                    if not size:
-                        return
-                    parser.bytes_written(size)
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-                stream.close()
-
-    def _send(self, stream: Stream, message: wire.Message) -> None:
-        stream.send(wire.encode_message(message), Deadline.after(PATIENCE_S))
-
-    def _answer_all(self, stream: Stream, parser: wire.FrameParser) -> bool:
+    def answer_all(self, stream: Stream, parser: wire.FrameParser) -> bool:
         answers = []
         while (frame := parser.next_frame()) is not None:
             request: Any = wire.decode_request(frame)
             size = sum(
                 memoryview(part).nbytes for part in wire.encode_message(request)[1:]
             )
-            with self._lock:
+            with self.lock:
                 self.asked[type(request).__name__] += 1
                 self.requests.append(request)
                 if isinstance(request, wire.DiscoverPartitions):
@@ -198,12 +142,11 @@ class FieldServer:
             answers.append((request, answer))
         for request, answer in reversed(answers) if self.reorders else answers:
             if self.pings:
-                self._send(stream, wire.Ping())
+                self._say(stream, wire.Ping())
             said = self.lie(request, answer) if self.lie else None
             if said is None:
-                self._send(stream, answer)
-            for part in said or ():
-                stream.send([part], Deadline.after(PATIENCE_S))
+                self._say(stream, answer)
+            self.send(stream, said or ())
         return True
 
     def _handle(self, request: Any) -> wire.Message | None:

@@ -59,6 +59,16 @@ def _poll(topic: str) -> bytes:
     return _consume(topic, wire.SEQ_END, wait_ms=3_600_000)
 
 
+def _count_empty(data: bytes) -> int:
+    """Count answers without records; a ping is none."""
+    count = 0
+    while data:
+        kind, size = struct.unpack_from("<BI", data)
+        count += kind == wire.Kind.CONSUME
+        data = data[wire.HEADER_BYTES + size :]
+    return count
+
+
 def _repeat(message: wire.Produce | wire.Consume) -> bytes:
     """Write a request that names its topic as often as it can."""
     [topic] = message.topics
@@ -146,5 +156,6 @@ TANK = Protocol(
     bombs=BOMBS,
     requests=REQUESTS,
     poll=_poll,
+    count_refused=_count_empty,
     is_conditional=True,
 )

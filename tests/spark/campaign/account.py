@@ -1,19 +1,22 @@
-"""The accounts at the end: the output is the transform of the input, each record once.
+"""The accounts at the end: what has come out, compared with what was fed.
 
-Spark has no part in this. Order is a promise, too: a query without a shuffle keeps it.
+The output of one query is the transform of its input, each record once; order is a
+promise, too: a query without a shuffle keeps it. Copies from format to format lose
+nothing, and double only where they do not promise otherwise. Spark has no part in this.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from lance_spark.client import LanceClient
 from lance_spark.wire.lwp import Record, decode_records
 from tests.spark.campaign.feed import make_record, read_number
+from tests.spark.campaign.hop import FORMATS, Hop
 
 _FETCH_BYTES = 4 * 1024 * 1024
 
@@ -33,10 +36,12 @@ def read_topic(client: LanceClient, topic: str) -> Iterator[Record]:
         start = fetched.end
 
 
-def count_records(client: LanceClient, topic: str) -> int:
-    """Say how many records a topic has; none if it is not there."""
-    ids = [info.id for info in client.topics() if info.name == topic]
-    return client.locate_end(ids[0]).record if ids else 0
+def count_records(client: LanceClient) -> Counter[str]:
+    """Say how many records each topic has, all its partitions together."""
+    counts: Counter[str] = Counter()
+    for info in client.topics():
+        counts[info.name.partition("/")[0]] += client.locate_end(info.id).record
+    return counts
 
 
 def check_input(client: LanceClient, topic: str, acked: int) -> int:
@@ -52,8 +57,10 @@ def check_input(client: LanceClient, topic: str, acked: int) -> int:
     return count
 
 
-def check_output(client: LanceClient, source: str, target: str) -> None:
-    """Check that a topic is the transform of another one."""
+def check_output(client: LanceClient, hops: Sequence[Hop]) -> None:
+    """Check that what has come out of the only query is the transform of its input."""
+    [hop] = hops
+    source, target = hop.source, hop.target
     pairs = zip_longest(read_topic(client, source), read_topic(client, target))
     for index, (given, found) in enumerate(pairs):
         if given is None or found is None or transform(given) != found:
@@ -71,3 +78,59 @@ def describe(client: LanceClient, source: str, target: str) -> str:
         f"of {given.total()} records {lost} are lost, {more - torn} are there too "
         f"often, and {torn} are none of them"
     )
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the records of a topic still have of those that were fed."""
+
+    columns: frozenset[str] = frozenset(("key", "timestamp", "value"))
+    # The parts of a second of their times.
+    unit_ns: int = 1
+
+    def behind(self, hop: Hop) -> Carried:
+        """Say what is left behind a query."""
+        units = (FORMATS[name].unit_ns for name in hop.formats)
+        return Carried(
+            self.columns.intersection(hop.columns), max(self.unit_ns, *units)
+        )
+
+    def check(self, record: Record) -> int:
+        """Check that a record has all of it; say which one it is."""
+        number = read_number(record)
+        fed = make_record(number)
+        key = fed.key if "key" in self.columns else None
+        assert (record.value, record.key) == (fed.value, key), f"{number} is not whole"
+        # Formats whose records all have times give one to those that have none.
+        if "timestamp" in self.columns and fed.timestamp_ns is not None:
+            time_ns = fed.timestamp_ns // self.unit_ns * self.unit_ns
+            assert record.timestamp_ns == time_ns, f"{number} is of another time"
+        return number
+
+
+def check_copies(client: LanceClient, hops: Sequence[Hop]) -> dict[str, int]:
+    """Check that queries have copied all; say how much of it each has doubled.
+
+    A record that is in its source twice is two: both have to arrive.
+    """
+    carried = {hops[0].source: Carried()}
+    for hop in hops:
+        carried[hop.target] = carried[hop.source].behind(hop)
+    found = {
+        topic: Counter(
+            left.check(record)
+            for info in client.topics()
+            if info.name.partition("/")[0] == topic
+            for record in read_topic(client, info.name)
+        )
+        for topic, left in carried.items()
+    }
+    doubled = {}
+    for hop in hops:
+        given, came = found[hop.source], found[hop.target]
+        lost, more = (given - came).total(), (came - given).total()
+        told = f"{hop.name}: of {given.total()} records {lost} are lost, {more} doubled"
+        assert not lost, told
+        assert not (more and hop.is_once), told
+        doubled[hop.name] = more
+    return doubled

@@ -1,25 +1,29 @@
-"""Producer, topic, query, topic; and somebody who kills whatever is alive."""
+"""Producer, topic, queries, topics; and somebody who kills whatever is alive."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from lance_spark.client import LanceClient, Producer
+from tests.integration.batches import open_client
 from tests.integration.kit import make_client
 from tests.integration.process import BrokerProcess
-from tests.spark.campaign.account import check_input, check_output, count_records
-from tests.spark.campaign.driver import Driver
+from tests.spark.campaign.account import check_input, count_records
+from tests.spark.campaign.driver import Driver, SessionDriver
 from tests.spark.campaign.family import Role
 from tests.spark.campaign.feed import Feed
+from tests.spark.campaign.hop import BATCH_ROWS, Hop, make_hop
 from tests.store.kit import check_clean
 
-SOURCE, TARGET = "in", "out"
-# What a query copies while it waits for its turn.
+# What queries copy while they wait for their turn.
 WARM = "warm"
 # A JVM and half a dozen Python processes start one after another.
 START_S = 180.0
@@ -28,6 +32,11 @@ DRAIN_S = 300.0
 # more, so that any moment of one may be hit.
 PAUSE_S = 0.8
 LOOK_S = 0.05
+
+# How far the producer is ahead of the last output at most, so that draining is short
+# and disks are not filled; at least, so that there is a next batch always, also where
+# each of a chain of queries has one.
+AHEAD_BATCHES = 4
 
 # Small, so that segments roll, stages are adopted and recovery has something to do.
 SETTINGS = {
@@ -72,65 +81,90 @@ ROUND = [
 ]
 
 
-def plan_round(rng: random.Random) -> list[Target]:
-    """Say whom to kill, one after the other."""
-    return rng.sample(ROUND, len(ROUND))
+def plan_kills(rng: random.Random, count: int = len(ROUND)) -> list[Target]:
+    """Say whom to kill, one after the other; a round by default."""
+    kills: list[Target] = []
+    while len(kills) < count:
+        kills += rng.sample(ROUND, len(ROUND))
+    return kills[:count]
 
 
 class Campaign:
-    """One broker and one checkpoint: kills, and then the accounts.
+    """One broker and the checkpoints of some queries: kills, and then the accounts.
 
     Args:
         directory: an empty one.
         seed: of what is random.
-        delivery: of the sink.
+        plan: says what the queries do, where it is told who is served at which
+            address. The first reads what is fed; the last is the one that is in doubt.
+        spark: where the queries run; by default in processes of their own, of which
+            nothing is left when they are killed.
+        listeners: of the broker, besides its own.
     """
 
     def __init__(
-        self, directory: Path, seed: str, *, delivery: str = "exactly-once"
+        self,
+        directory: Path,
+        seed: str,
+        plan: Callable[[Callable[[str], str]], Sequence[Hop]],
+        *,
+        spark: SparkSession | None = None,
+        **listeners: str,
     ) -> None:
         self.rng = random.Random(seed)
         self.kills: Counter[Target] = Counter()
         # How often Spark had a batch that it did not know to be committed when its JVM
         # was killed; nearly always, as that is the moment which is waited for.
         self.doubts = 0
-        self._broker = BrokerProcess(directory / "data", **SETTINGS).start()
+        settings = {**SETTINGS, **listeners}
+        self._broker = BrokerProcess(directory / "data", **settings).start()
+        self.hops = plan(self._broker.address_of)
         address = self._broker.address
-        self._client: LanceClient = make_client(address, backoff_max_s=0.05)
-        self._client.create_topic(SOURCE)
-        with Producer(self._client, WARM, create_topic=True) as producer:
+        self.client: LanceClient = make_client(address, backoff_max_s=0.05)
+        self.client.create_topic(self.hops[0].source)
+        self._create_middles()
+        with Producer(self.client, WARM, create_topic=True) as producer:
             producer.send(b"warm")
-        self._feed = Feed(address, SOURCE)
+        self._feed = Feed(address, self.hops[0].source, AHEAD_BATCHES * BATCH_ROWS)
         work = directory / "query"
         work.mkdir()
-        self._driver = Driver(address, work, delivery)
+        warm = make_hop(self._broker.address_of, ("lance", WARM), ("lance", "warmed"))
+        self._driver: Driver | SessionDriver
+        if spark is None:
+            self._driver = Driver(work, warm, self.hops)
+        else:
+            self._driver = SessionDriver(spark, work, self.hops)
         self._driver.start()
 
-    def run_round(self) -> None:
-        """Kill each thing as often as a round has it, in a random order."""
-        targets = plan_round(self.rng)
-        for number, target in enumerate(targets):
-            if not _ENDING.isdisjoint(targets[number:]):
-                self._driver.prepare()
-            self._kill(target)
-            self.kills[target] += 1
+    def _create_middles(self) -> None:
+        """Create what one query writes and another one reads; others are created."""
+        sources = {hop.source for hop in self.hops}
+        for hop in self.hops:
+            if hop.target in sources:
+                name, count = hop.formats[1], int(hop.write.get("partitions", 1))
+                with open_client(name, self._broker.address_of(name)) as client:
+                    driver: Any = client.driver
+                    driver.create_topic(hop.target, count)
 
-    def _kill(self, target: Target) -> None:
-        """Wait until the query works, and kill something at a random moment."""
+    def run(self, targets: Sequence[Target]) -> None:
+        """Kill one thing after the other."""
+        for number, target in enumerate(targets):
+            is_left = not _ENDING.isdisjoint(targets[number:])
+            if is_left and isinstance(self._driver, Driver):
+                self._driver.prepare()
+            self.kill(target)
+
+    def kill(self, target: Target) -> None:
+        """Wait until the queries work, and kill something at a random moment."""
         self._wait_for_output()
         time.sleep(self.rng.uniform(0, PAUSE_S))
         driver = self._driver
         if target is Target.BROKER:
             self._broker.kill()
             self._broker.start()
-        elif target is Target.DRIVER:
-            # The session has this one, its JVM and some Python processes.
-            assert driver.kill() >= 4
-            driver.start()
-        elif target is Target.JVM:
-            driver.kill_jvm(self._wait_for_commit)
-            self.doubts += driver.is_in_doubt
-            driver.start()
+        elif target in _ENDING:
+            assert isinstance(driver, Driver), "a session of others is not killed"
+            self._end(driver, target)
         else:
             failures = len(driver.failures)
             busy = target is Target.BUSY_TASK
@@ -138,9 +172,19 @@ class Campaign:
             if target is Target.PLANNER:
                 # A query ends with whoever plans it. Others may be replaced in time.
                 self._wait_for(lambda: len(driver.failures) > failures)
+        self.kills[target] += 1
+
+    def _end(self, driver: Driver, target: Target) -> None:
+        if target is Target.DRIVER:
+            # The session has this one, its JVM and some Python processes.
+            assert driver.kill() >= 4
+        else:
+            driver.kill_jvm(self._wait_for_commit)
+            self.doubts += driver.is_in_doubt
+        driver.start()
 
     def _wait_for_output(self) -> None:
-        """Wait for the output of two batches.
+        """Wait for the output of two batches of each query.
 
         The first may have been on its way when something was killed. The second one
         shows that all is well again.
@@ -151,7 +195,9 @@ class Campaign:
 
     def _wait_for_batch(self) -> None:
         before = self._look()
-        self._wait_for(lambda: self._look() > before)
+        self._wait_for(
+            lambda: all(n > m for n, m in zip(self._look(), before, strict=True))
+        )
 
     def _wait_for_commit(self) -> None:
         """Return as soon as a batch is visible.
@@ -159,16 +205,18 @@ class Campaign:
         It takes Spark some ten milliseconds to note that it is: whoever replays it then
         has to find out by himself.
         """
-        before = self._client.locate_end(TARGET).record
+        before = self._look()[-1]
         deadline_s = time.monotonic() + START_S
-        while self._client.locate_end(TARGET).record == before:
+        while self._look()[-1] == before:
             assert time.monotonic() < deadline_s, f"nothing in {START_S} s"
             time.sleep(0.001)
 
-    def _look(self) -> int:
-        """See how much has come out."""
-        self._feed.output = count_records(self._client, TARGET)
-        return self._feed.output
+    def _look(self) -> list[int]:
+        """See how much has come out of each query."""
+        found = count_records(self.client)
+        counts = [found[hop.target] for hop in self.hops]
+        self._feed.output = min(counts)
+        return counts
 
     def _wait_for(self, is_true: Callable[[], bool]) -> None:
         """Wait for something that the query does."""
@@ -180,15 +228,19 @@ class Campaign:
             assert in_time, f"nothing in {START_S} s: {self._driver.failures}"
             time.sleep(LOOK_S)
 
-    def finish(self) -> int:
-        """Let everything end, and settle the accounts; say how many records."""
-        self._wait_for_output()
+    def finish(self, check: Callable[[LanceClient, Sequence[Hop]], None]) -> int:
+        """Let everything end, and settle the accounts; say how many records.
+
+        Args:
+            check: looks at all that has come out.
+        """
         self._feed.finish()
         self._driver.drain(DRAIN_S)
-        count = check_input(self._client, SOURCE, self._feed.acked)
-        check_output(self._client, SOURCE, TARGET)
+        self._driver.bury()
+        count = check_input(self.client, self.hops[0].source, self._feed.acked)
+        check(self.client, self.hops)
         self._check_failures()
-        self._client.close()
+        self.client.close()
         assert self._broker.stop() == 0, self._broker.said
         check_clean(self._broker.data_dir)
         return count
@@ -211,5 +263,5 @@ class Campaign:
         """End what a failure has left."""
         self._driver.close()
         self._feed.abandon()
-        self._client.close()
+        self.client.close()
         self._broker.kill()

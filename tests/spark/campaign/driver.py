@@ -1,4 +1,4 @@
-"""The process of the query and all that belongs to it: JVM, daemons, workers."""
+"""The process of the queries and all that belongs to it: JVM, daemons, workers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from tests.integration.kit import wait_for
 from tests.spark.campaign.family import (
@@ -21,6 +25,8 @@ from tests.spark.campaign.family import (
     list_session,
     list_workers,
 )
+from tests.spark.campaign.hop import Hop
+from tests.spark.campaign.query import FAILURES, FAILURES_MAX, Query
 from tests.spark.engine.session import make_warm_environment
 
 # There is one always, and a busy one in each batch.
@@ -30,16 +36,18 @@ _SCRIPT = Path(__file__).with_name("query.py")
 
 
 class Driver:
-    """Runs `query.py`, over and over; the checkpoint stays.
+    """Runs `query.py`, over and over; the checkpoints stay.
 
     Args:
-        servers: where the topics are.
-        directory: of the checkpoint, and of what the query says.
-        delivery: of the sink.
+        directory: of the checkpoints, and of what the queries say.
+        warm: what to do before it is their turn.
+        hops: what to do then.
     """
 
-    def __init__(self, servers: str, directory: Path, delivery: str) -> None:
-        self._arguments = [servers, str(directory), delivery]
+    def __init__(self, directory: Path, warm: Hop, hops: Sequence[Hop]) -> None:
+        given = json.dumps([asdict(hop) for hop in (warm, *hops)])
+        self._arguments = [str(directory), given]
+        self._last = hops[-1].name
         self._directory = directory
         self._said = directory / "said"
         self._errors = directory / "stderr"
@@ -109,8 +117,8 @@ class Driver:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether Spark has planned a batch that it does not know to be committed."""
-        checkpoint = self._directory / "checkpoint"
+        """Whether Spark does not know that a batch of the last hop is committed."""
+        checkpoint = self._directory / self._last
         planned, done = (
             max((int(p.name) for p in (checkpoint / name).glob("[0-9]*")), default=-1)
             for name in ("offsets", "commits")
@@ -193,6 +201,69 @@ class Driver:
             self._orphaned.append(self._spare)
             self._spare = None
         self.bury()
+
+
+class SessionDriver:
+    """Runs queries in a session that others use, too, so that only theirs is killed.
+
+    Args:
+        spark: the session.
+        directory: of the checkpoints.
+        hops: what to do.
+    """
+
+    def __init__(self, spark: SparkSession, directory: Path, hops: Sequence[Hop]):
+        assert spark.sparkContext._jvm is not None
+        handles = spark.sparkContext._jvm.java.lang.ProcessHandle
+        self._jvm: int = handles.current().pid()
+        self._queries = [Query(spark, directory / hop.name, hop) for hop in hops]
+        # What queries have failed for.
+        self.failures: list[str] = []
+
+    def start(self) -> None:
+        """Start the queries."""
+        self.check()
+
+    def check(self) -> None:
+        """Start those again that have failed."""
+        for query in self._queries:
+            with self._noting():
+                query.follow()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            self.failures.append(str(error))
+            assert len(self.failures) <= FAILURES_MAX, self.failures
+
+    def kill_worker(self, role: Role, rng: random.Random, *, busy: bool) -> None:
+        """Kill the Python workers of all queries that do something, at once."""
+        workers = list_workers(os.getsid(self._jvm), role)
+        mine = [each for each in workers if each.parent == self._jvm]
+        assert len(mine) == len(self._queries), mine
+        for each in mine:
+            assert each.kill()
+
+    def drain(self, timeout_s: float) -> None:
+        """Let them read what is left, and end."""
+        deadline_s = time.monotonic() + timeout_s
+        left = list(self._queries)
+        while left:
+            assert time.monotonic() < deadline_s, self.failures
+            with self._noting():
+                left[0].drain()
+                left.pop(0)
+
+    def bury(self) -> int:
+        """Do nothing: whatever is killed here is gone."""
+        return 0
+
+    def close(self) -> None:
+        """Stop what is left, whatever has happened."""
+        for query in self._queries:
+            query.stop()
 
 
 def _tell(child: subprocess.Popen[str], order: str) -> None:

@@ -10,9 +10,6 @@ from lance_spark.wire.lwp import Record, RecordType
 from tests.integration.kit import PATIENCE_S, make_client
 
 BURST_RECORDS = 100
-# How far it is ahead of the output at most, so that draining is short and disks are
-# not filled; at least, so that there is a next batch always: some seconds of work.
-AHEAD_RECORDS = 4000
 VALUE_BYTES_MAX = 1000
 
 _OPTIONS = {"backoff_max_s": 0.05, "connect_timeout_s": 20.0}
@@ -45,9 +42,11 @@ class Feed:
     Args:
         servers: where the topic is.
         topic: its name; it is there.
+        ahead: how many records it is ahead of the output at most.
     """
 
-    def __init__(self, servers: str, topic: str) -> None:
+    def __init__(self, servers: str, topic: str, ahead: int) -> None:
+        self._ahead = ahead
         self.acked = 0
         # How many records came out, as far as somebody has told.
         self.output = 0
@@ -62,7 +61,7 @@ class Feed:
         try:
             with self._client, Producer(self._client, self._topic) as producer:
                 while not self._stop.is_set():
-                    if self.acked - self.output > AHEAD_RECORDS:
+                    if self.acked - self.output > self._ahead:
                         self._stop.wait(0.01)
                     else:
                         self._send(producer)

@@ -1,11 +1,13 @@
-"""The query that is killed: topic in, a transform, topic out.
+"""The queries that are killed, all in one Spark: topics in, topics out.
 
-    query.py SERVERS DIRECTORY DELIVERY
+    query.py DIRECTORY HOPS
 
-It starts all that a query needs, and waits for standard input to say `go`.
-Says on standard output what becomes of it, one line of JSON for each thing. A query
+HOPS are those of `hop` as JSON, the first of them one to warm up with. It starts all
+that queries need, and waits for standard input to say `go`.
+Says on standard output what becomes of them, one line of JSON for each thing. A query
 that has failed is started again from its checkpoint, in the same JVM. When standard
-input says `drain` it reads what is left and ends; when that is closed it just ends.
+input says `drain` each reads what is left, in their order, and it ends; when that is
+closed it just ends.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +26,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from tests.spark.campaign.hop import Hop
 from tests.spark.engine.session import MASTER, make_settings
 
-# Small pieces: a micro-batch is two tasks or three, and each sends several frames.
-READ = {
-    "startingOffsets": "earliest",
-    "maxPartitionBytes": "64k",
-    "fetchBytes": "32k",
-}
-LIMIT = {"maxBytesPerTrigger": "128k"}
-WRITE = {"batchBytes": "8k"}
-# The record, and what shows that it is whole.
-COLUMNS = ("key", "timestamp", "concat(value, unhex(sha2(value, 256))) value")
-
+# What a query fails with.
+FAILURES = (PySparkException, Py4JJavaError)
 FAILURES_MAX = 20
 _LOOK_S = 0.2
 
@@ -43,55 +39,57 @@ class Order:
     """What standard input has said last."""
 
     def __init__(self) -> None:
-        self.is_ended = False
         self.is_draining = False
         self.is_going = threading.Event()
+        # Queries that run are to stop.
+        self.is_given = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in sys.stdin:
-            self.is_draining = self.is_draining or line == "drain\n"
+            if line == "drain\n":
+                self.is_draining = True
+                self.is_given.set()
             self.is_going.set()
-        self.is_ended = True
+        self.is_given.set()
         self.is_going.set()
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the query has to stop what it does."""
-        return self.is_draining or self.is_ended
 
 
 class Query:
     """A streaming query from topic to topic, started as often as need be."""
 
-    def __init__(
-        self, spark: SparkSession, checkpoint: Path, *, servers: str, delivery: str
-    ) -> None:
+    def __init__(self, spark: SparkSession, checkpoint: Path, hop: Hop) -> None:
         self._spark = spark
-        self._there = {"servers": servers}
         self._checkpoint = str(checkpoint)
-        self._delivery = delivery
-        self.source, self.target = "in", "out"
+        self._hop = hop
+        self._running: StreamingQuery | None = None
 
-    def follow(self, order: Order) -> None:
-        """Run it until something else is to be done."""
-        query = self._start(LIMIT, {"processingTime": "0 seconds"})
-        while not order.is_given and not query.awaitTermination(_LOOK_S):
-            pass
-        query.stop()
+    def follow(self) -> StreamingQuery:
+        """Have it run; raises what it has failed for."""
+        if self._running is not None and not self._running.isActive:
+            ended, self._running = self._running, None
+            ended.awaitTermination(_LOOK_S)
+        self._running = self._running or self._start()
+        return self._running
 
     def drain(self) -> None:
-        """Run it until it has read all that is there."""
-        self._start({}, {"availableNow": True}).awaitTermination()
+        """Have it read all that is there, and end."""
+        running = self.follow()
+        running.processAllAvailable()
+        self.stop()
 
-    def _start(self, limit: dict[str, str], trigger: dict[str, Any]) -> StreamingQuery:
-        reader = self._spark.readStream.format("lance").options(**self._there)
-        reader = reader.options(**READ, **limit, topic=self.source)
-        frame = reader.load().selectExpr(*COLUMNS)
-        writer = frame.writeStream.format("lance").options(**self._there, **WRITE)
-        writer = writer.options(topic=self.target, delivery=self._delivery)
-        query = writer.option("checkpointLocation", self._checkpoint)
-        started = query.trigger(**trigger).start()
+    def stop(self) -> None:
+        """Have it end, where it is."""
+        if self._running is not None:
+            self._running.stop()
+
+    def _start(self) -> StreamingQuery:
+        hop = self._hop
+        reader = self._spark.readStream.format(hop.formats[0]).options(**hop.read)
+        writer = reader.load().selectExpr(*hop.columns).writeStream
+        writer = writer.format(hop.formats[1]).options(**hop.write)
+        writer = writer.option("checkpointLocation", self._checkpoint)
+        started = writer.trigger(processingTime="0 seconds").start()
         say(event="started", id=started.id)
         return started
 
@@ -102,37 +100,57 @@ def say(**what: Any) -> None:
     sys.stdout.flush()
 
 
-def run(query: Query, order: Order) -> None:
-    """Run a query until it is drained, over all that happens to it."""
-    for _ in range(FAILURES_MAX):
+class Trouble:
+    """What queries have failed for so far."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell of a failure, and go on if there were not too many."""
         try:
-            while not order.is_given:
-                query.follow(order)
-            if order.is_draining:
-                query.drain()
-                say(event="drained")
-            return
-        except (PySparkException, Py4JJavaError) as error:
+            yield
+        except FAILURES as error:
             say(event="failed", text=str(error))
-    raise SystemExit("the query has failed too often")
+            self._count += 1
+            if self._count > FAILURES_MAX:
+                raise SystemExit("queries have failed too often") from error
 
 
-def main(servers: str, directory: Path, delivery: str) -> None:
-    """Run the query in a Spark of its own."""
+def run(queries: list[Query], order: Order) -> None:
+    """Run queries until they are drained, over all that happens to them."""
+    trouble = Trouble()
+    is_first = True
+    while is_first or not order.is_given.is_set():
+        is_first = False
+        for query in queries:
+            with trouble.telling():
+                query.follow()
+        order.is_given.wait(_LOOK_S)
+    left = queries if order.is_draining else []
+    while left:
+        with trouble.telling():
+            left[0].drain()
+            left = left[1:]
+    if order.is_draining:
+        say(event="drained")
+
+
+def main(directory: Path, hops: list[Hop]) -> None:
+    """Run the queries in a Spark of their own."""
     order = Order()
     builder = SparkSession.builder.master(MASTER).appName("lance-campaign")
     spark = builder.config(map=make_settings(directory)).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    there = {"servers": servers, "delivery": delivery}
+    warm, *hops = hops
     if not order.is_going.is_set():
         # There is time to have every part of Spark load what it needs.
-        first = Query(spark, directory / f"warm-{os.getpid()}", **there)
-        first.source, first.target = "warm", "warmed"
-        first.drain()
+        Query(spark, directory / f"warm-{os.getpid()}", warm).drain()
     order.is_going.wait()
-    run(Query(spark, directory / "checkpoint", **there), order)
+    run([Query(spark, directory / hop.name, hop) for hop in hops], order)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), [Hop(**given) for given in json.loads(sys.argv[2])])

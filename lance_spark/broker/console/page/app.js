@@ -2,6 +2,7 @@
 // that all views live on.
 
 import { change, get } from "./api.js";
+import { ClientsView } from "./clients.js";
 import { ConsumersView } from "./consumers.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { HealthView } from "./health.js";
@@ -117,6 +118,7 @@ class App {
     if (name === "topics") this.routeTopic(topic, parameters);
     else if (name === "partitions") this.enter(`partitions ${topic}`, () => new PartitionsView(this, topic), topic);
     else if (name === "consumers") this.enter("consumers", () => new ConsumersView(this), "Consumers");
+    else if (name === "clients") this.enter("clients", () => new ClientsView(this), "Clients");
     else if (name === "stages") this.enter("stages", () => new StagesView(this), "Stages");
     else if (name === "health") this.enter("health", () => new HealthView(this), "Health");
     else this.enter("overview", () => new OverviewView(this), "Overview");

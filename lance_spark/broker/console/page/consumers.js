@@ -1,11 +1,10 @@
 // Groups and consumers: what they have committed, and how far they are behind over time.
 
-import { get } from "./api.js";
 import { Sparkline } from "./chart.js";
 import { el, quote, setText } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { fillTopic } from "./stages.js";
-import { Table } from "./table.js";
+import { PolledView, Table } from "./table.js";
 
 function describe(points) {
   const highest = Math.max(...points.map((point) => point[1]));
@@ -73,9 +72,9 @@ function fillNames(cell, names) {
   cell.replaceChildren(...(nodes.length ? nodes : ["–"]));
 }
 
-export class ConsumersView {
+export class ConsumersView extends PolledView {
   constructor(app) {
-    this.app = app;
+    super(app, "/api/consumers");
     this.key = "consumers";
     this.panels = new Map();
     this.groups = el("div", {});
@@ -119,26 +118,6 @@ export class ConsumersView {
         { key: "history", label: "Lag over time", fill: (cell, c) => fillSpark(cell, c.history) },
       ],
     });
-  }
-
-  enter() {
-    this.reload();
-  }
-
-  take() {
-    this.reload();
-  }
-
-  async reload() {
-    if (this.isLoading) return;
-    this.isLoading = true;
-    try {
-      this.update(await get("/api/consumers"));
-    } catch (error) {
-      if (error.status !== 0) this.app.fail(error);
-    } finally {
-      this.isLoading = false;
-    }
   }
 
   update({ groups, consumers, left_out: leftOut }) {

@@ -1,14 +1,14 @@
 // Stages that are open: what writers have sent and not committed yet.
 
-import { get, topicLink } from "./api.js";
+import { topicLink } from "./api.js";
 import { abortStages } from "./admin.js";
 import { el, quote, setText } from "./dom.js";
 import { ago, bytes, count, duration } from "./format.js";
-import { Table } from "./table.js";
+import { PolledView, Table } from "./table.js";
 
-export class StagesView {
+export class StagesView extends PolledView {
   constructor(app) {
-    this.app = app;
+    super(app, "/api/stages");
     this.key = "stages";
     this.counted = el("span", { class: "muted", role: "status" });
     this.table = this.makeTable();
@@ -57,26 +57,9 @@ export class StagesView {
     );
   }
 
-  enter() {
-    this.reload();
-  }
-
-  take() {
-    this.reload();
-  }
-
-  async reload() {
-    if (this.isLoading) return;
-    this.isLoading = true;
-    try {
-      const { stages } = await get("/api/stages");
-      this.table.update(stages);
-      setText(this.counted, stages.length === 1 ? "1 open" : `${count(stages.length)} open`);
-    } catch (error) {
-      if (error.status !== 0) this.app.fail(error);
-    } finally {
-      this.isLoading = false;
-    }
+  update({ stages }) {
+    this.table.update(stages);
+    setText(this.counted, stages.length === 1 ? "1 open" : `${count(stages.length)} open`);
   }
 }
 

@@ -7,6 +7,7 @@
 // On narrow screens rows become cards (style.css), which is why the roles are written
 // out: a browser forgets them when `display` changes.
 
+import { get } from "./api.js";
 import { el, setAttribute, setText } from "./dom.js";
 
 // More rows than anybody reads; the filter finds the rest.
@@ -141,4 +142,32 @@ function compare(a, b) {
   if (b === null || b === undefined) return -1;
   if (typeof a === "string") return a.localeCompare(b, "en", { numeric: true });
   return a < b ? -1 : 1;
+}
+
+/** A view that asks `path` for its rows, when it is entered and with each overview. */
+export class PolledView {
+  constructor(app, path) {
+    this.app = app;
+    this.path = path;
+  }
+
+  enter() {
+    this.reload();
+  }
+
+  take() {
+    this.reload();
+  }
+
+  async reload() {
+    if (this.isLoading) return;
+    this.isLoading = true;
+    try {
+      this.update(await get(this.path));
+    } catch (error) {
+      if (error.status !== 0) this.app.fail(error);
+    } finally {
+      this.isLoading = false;
+    }
+  }
 }

@@ -1,0 +1,1 @@
+"""The client side of Fluvio: its dialect and its driver."""

@@ -1,0 +1,1 @@
+"""The client side of Kimberlite: its dialect and its driver."""
