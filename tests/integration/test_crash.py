@@ -52,7 +52,7 @@ pytestmark = pytest.mark.crash
 
 # `make crash` asks for thousands. A directory is used for several rounds, so that
 # recovery meets what recovery left.
-ROUNDS = int(os.environ.get("LANCE_CRASH_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("LANCE_CRASH_ROUNDS", "6"))
 ROUNDS_PER_DIRECTORY = 4
 POLICIES = ("batch", "none", "always")
 

@@ -65,11 +65,15 @@ def topic(admin: Any, client: Any) -> str:
 
 
 def wait_for(client: Any, topic: str) -> None:
-    """Wait until a client's watches have told it of a topic."""
+    """Wait until a client's watches have told it of a topic, and of its partitions.
+
+    Consumers look at what one watch has told, producers at what the other has.
+    """
     ends_s = time.monotonic() + 60
     while True:
         try:
             client.partition_consumer(topic, 0).stream(fluvio.Offset.beginning())
+            client.topic_producer(topic)
             return
         except Exception as error:
             # Its errors have no public class.

@@ -23,7 +23,7 @@ from tests.store.kit import check_clean, damage, read_all
 
 pytestmark = pytest.mark.crash
 
-ROUNDS = int(os.environ.get("LANCE_CRASH_ROUNDS", "24"))
+ROUNDS = int(os.environ.get("LANCE_CRASH_ROUNDS", "12"))
 # A directory is used for several rounds, so that recovery meets what recovery left.
 ROUNDS_PER_STORE = 8
 DEADLINE_S = 60
