@@ -20,6 +20,7 @@ from lance_spark.errors import (
     AuthenticationRequired,
     BrokerError,
     ConnectionLost,
+    PayloadOverLimit,
     RemoteProtocolError,
     TopicAlreadyExists,
     TopicNotFound,
@@ -96,6 +97,17 @@ class FluvioSession(Session[wire.Frame]):
             raise ConnectionLost(f"{self._stream.peer}: closed")
         self._log(error, type(request).__name__)
         self._answer(request, answer)
+
+    def _reject(self, error: RemoteProtocolError) -> None:
+        if not isinstance(error, PayloadOverLimit):
+            super()._reject(error)
+            return
+        # The client only sees that the connection ends, and may send it for ever.
+        logger.warning(
+            "%s: closed: %s (payload_bytes_max): send less at a time",
+            self._stream.peer,
+            error,
+        )
 
     @abstractmethod
     def _make_refusal(

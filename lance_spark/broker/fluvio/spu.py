@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar
 
 from lance_spark.broker.exchange import Loaded
@@ -215,20 +216,24 @@ class SpuSession(FluvioSession):
         """
         most = self._config.batch_bytes_max
         expanded = size = count = 0
+        is_packed = False
         for batch in wire.inspect_batches(record_set, expanded_bytes_max=most):
             if batch.refusal is not None:
                 raise InvalidPayload(batch.refusal)
             size += batch.stored_bytes_max
             count += batch.count
-            if batch.codec is not wire.Codec.NONE:
-                expanded += batch.expanded_bytes
+            expanded += batch.expanded_bytes
+            is_packed |= batch.codec is not wire.Codec.NONE
+            # There may be very many, with hardly anything in them.
+            self._turn.pause()
         if size > most:
             raise PayloadTooLarge(
                 f"records of {size} bytes, and batch_bytes_max is {most}: send fewer "
                 "at a time"
             )
-        # Expanded batches are there twice: in pieces, and then together.
-        if not self._hold_work(2 * expanded + _ROW_BYTES * count):
+        # If one is compressed, all are there twice: in pieces, and then together.
+        work = 2 * expanded if is_packed else 0
+        if not self._hold_work(work + _ROW_BYTES * count):
             raise Timeout("there was no memory to read the records")
         records = wire.read_records(record_set, expanded_bytes_max=most)
         if records.fault is not None:
@@ -314,33 +319,49 @@ class SpuSession(FluvioSession):
 
     def _read(self, request: wire.Fetch, wanted: Sequence[_Wanted]) -> wire.Response:
         topics, left = [], iter(wanted)
+        # An answer without records looks like the end of all logs: the first that has
+        # some is read, however many came before it.
+        is_first = True
         room = min(max(request.max_bytes, 1), _ANSWER_BYTES_MAX)
         self._free_bytes = PIECE_BYTES
         for topic in request.topics:
             found = []
-            for _ in topic.partitions:
-                found.append(self._read_one(next(left), room))
-                room -= memoryview(found[-1].records).nbytes + _PARTITION_COST_BYTES
+            for one in islice(left, len(topic.partitions)):
+                try:
+                    fetched = self._read_one(one, max(room, is_first))
+                except AnswerFull:
+                    if is_first:
+                        lack = Timeout("no memory for the answer: ask again")
+                        return wire.FetchAnswer(error=self._fail(lack, one.where))
+                    # To wait for it once is enough.
+                    room = 0
+                    fetched = self._read_one(one, room)
+                found.append(fetched)
+                size = memoryview(fetched.records).nbytes
+                is_first &= not size
+                room -= size + _PARTITION_COST_BYTES
                 self._turn.pause()
             topics.append(wire.FetchedTopic(topic.name, tuple(found)))
         return wire.FetchAnswer(topics=tuple(topics))
 
     def _read_one(self, wanted: _Wanted, room: int) -> wire.Fetched:
+        """Read a partition; without room nothing of it: the client asks again.
+
+        Raises:
+            AnswerFull: there is no memory for it.
+        """
         if wanted.error != wire.NO_ERROR:
             return wire.Fetched(wanted.partition, wanted.error)
         try:
             if room > 0:
                 return self._load(wanted, room)
-        except AnswerFull:
-            pass
-        except (ConnectionLost, Timeout):
+            bounds = self._exchange.bounds(self._client, wanted.log)
+            return _make_fetched(wanted, bounds)
+        except (AnswerFull, ConnectionLost):
             raise
         except LanceError as error:
             code = self._fail(error, wanted.where, wanted.start)
             return wire.Fetched(wanted.partition, code)
-        # The client asks again.
-        bounds = self._exchange.bounds(self._client, wanted.log)
-        return _make_fetched(wanted, bounds)
 
     def _load(self, wanted: _Wanted, room: int) -> wire.Fetched:
         loaded = self._exchange.load(
@@ -397,12 +418,15 @@ class SpuSession(FluvioSession):
         """Send what there is to a stream, if it waits for that; tell if it is over."""
         if stream.is_answered:
             return False
+        assert stream.standing is not None
         wanted = stream.wanted
         self._free_bytes = PIECE_BYTES
         try:
             found = self._load(wanted, stream.request.max_bytes)
-        except AnswerFull as error:
-            raise Timeout("no memory for the answer") from error
+        except AnswerFull:
+            # Others hold the memory. The stream waits, and is looked at again.
+            stream.standing.is_due = True
+            return False
         except ConnectionLost:
             raise
         except LanceError as error:
@@ -411,7 +435,6 @@ class SpuSession(FluvioSession):
         is_over = found.error != wire.NO_ERROR
         if is_over or memoryview(found.records).nbytes:
             stream.is_answered = True
-            assert stream.standing is not None
             self._unwatch(stream.standing)
             answer = wire.Streamed(wanted.topic, stream.id, found)
             self._answer(stream.request, answer)

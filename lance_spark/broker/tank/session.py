@@ -348,13 +348,31 @@ class TankSession(Session[wire.Frame]):
     def _read(
         self, message: wire.Consume, wanted: list[_Wanted], room: int
     ) -> wire.Consumed:
+        """Read partitions; without room, nothing of them.
+
+        Raises:
+            Timeout: there is no memory for the first that has messages.
+        """
         topics, left = [], iter(wanted)
+        # An answer without messages looks like the end of all logs: the first that has
+        # some is read, however many came before it.
+        is_first = room > 0
         self._free_bytes = PIECE_BYTES
         for topic in message.topics:
             found = []
             for one in islice(left, len(topic.fetches)):
-                found.append(self._read_one(one, room))
-                room -= memoryview(found[-1].chunk).nbytes + _PARTITION_COST_BYTES
+                try:
+                    fetched = self._read_one(one, max(room, is_first))
+                except AnswerFull as error:
+                    if is_first:
+                        raise Timeout("no memory for the answer: ask again") from error
+                    # To wait for it once is enough.
+                    room = 0
+                    fetched = self._read_one(one, room)
+                found.append(fetched)
+                size = memoryview(fetched.chunk).nbytes
+                is_first &= not size
+                room -= size + _PARTITION_COST_BYTES
                 self._turn.pause()
             is_unknown = all(one.flag == wire.UNKNOWN for one in found)
             if found and is_unknown and not self._has(topic.name):
@@ -364,6 +382,11 @@ class TankSession(Session[wire.Frame]):
         return wire.Consumed(message.request_id, tuple(topics))
 
     def _read_one(self, wanted: _Wanted, room: int) -> wire.Fetched:
+        """Read a partition; without room nothing of it: the client asks again.
+
+        Raises:
+            AnswerFull: there is no memory for it.
+        """
         number, seq = wanted.partition, wanted.start + 1
         if wanted.flag != wire.OK:
             return wire.Fetched(number, wanted.flag)
@@ -381,20 +404,16 @@ class TankSession(Session[wire.Frame]):
             )
             chunk = _write_chunk(loaded)
             return wire.Fetched(number, wire.OK, seq, loaded.bounds.end, chunk)
-        except AnswerFull:
-            pass
         except OffsetOutOfRange as error:
             first, end = error.details["log_start"] + 1, error.details["log_end"]
             return wire.Fetched(number, wire.OUT_OF_RANGE, hwm=end, first_seq=first)
-        except (ConnectionLost, Timeout):
+        except (AnswerFull, ConnectionLost, Timeout):
             raise
         except LanceError as error:
             flag = self._fail(wire.Kind.CONSUME, error, wanted.where)
             return wire.Fetched(number, flag)
-        return self._read_none(wanted)
 
     def _read_none(self, wanted: _Wanted) -> wire.Fetched:
-        """Send nothing of a partition: the client asks again."""
         try:
             end = self._exchange.bounds(self._client, wanted.log).end
         except LanceError as error:

@@ -50,6 +50,8 @@ ISOLATIONS = ("read_uncommitted", "read_committed")
 _APPEND_BYTES_MAX = 8 * MIB
 _RECORD_BYTES_MAX = 16 * MIB - 2**10
 _WAIT_S_MIN, _WAIT_S_MAX = 0.01, 3600.0
+# What the number of a partition has at most.
+_DIGITS_MAX = 10
 # No record has this number.
 _OFFSET_MAX = 2**62
 # From so many on, links to SPUs are closed that the SC does not name any more.
@@ -110,14 +112,14 @@ class _LeaderRules(Retry):
     has the appends of others under way.
 
     Args:
-        forget: forgets what the SC has said.
+        forget: forgets what the SC has said of leaders.
     """
 
     forget: Callable[[], None]
 
     def note(self, error: LanceError, asked: Address | None) -> None:
         """Forget the leader if it may be another one."""
-        if error.retriable or isinstance(error, ProtocolError):
+        if error.retriable or isinstance(error, ProtocolError | TopicNotFound):
             self.forget()
 
     def decide(self, error: LanceError, **facts: Any) -> Decision:
@@ -193,7 +195,7 @@ class FluvioDriver(CountedDriver):
         )
 
     def _forget(self) -> None:
-        self._cluster = _Cluster()
+        self._cluster = replace(self._cluster, leaders={})
 
     def _find_leader(self, at: Partition, deadline: Deadline) -> Address:
         leader = self._cluster.leaders.get(at)
@@ -213,10 +215,9 @@ class FluvioDriver(CountedDriver):
         spus = {spu.spec.id: _find_address(spu) for spu in self._list("SPU", deadline)}
         leaders = {}
         for partition in partitions:
-            topic, _, number = partition.name.rpartition("-")
-            address = spus.get(partition.spec.leader)
-            if number.isascii() and number.isdecimal() and address is not None:
-                leaders[Partition(topic, int(number))] = address
+            at, address = _parse_name(partition.name), spus.get(partition.spec.leader)
+            if at is not None and address is not None:
+                leaders[at] = address
         self._close_links({*spus.values()})
         return _Cluster(topics, leaders)
 
@@ -282,27 +283,32 @@ class FluvioDriver(CountedDriver):
         for number in partitions:
             if number in found:
                 continue
-
-            def build(connection: Connection, number: int = number) -> Any:
-                leaders = self._cluster.leaders
-                numbers = (
-                    n
-                    for n in partitions
-                    if n not in found
-                    and leaders.get(Partition(topic, n)) == connection.address
-                )
-                wanted = tuple(sorted({number, *numbers}))
-                return wire.FetchOffsets((wire.OffsetsTopic(topic, wanted),))
-
+            others = [n for n in partitions if n not in found]
             try:
-                answer: wire.Offsets = self.ask_of(Partition(topic, number), build)
+                try:
+                    found |= self._ask_bounds(topic, number, others)
+                except TopicNotFound:
+                    # Another one may be gone, or the SC has said it long ago.
+                    found |= self._ask_bounds(topic, number)
             except TopicNotFound:
                 if topic not in self._cluster.topics:
                     raise
-                continue
-            for part in answer.topics[0].partitions:
-                found[part.partition] = _check_bounds(topic, part)
         return found
+
+    def _ask_bounds(
+        self, topic: str, number: int, others: Sequence[int] = ()
+    ) -> dict[int, Bounds]:
+        """Ask the leader of a partition for it, and for others if it leads them."""
+
+        def build(connection: Connection) -> wire.FetchOffsets:
+            leaders, here = self._cluster.leaders, connection.address
+            led = (n for n in others if leaders.get(Partition(topic, n)) == here)
+            wanted = tuple(sorted({number, *led}))
+            return wire.FetchOffsets((wire.OffsetsTopic(topic, wanted),))
+
+        answer: wire.Offsets = self.ask_of(Partition(topic, number), build)
+        parts = answer.topics[0].partitions
+        return {part.partition: _check_bounds(topic, part) for part in parts}
 
     # Records.
 
@@ -367,6 +373,14 @@ class FluvioDriver(CountedDriver):
 
     def check_appended(self, answer: wire.Produced, to: Partition, count: int) -> None:
         """Take it for success: the dialect has raised what else it may be."""
+
+
+def _parse_name(name: str) -> Partition | None:
+    """Read which partition it is that an SC names so; None if it is none."""
+    topic, _, number = name.rpartition("-")
+    # Python refuses to read numbers of thousands of digits.
+    is_number = number.isascii() and number.isdecimal() and len(number) <= _DIGITS_MAX
+    return Partition(topic, int(number)) if is_number else None
 
 
 def _find_address(spu: wire.Spu) -> Address | None:

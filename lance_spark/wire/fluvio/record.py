@@ -54,6 +54,7 @@ _LENGTH_AT, _CRC_AT = 8, 17
 _PREAMBLE_BYTES, _SUMMED_AT = 12, 21
 _MAGIC = 2
 _CODEC, _SCHEMA = 0x07, 0x10
+_CODEC_MAX = max(Codec)
 _NONE = -1
 _I32_MAX = 2**31 - 1
 _RECORD_BYTES_MIN = 7
@@ -72,7 +73,8 @@ _Times = NDArray[np.uint64]
 # Heads of batches.
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would take twice as long to make: there may be very many.
+@dataclass(slots=True)
 class Batch:
     """The head of a batch, and where its records are.
 
@@ -139,7 +141,8 @@ def inspect_batches(
         count = max(0, _COUNT.unpack(head)[0])
         if count > (expanded - _COUNT.size) // _RECORD_BYTES_MIN:
             raise RemoteProtocolError(f"{count} records in {expanded} bytes")
-        yield replace(batch, count=count, expanded_bytes=expanded)
+        batch.count, batch.expanded_bytes = count, expanded
+        yield batch
         rest = rest[size:]
 
 
@@ -162,7 +165,7 @@ def _read_head(view: memoryview) -> Batch:
     base, _, _, magic, _, attributes, _, time, _, producer, _, _ = _HEAD.unpack_from(
         view
     )
-    if magic != _MAGIC or attributes & _CODEC > max(Codec):
+    if magic != _MAGIC or attributes & _CODEC > _CODEC_MAX:
         raise RemoteProtocolError(
             f"a batch of version {magic} with attributes 0x{attributes & 0xFFFF:04X}"
         )
