@@ -56,36 +56,45 @@ def compress(codec: Codec, data: Buffer) -> Buffer:
     return packed
 
 
-def expand(codec: Codec, data: Buffer, bytes_max: int) -> list[Buffer]:
+def expand(codec: Codec, data: Buffer, bytes_max: int, before: int = 0) -> list[Buffer]:
     """Expand records to pieces, of which no more are made than the limit and one.
+
+    Args:
+        codec: how they are compressed.
+        data: they.
+        bytes_max: how large they may become, with what was expanded `before`.
+        before: how much that was.
 
     Raises:
         RemoteProtocolError: it is malformed.
         PayloadOverLimit: it becomes larger than the limit.
     """
-    return list(_make_pieces(codec, data, bytes_max))
+    return list(_make_pieces(codec, data, bytes_max, before))
 
 
-def measure(codec: Codec, data: Buffer, bytes_max: int) -> tuple[int, bytes]:
+def measure(
+    codec: Codec, data: Buffer, bytes_max: int, before: int = 0
+) -> tuple[int, bytes]:
     """Say how large records become, and which are their first bytes.
 
-    They are expanded piece by piece, and no piece is kept.
+    They are expanded piece by piece as by `expand`, and no piece is kept.
 
     Raises:
         RemoteProtocolError: it is malformed.
         PayloadOverLimit: it becomes larger than the limit.
     """
     size, head = 0, b""
-    for piece in _make_pieces(codec, data, bytes_max):
+    for piece in _make_pieces(codec, data, bytes_max, before):
         size += len(piece)
         if len(head) < _CHUNK.size:
             head += bytes(memoryview(piece)[: _CHUNK.size])
     return size, head[: _CHUNK.size]
 
 
-def _make_pieces(codec: Codec, data: Buffer, bytes_max: int) -> Iterator[Buffer]:
+def _make_pieces(
+    codec: Codec, data: Buffer, bytes_max: int, size: int
+) -> Iterator[Buffer]:
     pieces = _read_chunks(data) if codec is Codec.SNAPPY else _read_arrow(codec, data)
-    size = 0
     try:
         for piece in pieces:
             size += len(piece)

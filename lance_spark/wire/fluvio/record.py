@@ -126,7 +126,7 @@ def inspect_batches(
         RemoteProtocolError: a batch is malformed or cut off.
         PayloadOverLimit: all batches together become larger than the limit.
     """
-    rest = as_bytes(record_set).data
+    rest, before = as_bytes(record_set).data, 0
     while rest:
         size = _find_size(rest)
         if size > len(rest):
@@ -134,8 +134,10 @@ def inspect_batches(
         batch = _read_head(rest[:size])
         expanded, head = len(batch.data), bytes(batch.data[: _COUNT.size])
         if batch.codec is not Codec.NONE:
-            expanded, head = measure(batch.codec, batch.data, expanded_bytes_max)
-            expanded_bytes_max -= expanded
+            expanded, head = measure(
+                batch.codec, batch.data, expanded_bytes_max, before
+            )
+            before += expanded
         if len(head) < _COUNT.size:
             raise RemoteProtocolError("a batch does not say how many records it has")
         count = max(0, _COUNT.unpack(head)[0])
@@ -318,7 +320,7 @@ def _make_plain(
     in. Its checksums are right, and are those of the compressed batches.
     """
     parts: list[Buffer] = [data[:at]]
-    view = data.data
+    view, before = data.data, 0
     while at < len(data):
         rest = view[at:]
         try:
@@ -332,10 +334,10 @@ def _make_plain(
             if batch.codec is Codec.NONE:
                 parts.append(rest[:size])
             else:
-                most = min(bytes_max, _I32_MAX - _HEAD.size)
-                plain = expand(batch.codec, batch.data, most)
+                most = min(bytes_max, before + _I32_MAX - _HEAD.size)
+                plain = expand(batch.codec, batch.data, most, before)
                 expanded = sum(map(len, plain))
-                bytes_max -= expanded
+                before += expanded
                 head = bytearray(rest[: _HEAD.size])
                 length = _HEAD.size - _PREAMBLE_BYTES + expanded
                 _COUNT.pack_into(head, _LENGTH_AT, length)
