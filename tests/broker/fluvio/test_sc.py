@@ -313,7 +313,7 @@ def test_identity(
 
     spu = dial(Role.SPU, "flink")
     assert spu.produce("own", (1, batch(b"x")))[0].error.code == 13
-    answer = spu.ask(make_fetch("own", (1, 0), max_wait_ms=20_000))
+    answer = spu.ask(make_fetch("own", (1, 0), max_wait_ms=60_000))
     assert answer.topics[0].partitions[0].error.code == 13
     assert spu.ask(wire.StreamFetch("own", 1)).partition.error.code == 13
     asked = wire.FetchOffsets((wire.OffsetsTopic("own", (1,)),))

@@ -38,7 +38,8 @@ from tests.store.seam import SeamFiles
 from tests.wire.fluvio import reference
 
 OK = wire.NO_ERROR
-LONG_MS = 20_000
+# Longer than a test has patience.
+LONG_MS = 60_000
 CODECS = [codec for codec in Codec if codec is not Codec.NONE]
 # What versions differ in, those around it, and some that there are none of.
 VERSIONS = [-1, 0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 16, 17, 18, 19, 22, 23, 24, 25, 99]
@@ -953,6 +954,28 @@ def test_one_push_per_update(spu: FluvioClient) -> None:
     assert advance(spu, (99, stream)) == [0]
     assert spu.next().partition.error.code == 2
     assert advance(spu, (0, stream)) == [3002]
+
+
+def test_a_record_that_comes_during_a_push(
+    broker: EmbeddedBroker, spu: FluvioClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither a second push, nor forgotten."""
+    store, log = broker.service.store, find_log(broker)
+    spu.write("orders", b"0")
+    original = module.SpuSession._load
+
+    def load(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        store.append(log, record(b"late"))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SpuSession, "_load", load)
+        pushed = spu.ask(wire.StreamFetch("orders"))
+        assert values(rows_in(pushed.partition)) == [b"0"]
+        assert spu.is_silent(0.05)
+    assert advance(spu, (1, pushed.stream_id)) == [0]
+    assert values(rows_in(spu.next().partition)) == [b"late"]
 
 
 def test_streams_share_a_connection(

@@ -31,7 +31,8 @@ from tests.broker.tank.kit import (
 )
 
 END = wire.SEQ_END
-LONG_MS = 20_000
+# Longer than a test has patience.
+LONG_MS = 60_000
 
 
 @pytest.fixture
@@ -484,6 +485,40 @@ def test_an_answer_without_memory_for_all(
         left = [n for n in left if n not in got]
         seen.append(got)
     assert len(seen) > 1
+
+
+def test_the_first_messages_come_whatever_is_before_them(tank: TankClient) -> None:
+    """Else partitions that are at their end would hold up the others for ever."""
+    tank.create("orders", 2)
+    tank.write("orders", b"a", b"b", partition=1)
+    ends = [("orders", [(0, 1, MIB)] * 250)] * 9
+    answer = tank.ask(tank.make_consume(*ends, ("orders", [(1, 1, MIB), (1, 2, MIB)])))
+    first, second = answer.topics[-1].partitions
+    assert values(rows_in(first)) == [b"a"]
+    assert (bytes(second.chunk), second.hwm) == (b"", 2)
+
+
+def test_an_answer_without_memory(
+    start: StartBroker, dial_tank: DialTank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not look as if the log ended there: TANK has no word, so it closes."""
+    broker = start(tank=HERE, wait_timeout_s=0.05)
+    tank = dial_tank(broker)
+    tank.create("orders", 2)
+    tank.write("orders", b"small")
+    tank.write("orders", b"x" * MIB, partition=1)
+    assert broker._server is not None
+    waiting = broker._server._shared.waiting
+    waiting.try_take(waiting._limit)
+    # Behind other messages it is left out.
+    fetches = [(0, 1, MIB), (1, 1, MIB), (1, 1, MIB)]
+    [topic] = tank.ask(tank.make_consume(("orders", fetches))).topics
+    assert [values(rows_in(one)) for one in topic.partitions] == [[b"small"], [], []]
+    tank.submit(tank.make_consume(("orders", fetches[1:])))
+    assert tank.ended()
+    assert "no memory for the answer" in caplog.text
+    waiting.give_back(waiting._limit)
+    assert values(dial_tank(broker).read("orders", partition=1)) == [b"x" * MIB]
 
 
 def test_times_of_an_adopted_stage(start: StartBroker, dial_tank: DialTank) -> None:

@@ -112,7 +112,7 @@ def test_a_damaged_topic(directory: Path, dial_tank: DialTank) -> None:
         tank = dial_tank(broker)
         answer = tank.ask(wire.DiscoverPartitions(4, "orders"))
         assert [one.reason.code for one in answer.partitions] == [0xFB]
-        assert tank.consume("orders", 1, wait_ms=20_000).flag == 0xFB
+        assert tank.consume("orders", 1, wait_ms=60_000).flag == 0xFB
         assert tank.produce(("orders", [(0, bundle(b"x"))])) == [2]
         assert tank.create("orders") == 2
 
@@ -224,7 +224,7 @@ def test_a_client_that_goes_while_it_waits(
 ) -> None:
     tank.create("orders")
     other = dial_tank(broker)
-    other.submit(other.make_consume(("orders", [(0, 1, 10)]), wait_ms=20_000))
+    other.submit(other.make_consume(("orders", [(0, 1, 10)]), wait_ms=60_000))
     assert broker._server is not None
     waiting = broker._server._shared.waiting
     assert eventually(lambda: waiting.taken > 0)
@@ -289,7 +289,7 @@ def test_a_certificate_stands_for_a_token(
         flink.make_produce(("own", [(1, bundle(b"x"))])),
         flink.make_produce(("own", [(1, bundle(b"x"), 2)])),
         flink.make_consume(("own", [(1, 1, 100)])),
-        flink.make_consume(("own", [(1, 2, 100)]), wait_ms=20_000),
+        flink.make_consume(("own", [(1, 2, 100)]), wait_ms=60_000),
         wire.DiscoverPartitions(1, "own"),
         wire.CreateTopic(1, "own", 2),
         wire.ReloadConf(1, "own", 1),
@@ -310,7 +310,7 @@ def test_a_refusal_ends_what_stands(
     tank, writer = dial_tank(broker), dial_tank(broker)
     tank.create("orders", 2)
     for number in range(2):
-        tank.submit(tank.make_consume(("orders", [(number, 1, 10)]), wait_ms=20_000))
+        tank.submit(tank.make_consume(("orders", [(number, 1, 10)]), wait_ms=60_000))
     assert stands(broker, 2)
 
     def fail(self: Any, *rest: Any) -> None:
@@ -392,7 +392,7 @@ def test_metrics(broker: EmbeddedBroker, tank: TankClient, dial: Dial) -> None:
     tank.create("orders")
     tank.write("orders", b"a")
     tank.read("orders")
-    poll = tank.make_consume(("orders", [(0, 2, 10)]), wait_ms=20_000)
+    poll = tank.make_consume(("orders", [(0, 2, 10)]), wait_ms=60_000)
     tank.submit(poll)
     assert stands(broker)
     dial(broker).write(tank_topic(broker, "orders"), record(b"b"), count=1)

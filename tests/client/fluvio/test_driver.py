@@ -35,6 +35,7 @@ from lance_spark.errors import (
 from lance_spark.model import Bounds, Partition
 from lance_spark.records import Records
 from lance_spark.wire import fluvio as wire
+from tests.broker.kit import eventually, running
 from tests.broker.tank.kit import cut
 from tests.client.fluvio.field import FieldCluster, Log, Stored, batch
 from tests.each import each
@@ -379,6 +380,38 @@ def test_a_leader_that_moves_costs_others_nothing(
     assert before.is_open
 
 
+def test_a_partition_that_is_gone(field: FieldCluster, open_one: Opener) -> None:
+    """It is left out of the bounds, and those that its SPU leads as well are not."""
+    driver = open_one(field.address)
+    driver.create_topic("orders", 5)
+    logs = [LogRef(Partition("orders", number)) for number in range(5)]
+    expected = {log.partition: Bounds(0, 0) for log in logs}
+    assert driver.bounds(logs) == expected
+    gone = wire.PartitionOffsets(wire.ErrorCode(2001), 2)
+
+    def lie(request: Any, answer: Any) -> Any:
+        if not isinstance(request, wire.FetchOffsets):
+            return None
+        [topic] = answer.topics
+        parts = tuple(gone if one.partition == 2 else one for one in topic.partitions)
+        topics = (replace(topic, partitions=parts),)
+        return wire.encode_message(replace(answer, topics=topics))
+
+    field.lie = lie
+    del expected[Partition("orders", 2)]
+    assert driver.bounds(logs) == expected
+    with pytest.raises(TopicNotFound, match="orders/2"):
+        driver.find_end(Partition("orders", 2))
+    # A topic that comes again with fewer.
+    field.lie = None
+    field.topics["orders"] = field.topics["orders"][:2]
+    found = driver.bounds(logs)
+    assert list(found) == [log.partition for log in logs[:2]]
+    del field.topics["orders"]
+    with pytest.raises(TopicNotFound):
+        driver.find_bounds("orders", [0, 1])
+
+
 def test_a_partition_without_a_leader(field: FieldCluster, open_one: Opener) -> None:
     driver = open_one(field.address, retry_timeout_s=0.2)
     field.create("orders")
@@ -643,6 +676,29 @@ def test_a_broker_that_restarts(tmp_path: Path, open_one: Opener) -> None:
     with EmbeddedBroker(fluvio=address, **settings):
         write(driver, values(5, 5))
         assert read(driver) == numbered(values(10))
+
+
+def test_a_broker_without_memory(tmp_path: Path, open_one: Opener) -> None:
+    """What it can't send now is asked for again, and is no end of the log."""
+    settings: dict[str, Any] = {"data_dir": str(tmp_path), "fsync": "none"}
+    with EmbeddedBroker(
+        fluvio="127.0.0.1:0", wait_timeout_s=0.02, **settings
+    ) as broker:
+        driver, rows = open_one(broker.address_of("fluvio")), [b"x" * MIB] * 3
+        write(driver, rows)
+        assert broker._server is not None
+        waiting = broker._server._shared.waiting
+        refused = broker.metrics.snapshot().protocols["fluvio_spu"].requests_refused
+        waiting.try_take(waiting._limit)
+        with running(lambda: read(driver, start=0, end=3)) as result:
+
+            def is_refused() -> bool:
+                counts = broker.metrics.snapshot().protocols["fluvio_spu"]
+                return counts.requests_refused > refused
+
+            assert eventually(is_refused)
+            waiting.give_back(waiting._limit)
+            assert result() == numbered(rows)
 
 
 # Settings.
