@@ -744,12 +744,18 @@ class CountedReader:
     def _ask_for_more(self, needed_bytes: int) -> None:
         most = self._driver.fetch_bytes_max
         if max(needed_bytes, self._fetch_bytes + 1) > most:
+            text = (
+                f"{needed_bytes} bytes have to be fetched at once to get record "
+                f"{self.position}, and {most} can be: raise response_bytes_max, of "
+                "which that is the half"
+            )
+            if needed_bytes <= most:
+                text = (
+                    f"the server cuts record {self.position} off, also in an answer of "
+                    f"{most} bytes, although {needed_bytes} would do"
+                )
             raise RecordTooLarge(
-                f"{show(self._at)}: {needed_bytes} bytes have to be fetched at once to "
-                f"get record {self.position}, and {most} can be: raise "
-                "response_bytes_max, of which that is the half",
-                self.position,
-                unit="offset",
+                f"{show(self._at)}: {text}", self.position, unit="offset"
             )
         self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
 

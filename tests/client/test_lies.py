@@ -23,14 +23,18 @@ import pytest
 
 from lance_spark.client import LogClient, connect
 from lance_spark.errors import LanceError
-from lance_spark.wire import kimberlite, rustlog, tank
+from lance_spark.wire import fluvio, kimberlite, rustlog, tank
+from lance_spark.wire.fluvio.compression import compress
 from tests.broker.rustlog.kit import make
 from tests.broker.tank.kit import bundle
+from tests.client.fluvio.field import FieldCluster as FluvioCluster
+from tests.client.fluvio.field import batch as fluvio_batch_of
 from tests.client.kimberlite.field import FieldServer as KimberliteServer
 from tests.client.rustlog.field import FieldServer as RustlogServer
 from tests.client.tank.field import FieldServer as TankServer
 from tests.integration.process import HAS_PROC, read_status
 from tests.integration.test_hostile import mutate
+from tests.wire.fluvio import reference as fluvio_reference
 
 MIB = 1024 * 1024
 # A lie may cost this time again and again until the last try.
@@ -509,7 +513,297 @@ KIMBERLITE: dict[str, tuple[Work, type[Any], Lie]] = {
     ),
 }
 
+
+# Fluvio.
+
+
+def fluvio_frame(message: fluvio.Message) -> bytes:
+    return b"".join(map(bytes, fluvio.encode_message(message)))
+
+
+def fluvio_payload(payload: bytes) -> Lie:
+    """Answer with such bytes behind the id of the request."""
+    return lambda request, answer: [
+        struct.pack(">ii", 4 + len(payload), request.correlation_id) + payload
+    ]
+
+
+def fluvio_change(**fields: Any) -> Lie:
+    return lambda request, answer: [fluvio_frame(replace(answer, **fields))]
+
+
+def fluvio_part(**fields: Any) -> Lie:
+    """Change what an answer says of its partition."""
+
+    def lie(request: Any, answer: Any) -> Iterable[bytes]:
+        [topic] = answer.topics
+        parts = (replace(topic.partitions[0], **fields),)
+        topics = (replace(topic, partitions=parts),)
+        return [fluvio_frame(replace(answer, topics=topics))]
+
+    return lie
+
+
+def fluvio_outcome(**fields: Any) -> Lie:
+    """Change what an answer says of an append."""
+
+    def lie(request: Any, answer: Any) -> Iterable[bytes]:
+        [topic] = answer.topics
+        topics = (replace(topic, outcomes=(replace(topic.outcomes[0], **fields),)),)
+        return [fluvio_frame(replace(answer, topics=topics))]
+
+    return lie
+
+
+def fluvio_listed(kind: str, change: Callable[[Any], Any]) -> Lie:
+    """Change each object of a list, and let the client ask for it."""
+
+    def lie(request: Any, answer: Any) -> Iterable[bytes] | None:
+        if isinstance(request, fluvio.Fetch):
+            return fluvio_part(error=fluvio.ErrorCode(6))(request, answer)
+        if not isinstance(request, fluvio.List) or request.kind != kind:
+            return None
+        objects = tuple(map(change, answer.objects))
+        return [fluvio_frame(replace(answer, objects=objects))]
+
+    return lie
+
+
+def fluvio_batch(base: int, *values: bytes) -> bytes:
+    return struct.pack(">q", base) + fluvio_batch_of(values)[8:]
+
+
+def fluvio_bomb(codec: fluvio.Codec) -> Lie:
+    """Send a batch that becomes more than all that may be expanded."""
+
+    def lie(request: Any, answer: Any) -> Iterable[bytes] | None:
+        body = bytes(compress(codec, bytes(4 * MIB))) * 24
+        data = fluvio_reference.batch(
+            [fluvio_reference.Row(0, None, None, b"")], body=body, attributes=codec
+        )
+        return fluvio_part(records=data)(request, answer)
+
+    return lie
+
+
+ROWS = [fluvio_reference.Row(0, None, None, b"x")]
+FLUVIO: dict[str, tuple[Work, type[Any], Lie]] = {
+    "a huge frame": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: [
+            struct.pack(">ii", 2**31 - 1, request.correlation_id),
+        ],
+    ),
+    "a frame of less than nothing": (
+        *(read_all, fluvio.Fetch),
+        lambda *_: [b"\xff" * 8],
+    ),
+    "a frame that never comes": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: [struct.pack(">ii", 9 * MIB, request.correlation_id)],
+    ),
+    "no frame": (read_all, fluvio.Fetch, lambda *_: [bytes(4)]),
+    "another id": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: [fluvio_frame(replace(answer, correlation_id=2**30))],
+    ),
+    "another answer": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: [
+            fluvio_frame(fluvio.Updated(correlation_id=request.correlation_id))
+        ],
+    ),
+    "another topic": (
+        *(read_all, fluvio.Fetch),
+        fluvio_change(topics=(fluvio.FetchedTopic("another", (fluvio.Fetched(0),)),)),
+    ),
+    "another partition": (read_all, fluvio.Fetch, fluvio_part(partition=9)),
+    "no topic": (read_all, fluvio.Fetch, fluvio_change(topics=())),
+    "two topics": (
+        *(read_all, fluvio.Fetch),
+        fluvio_change(
+            topics=(fluvio.FetchedTopic("orders", (fluvio.Fetched(0),)),) * 2
+        ),
+    ),
+    "two partitions": (
+        *(read_all, fluvio.Fetch),
+        fluvio_change(
+            topics=(fluvio.FetchedTopic("orders", (fluvio.Fetched(0),) * 2),)
+        ),
+    ),
+    "2 billion topics": (
+        *(read_all, fluvio.Fetch),
+        fluvio_payload(bytes(10) + b"\x7f\xff\xff\xff" + bytes(100)),
+    ),
+    "records of 2 GiB": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: [
+            fluvio_frame(answer).replace(
+                struct.pack(">i", len(answer.topics[0].partitions[0].records)),
+                b"\x7f\xff\xff\xff",
+                1,
+            )
+        ],
+    ),
+    "an unknown error": (
+        *(read_all, fluvio.Fetch),
+        fluvio_payload(struct.pack(">ihi", 0, 1234, 0)),
+    ),
+    "an error for all": (
+        *(read_all, fluvio.Fetch),
+        fluvio_change(error=fluvio.ErrorCode(-1), topics=()),
+    ),
+    "no leader, wherever it is asked": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(error=fluvio.ErrorCode(6)),
+    ),
+    "a record that was never there": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(error=fluvio.ErrorCode(1)),
+    ),
+    "a first record behind all": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(error=fluvio.ErrorCode(71, (0, 2**63 - 1))),
+    ),
+    "no batches": (read_all, fluvio.Fetch, fluvio_part(records=b"\x7f" * 2000)),
+    "zeros": (read_all, fluvio.Fetch, fluvio_part(records=bytes(2000))),
+    "a batch of 2 GiB": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=bytes(8) + b"\x7f\xff\xff\xff" + bytes(100)),
+    ),
+    "a batch that is always cut off": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=fluvio_batch(0, *VALUES)[:100]),
+    ),
+    "a wrong checksum": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=fluvio_reference.batch(ROWS, crc=7)),
+    ),
+    "more records than bytes": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(
+            records=fluvio_reference.batch(ROWS, body=b"\x7f\xff\xff\xff" + bytes(60))
+        ),
+    ),
+    **{
+        f"a {codec.name.lower()} bomb": (read_all, fluvio.Fetch, fluvio_bomb(codec))
+        for codec in fluvio.Codec
+        if codec is not fluvio.Codec.NONE
+    },
+    "records that come later": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=fluvio_batch(2**40, b"x")),
+    ),
+    "records behind all": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=fluvio_batch(2**63 - 1, b"x")),
+    ),
+    "records before the first": (
+        *(read_all, fluvio.Fetch),
+        fluvio_part(records=fluvio_batch(-1, b"x")),
+    ),
+    "a gap": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: fluvio_part(
+            records=fluvio_batch(0, VALUES[0]) + fluvio_batch(2, VALUES[2])
+        )(request, answer),
+    ),
+    "numbers that go back": (
+        *(read_all, fluvio.Fetch),
+        lambda request, answer: (
+            fluvio_part(records=fluvio_batch(0, VALUES[0]))(request, answer)
+            if request.topics[0].partitions[0].offset
+            else None
+        ),
+    ),
+    "nothing, again and again": (
+        *(read_range, fluvio.Fetch),
+        fluvio_part(records=b""),
+    ),
+    "an end behind all": (
+        *(read_all, fluvio.FetchOffsets),
+        fluvio_part(last_stable_offset=2**63 - 1),
+    ),
+    "a start below zero": (
+        *(read_all, fluvio.FetchOffsets),
+        fluvio_part(start_offset=-1),
+    ),
+    "a start behind the end": (
+        *(read_all, fluvio.FetchOffsets),
+        fluvio_part(start_offset=21),
+    ),
+    "the bounds of another one": (
+        *(read_all, fluvio.FetchOffsets),
+        fluvio_part(partition=2**32 - 1),
+    ),
+    "no bounds": (read_all, fluvio.FetchOffsets, fluvio_change(topics=())),
+    "4 billion partitions": (
+        *(read_all, fluvio.List),
+        fluvio_listed(
+            "Topic",
+            lambda topic: replace(
+                topic, spec=fluvio.TopicSpec((fluvio.COMPUTED, HUGE, 1, False))
+            ),
+        ),
+    ),
+    "2 billion objects": (
+        *(read_all, fluvio.List),
+        fluvio_payload(b"\0\5Topic\0\0\0\x14\x7f\xff\xff\xff" + bytes(16)),
+    ),
+    "a list of 4 GiB": (
+        *(read_all, fluvio.List),
+        fluvio_payload(b"\0\5Topic" + b"\xff" * 4 + bytes(100)),
+    ),
+    "another list": (
+        *(read_all, fluvio.List),
+        fluvio_change(kind="SmartModule", objects=()),
+    ),
+    "a partition whose number is long": (
+        *(read_all, fluvio.Request),
+        fluvio_listed("Partition", lambda one: replace(one, name="t-" + "9" * 9999)),
+    ),
+    "a leader that is not there": (
+        *(read_all, fluvio.Request),
+        fluvio_listed(
+            "Partition", lambda one: replace(one, spec=replace(one.spec, leader=7))
+        ),
+    ),
+    "an SPU that is not there": (
+        *(read_all, fluvio.Request),
+        fluvio_listed("SPU", lambda one: move_spu(one, "127.0.0.1", 1)),
+    ),
+    "an SPU without an address": (
+        *(read_all, fluvio.Request),
+        fluvio_listed("SPU", lambda one: move_spu(one, "no host", 1)),
+    ),
+    "no outcome": (append, fluvio.Produce, fluvio_change(topics=())),
+    "an outcome of another partition": (
+        *(append, fluvio.Produce),
+        fluvio_outcome(partition=3),
+    ),
+    "an outcome that is unknown": (
+        *(append, fluvio.Produce),
+        fluvio_outcome(error=fluvio.ErrorCode(-1)),
+    ),
+    "another topic created": (create, fluvio.Create, fluvio_change(name="another")),
+    "silence": (read_all, fluvio.Fetch, silent),
+    "silence of the controller": (read_all, fluvio.List, silent),
+    "silence to an append": (append, fluvio.Produce, silent),
+    "endless answers": (
+        *(read_all, fluvio.Fetch),
+        endless(fluvio_frame(fluvio.Updated(correlation_id=0))),
+    ),
+}
+
+
+def move_spu(spu: Any, host: str, port: int) -> Any:
+    """Say that an SPU is elsewhere."""
+    public = fluvio.PublicEndpoint(port, (fluvio.Ingress(host),))
+    return replace(spu, spec=replace(spu.spec, public=public))
+
+
 LIARS = {
+    "fluvio": Liar(FluvioCluster, FLUVIO, fluvio.encode_message),
     "kimberlite": Liar(KimberliteServer, KIMBERLITE, kimberlite.encode_message),
     "rustlog": Liar(RustlogServer, RUSTLOG, rustlog.encode_message),
     "tank": Liar(TankServer, TANK, tank.encode_message),
@@ -547,6 +841,7 @@ def test_a_lie_is_told_in_time(server: Any, protocol: str, name: str) -> None:
             work(client)
         assert time.monotonic() - began_s < PATIENCE_S
         assert str(told.value)
+        assert " at 0x" not in str(told.value), "an object, and not what it is"
         grown = (read_status(_ME, "VmHWM") - before) * 1024
         assert grown < GROWTH_BYTES_MAX, f"{grown / MIB:.0f} MiB"
         # It was the lie: the same client goes on with the truth.

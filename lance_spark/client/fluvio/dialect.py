@@ -13,6 +13,7 @@ from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     ConnectionLost,
+    LeaderUnknown,
     OptionError,
     RemoteProtocolError,
     TlsRefused,
@@ -29,7 +30,6 @@ _CLIENT_ID = "lance-spark"
 _NUMBERS_MAX = 2**31
 # What the answer to the greeting has at most: a list of requests.
 _GREETING_BYTES_MAX = 64 * 1024
-_NAMES = {wire.Role.SC: "the controller (SC)", wire.Role.SPU: "an SPU"}
 
 
 class FluvioDialect:
@@ -78,12 +78,17 @@ class FluvioDialect:
         self._address = connection.address
         self._known = {key.key: key for key in answer.keys}
         is_spu = wire.Produce.KEY in self._known
-        if is_spu != (self._role is wire.Role.SPU):
-            found = wire.Role.SPU if is_spu else wire.Role.SC
+        if is_spu and self._role is wire.Role.SC:
             raise OptionError(
-                f"{connection.address} is {_NAMES[found]} of a cluster and not "
-                f"{_NAMES[self._role]}: give the address of the controller, which "
-                "knows the SPUs; its port is 9003 by default"
+                f"{connection.address} is an SPU of a cluster and not the controller "
+                "(SC): give the address of the controller, which knows the SPUs; its "
+                "port is 9003 by default"
+            )
+        if not is_spu and self._role is wire.Role.SPU:
+            # Not by the settings: it is the SC that has named it.
+            raise LeaderUnknown(
+                f"{connection.address} is no SPU, but the controller (SC) says so: "
+                "check which addresses the SPUs of the cluster advertise"
             )
         self._parser.allow(self._response_bytes_max)
 
@@ -143,6 +148,8 @@ class FluvioDialect:
         elif isinstance(answer, wire.Status):
             where = f"topic {request.name!r}"
             _check(answer.error, f"{where}: {answer.text}" if answer.text else where)
+            if answer.name != request.name:
+                raise RemoteProtocolError(f"the answer is not about {request.name!r}")
         elif isinstance(answer, wire.Produced):
             found = [(topic.name, topic.outcomes) for topic in answer.topics]
             [asked] = request.topics

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, connect, show
+from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.driver import Traits
 from lance_spark.client.fluvio.dialect import FluvioDialect
 from lance_spark.client.link import Build, Dialer, Link
@@ -29,6 +30,7 @@ from lance_spark.errors import (
     ProtocolError,
     RecordError,
     RemoteProtocolError,
+    Timeout,
     TopicNotFound,
 )
 from lance_spark.model import Bounds, Partition
@@ -175,6 +177,10 @@ class FluvioDriver(CountedDriver):
             if link.is_closed and not self.is_closed:
                 # The next look at the cluster finds another one.
                 raise ConnectionLost(f"{show(at)}: its SPU is gone") from error
+            if type(error) in (ConnectionLost, ConnectionEnded, Timeout):
+                # The settings do not name this server: the SC does.
+                text = f"{show(at)}: the SPU that leads it, as the SC says: {error}"
+                raise type(error)(text) from error
             raise
 
     def ask_of(

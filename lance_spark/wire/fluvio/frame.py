@@ -52,6 +52,9 @@ class Frame:
 
     payload: memoryview = EMPTY
 
+    def __str__(self) -> str:
+        return f"{len(self.payload)} bytes"
+
 
 class FrameParser(Assembler[int, Frame]):
     """Parse the frames of one direction of one connection.

@@ -243,6 +243,9 @@ class Frame:
     version: int
     payload: memoryview = EMPTY
 
+    def __str__(self) -> str:
+        return f"version {self.version}, {len(self.payload)} bytes"
+
 
 def decode_header(data: Buffer) -> Header:
     """Read a header of `HEADER_BYTES`.

@@ -83,6 +83,9 @@ class Frame:
     kind: Kind
     payload: memoryview = EMPTY
 
+    def __str__(self) -> str:
+        return f"{self.kind.name}, {len(self.payload)} bytes"
+
 
 def decode_header(data: Buffer) -> tuple[Kind, int]:
     """Read a header of `HEADER_BYTES`: the kind, and the size of the payload.

@@ -423,13 +423,22 @@ def test_a_partition_without_a_leader(field: FieldCluster, open_one: Opener) -> 
         read(driver)
 
 
-def test_addresses_that_are_none(field: FieldCluster, open_one: Opener) -> None:
-    """The SC names an SPU that can't be reached by any client."""
-    field.create("orders")
+def test_addresses_that_are_wrong(field: FieldCluster, open_one: Opener) -> None:
+    """The SC names an SPU that no client can reach, or that is none."""
+    field.fill("orders", values(3))
     driver = open_one(field.address, retry_timeout_s=0.1)
-    ways = [wire.PublicEndpoint(9010), wire.PublicEndpoint(0)]
-    ways.append(wire.PublicEndpoint(9010, (wire.Ingress("no host"),)))
-    for public in ways:
+    host, _, port = field.address.rpartition(":")
+    no_spu = r"orders/0: no SPU leads it that clients could reach"
+    ways: list[tuple[int, list[str], type[LanceError], str]] = [
+        (9010, [], LeaderUnknown, no_spu),
+        (0, [host], LeaderUnknown, no_spu),
+        (9010, ["no host"], LeaderUnknown, no_spu),
+        (1, [host], ConnectionLost, r"orders/0: the SPU .* as the SC says: .* refused"),
+        (int(port), [host], LeaderUnknown, f"{port} is no SPU, but the controller"),
+    ]
+    for number, hosts, kind, text in ways:
+        ingress = tuple(wire.Ingress(one) for one in hosts)
+        public = wire.PublicEndpoint(number, ingress)
 
         def lie(request: Any, answer: Any, public: Any = public) -> Any:
             if getattr(request, "kind", None) != "SPU":
@@ -438,8 +447,12 @@ def test_addresses_that_are_none(field: FieldCluster, open_one: Opener) -> None:
             return wire.encode_message(replace(answer, objects=spus))
 
         field.lie = lie
-        with pytest.raises(LeaderUnknown):
+        driver._forget()
+        with pytest.raises(kind, match=text):
             read(driver)
+        # The SC is asked again each time.
+        field.lie = None
+        assert read(driver) == numbered(values(3))
 
 
 def test_links_to_spus_that_are_gone(
@@ -529,6 +542,11 @@ def test_a_batch_over_all_limits(field: FieldCluster, open_one: Opener) -> None:
     field.fill("orders", values(1), [b"x" * 3000])
     driver = open_one(field.address, response_bytes_max=4096)
     with pytest.raises(RecordTooLarge, match="raise response_bytes_max"):
+        read(driver, fetch_bytes=100)
+    # A server that sends less than was asked for.
+    log = field.topics["orders"][0]
+    log.batches = [log.batches[0]._replace(data=log.batches[0].data[:-1])]
+    with pytest.raises(RecordTooLarge, match=r"cuts record 0 off, .* 75 would do"):
         read(driver, fetch_bytes=100)
 
 
