@@ -821,6 +821,8 @@ class CountedWriter:
         self._rows: list[pa.RecordBatch] = []
         self._row_bytes = self._row_count = 0
         self._sent: deque[_Sent] = deque()
+        # A batch was lost since the last one was sent.
+        self._has_resent = False
         # The number that the next record gets, as far as this writer knows.
         self._next: int | None = None
         # Ends this writer's turn.
@@ -929,6 +931,12 @@ class CountedWriter:
             self._let_others_in()
         while len(self._sent) >= self._in_flight_max:
             self._settle()
+        if self._has_resent:
+            # Those behind the one that was lost went the same way. The next one goes
+            # another way, where it must not overtake them.
+            while self._sent:
+                self._settle()
+            self._has_resent = False
         if self._is_conditional and self._next is None:
             # After a conflict: what is behind it goes before this batch.
             while self._sent:
@@ -981,6 +989,7 @@ class CountedWriter:
             if batch.is_behind:
                 batch.expected = self._driver.find_end(self._to)
         self._append_again(batch, conflict)
+        self._has_resent = True
         self._sent.popleft()
 
     def _append_again(self, batch: _Sent, conflict: AppendConflictError | None) -> None:

@@ -366,6 +366,34 @@ def test_a_leader_that_moves(
     work(driver)
 
 
+@each("change", [move, lambda field, log: field.drop()], ids=["moves", "is lost"])
+def test_a_way_that_is_lost_during_a_write(
+    field: FieldCluster,
+    open_one: Opener,
+    change: Callable[[FieldCluster, Log], None],
+) -> None:
+    """What was under way is sent again, and all that follows goes the new way."""
+    driver = open_one(field.address)
+    topic = f"orders-{len(field.topics)}"
+    field.create(topic, 2)
+    settings = replace(SETTINGS, batch_bytes=500)
+    writer = driver.open_writer(
+        Partition(topic), options=settings, create_topic=False, check=lambda _: None
+    )
+    rows = pa.table({"value": pa.array(values(1000), pa.binary())})
+    writer.write(rows.slice(0, 500))
+    change(field, field.topics[topic][0])
+    field.requests.clear()
+    writer.write(rows.slice(500))
+    assert all(one.pending is not None for one in writer._sent)
+    writer.finish()
+    found = [int(value.split()[1]) for value in field.topics[topic][0].values()]
+    assert list(dict.fromkeys(found)) == list(range(1000))
+    produces = sum(isinstance(one, wire.Produce) for one in field.requests)
+    batches = len(field.topics[topic][0].batches)
+    assert produces <= batches // 2 + 2 + 2 * settings.max_in_flight
+
+
 def test_a_leader_that_moves_costs_others_nothing(
     field: FieldCluster, open_one: Opener
 ) -> None:
