@@ -176,6 +176,8 @@ def test_a_frame_that_is_too_large(
 
 def test_requests_that_are_not_known(spu: FluvioClient) -> None:
     """They are answered, whatever is in them, and the connection goes on."""
+    known = {one.key for one in spu.ask(wire.ApiVersions()).keys}
+    assert known == {0, 1, 18, 1002, 1003, 1005}
     for key in (2, 1001, 1004, 1006, 65535):
         answer = spu.ask(wire.Other(key, b"\xff" * 20))
         assert isinstance(answer, wire.Failed)
