@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from lance_spark.broker.exchange import Family
@@ -239,7 +239,8 @@ class ScSession(FluvioSession):
             # There are none that could change.
             objects = tuple(self._find_objects(request.kind))
             return wire.Watched(request.kind, 1, everything=objects)
-        watching = _Watching(request)
+        # Without what is not needed: it may stand for days.
+        watching = _Watching(replace(request, client_id=""))
         standing = StandingRequest(
             {},
             lambda final: self._tell(watching),

@@ -189,7 +189,12 @@ class SpuSession(FluvioSession):
                     writing.outcomes[at, n] = wire.Outcome(write.partition, code)
                 self._turn.pause()
         writing.left -= 1
-        return None if writing.left else writing.answer()
+        if not writing.left:
+            return writing.answer()
+        if _measure_names(request.topics) > PIECE_BYTES:
+            # They are in the answer, and nothing counts them while it waits.
+            self._settle()
+        return None
 
     def _write(
         self, writing: _Writing, key: tuple[int, int], topic: str, write: wire.Write
@@ -259,6 +264,8 @@ class SpuSession(FluvioSession):
     # Reading once.
 
     def _fetch(self, request: wire.Fetch) -> wire.Response | None:
+        # What is not needed is not kept, however long it stands.
+        request = replace(request, client_id="", forgotten=())
         wanted = [
             self._find(topic.name, one.partition, one.offset)
             for topic in request.topics
@@ -275,8 +282,9 @@ class SpuSession(FluvioSession):
                 min(request.max_wait_ms / 1000, self._config.wait_s_max),
                 command=type(request).__name__,
             )
-            # A partition may be asked for many times.
-            standing.size = WAIT_POSITION_BYTES * (len(wanted) + len(request.topics))
+            # A partition may be asked for many times, and a topic without any.
+            standing.size = WAIT_POSITION_BYTES * len(wanted)
+            standing.size += _measure_names(request.topics)
             if self._stand(standing):
                 return None
         return self._read(request, wanted)
@@ -398,7 +406,9 @@ class SpuSession(FluvioSession):
         log = self._exchange.find(self._client, request.topic, request.partition)
         self._stream_id += 1
         wanted = _Wanted(request.topic, request.partition, request.offset, log)
-        stream = _StreamState(request, self._stream_id, wanted)
+        # Without what is not needed: also no bytes are a view of the whole frame.
+        kept = replace(request, client_id="", wasm=b"")
+        stream = _StreamState(kept, self._stream_id, wanted)
         stream.standing = StandingRequest(
             self._find_ends([wanted]),
             lambda final: self._push(stream),
@@ -473,13 +483,18 @@ class SpuSession(FluvioSession):
     }
 
 
+def _measure_names(topics: Sequence[wire.WriteTopic | wire.FetchTopic]) -> int:
+    """Tell how much memory topics take with their names, of which none may exist."""
+    return sum(max(WAIT_POSITION_BYTES, 4 * len(topic.name)) for topic in topics)
+
+
 def _forget_records(request: wire.Produce) -> wire.Produce:
     """Keep what the answer needs: the memory of the frame is free before it is sent."""
     topics = tuple(
         replace(topic, writes=tuple(replace(w, records=b"") for w in topic.writes))
         for topic in request.topics
     )
-    return replace(request, topics=topics, smart_modules=())
+    return replace(request, topics=topics, smart_modules=(), client_id="")
 
 
 def _check_produce(request: wire.Produce) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+import tracemalloc
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -542,14 +543,40 @@ def test_pipelined_requests(spu: FluvioClient) -> None:
     assert values(spu.read("orders")) == numbers(count)
 
 
+def test_answers_that_are_large_are_not_owed(
+    spu: FluvioClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names in them are not counted, so that only few may wait for the disk."""
+    original, owed = module.SpuSession._produce, []
+
+    def produce(self: Any, request: wire.Produce) -> Any:
+        answer = original(self, request)
+        owed.append(len(self._owed))
+        return answer
+
+    handlers = {**module.SpuSession.HANDLERS, wire.Produce: produce}
+    monkeypatch.setattr(module.SpuSession, "HANDLERS", handlers)
+    write = make_produce("orders", (0, batch(b"x")))
+    names = tuple(wire.WriteTopic("x" * 30_000) for _ in range(5))
+    for request in (write, replace(write, topics=(*write.topics, *names))):
+        answer = spu.ask(request)
+        assert codes(*answer.topics[0].outcomes) == [0]
+        assert [one.name for one in answer.topics] == [t.name for t in request.topics]
+    assert eventually(lambda: owed == [1, 0])
+
+
 def test_a_request_that_waits_for_the_disk_keeps_no_records() -> None:
     """The memory of its frame is given back while its answer is still owed."""
     request = make_produce("orders", (0, bytes(1000)), (1, bytes(1000)))
     kept = module._forget_records(
-        replace(request, smart_modules=(wire.SmartModule((1, bytes(1000))),))
+        replace(
+            request,
+            client_id="x" * 1000,
+            smart_modules=(wire.SmartModule((1, bytes(1000))),),
+        )
     )
     assert [w.records for t in kept.topics for w in t.writes] == [b"", b""]
-    assert kept.smart_modules == ()
+    assert (kept.smart_modules, kept.client_id) == ((), "")
 
 
 # Fetch: where it begins, and how much it is.
@@ -829,13 +856,49 @@ def test_many_polls(broker: EmbeddedBroker, spu: FluvioClient) -> None:
 
 
 def test_a_poll_costs_what_it_asks_for(
-    broker: EmbeddedBroker, spu: FluvioClient
+    broker: EmbeddedBroker, spu: FluvioClient, dial_fluvio: DialFluvio
 ) -> None:
     waiting = shared_by(broker).waiting
-    spu.submit(make_fetch("orders", *[(0, 0)] * 2000, max_wait_ms=LONG_MS))
-    assert eventually(lambda: waiting.taken >= 2000 * 512)
-    spu.stream.close()
-    assert eventually(lambda: waiting.taken == 0)
+    names = tuple(wire.FetchTopic("x" * 30_000) for _ in range(50))
+    topics = (*make_fetch("orders", (0, 0)).topics, *names)
+    for poll, size in (
+        (make_fetch("orders", *[(0, 0)] * 2000), 2000 * 512),
+        (wire.Fetch(topics=topics), 50 * 30_000),
+    ):
+        with dial_fluvio(broker) as client:
+            client.submit(replace(poll, max_wait_ms=LONG_MS))
+            assert eventually(lambda least=size: waiting.taken >= least)
+        assert eventually(lambda: waiting.taken == 0)
+
+
+def test_what_stands_keeps_no_more_than_it_needs(
+    broker: EmbeddedBroker, sc: FluvioClient, spu: FluvioClient
+) -> None:
+    """It would not be counted, and may stand for ever."""
+    count, noise = 20, "x" * 30_000
+    forgotten = tuple(wire.ForgottenTopic(noise) for _ in range(5))
+    requests = [
+        make_fetch("orders", (0, 0), max_wait_ms=LONG_MS, forgotten=forgotten),
+        wire.StreamFetch("orders", client_id=noise),
+        # At this version it has bytes in the middle, which are a part of the frame.
+        wire.StreamFetch("orders", api_version=17),
+    ]
+    frames = [b"".join(map(bytes, wire.encode_message(one))) for one in requests]
+    payloads = [frame[4:] + bytes(100_000) for frame in frames]
+    watch = wire.Watch("Topic", client_id=noise)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(count):
+            for payload in payloads:
+                spu.send_payload(payload)
+            sc.ask(watch)
+        # A Fetch of a topic and a partition counts twice.
+        assert stands(broker, (len(payloads) + 1) * count + count)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < count * 30_000
 
 
 # Memory.
