@@ -169,7 +169,10 @@ class FluvioDriver(CountedDriver):
             LeaderUnknown: no SPU leads it now.
         """
         if deadline is None:
-            deadline = Deadline.after(self.config.connect_timeout_s)
+            config = self.config
+            # The SC is asked until then.
+            timeout_s = min(config.connect_timeout_s, config.retry_timeout_s)
+            deadline = Deadline.after(timeout_s)
         link = self._find_link(self._find_leader(at, deadline))
         try:
             return link.connect_once(deadline)

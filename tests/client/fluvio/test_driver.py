@@ -114,11 +114,13 @@ def write(
     rows: list[bytes] | pa.Table,
     to: Partition = ORDERS.partition,
     settings: WriterSettings = SETTINGS,
+    *,
+    create: bool = True,
 ) -> None:
     if isinstance(rows, list):
         rows = pa.table({"value": pa.array(rows, pa.binary())})
     writer = driver.open_writer(
-        to, options=settings, create_topic=True, check=lambda _: None
+        to, options=settings, create_topic=create, check=lambda _: None
     )
     try:
         writer.write(rows)
@@ -406,6 +408,25 @@ def test_a_leader_that_moves_costs_others_nothing(
     assert read(driver) == numbered(values(5))
     assert driver.connect_to(Partition("orders", 2)) is before
     assert before.is_open
+
+
+def test_a_controller_that_is_gone(field: FieldCluster, open_one: Opener) -> None:
+    """Known leaders are read and written on; all else fails in time, and says why."""
+    field.fill("orders", values(3))
+    driver = open_one(field.address, retry_timeout_s=0.2)
+    assert read(driver) == numbered(values(3))
+    field.sc.stop()
+    write(driver, values(2, 3), create=False)
+    assert read(driver) == numbered(values(5))
+    assert driver.bounds([ORDERS]) == {ORDERS.partition: Bounds(0, 5)}
+    refused = rf"could not connect to {field.address}"
+    with pytest.raises(ConnectionLost, match=refused):
+        driver.topics()
+    # An SPU that is lost as well can't be looked for.
+    field.spus[0].stop()
+    for work in (read, lambda driver: write(driver, values(1), create=False)):
+        with pytest.raises(ConnectionLost, match=refused):
+            work(driver)
 
 
 def test_a_partition_that_is_gone(field: FieldCluster, open_one: Opener) -> None:
