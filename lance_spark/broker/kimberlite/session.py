@@ -41,6 +41,7 @@ from lance_spark.errors import (
     LocalProtocolError,
     OffsetOutOfRange,
     PartitionedTopic,
+    PayloadTooLarge,
     RemoteProtocolError,
     Timeout,
     TopicAlreadyExists,
@@ -292,6 +293,12 @@ class KimberliteSession(Session[wire.Frame]):
         log = self._find(tenant, message.stream_id)
         if not len(message.events):
             raise InvalidPayload("an append without events: send at least one")
+        largest = int(message.events.values.lengths.max())
+        if largest > wire.EVENT_BYTES_MAX:
+            raise PayloadTooLarge(
+                f"an event of {largest} bytes would fit into no answer: "
+                f"{wire.EVENT_BYTES_MAX} are the most"
+            )
         self._store(asked, log, message.events, expected=message.expected_offset)
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:

@@ -25,14 +25,6 @@ VECTORS = Path(__file__).parents[2] / "wire" / "kimberlite" / "vectors"
 FORMS = ("v5", "v5-0.6", "v4", "v3", "v2", "v1-postcard", "v1-bincode", "v1-literal")
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A broker that tests share which leave nothing that others see."""
-    path = str(tmp_path_factory.mktemp("kimberlite"))
-    with EmbeddedBroker(fsync="none", data_dir=path, kimberlite=HERE) as broker:
-        yield broker
-
-
 # Forms.
 
 
