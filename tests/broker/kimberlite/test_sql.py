@@ -344,7 +344,8 @@ def test_topics_that_are_no_streams(
     threads: Processes, broker: EmbeddedBroker, kimberlite: KimberliteClient
 ) -> None:
     broker.service.create_topics(Principal(), "orders", 3)
-    kimberlite.refused(wire.Query("SELECT * FROM orders"), 6)
+    for name in ("orders", "orders/0", "a:b", "a/b", "..", "x" * 300, "a\0b", "nosuch"):
+        kimberlite.refused(wire.Query(f'SELECT * FROM "{name}"'), 6)
 
 
 def test_positions(threads: Processes, client: KimberliteClient, name: str) -> None:

@@ -10,7 +10,7 @@ import lance_spark.broker.kimberlite.session as module
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.access import Principal
 from lance_spark.broker.session import STANDING_MAX, WAIT_POSITION_BYTES
-from lance_spark.errors import Timeout
+from lance_spark.errors import ConnectionLost, Timeout
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import kimberlite as wire
@@ -403,6 +403,24 @@ def test_no_memory_for_a_push(
     assert closed(client) == (number, CloseReason.BACKPRESSURE_TIMEOUT)
     give(client, other, 1, 1)
     receive(client, other, b"a", start=0, credits=1)
+
+
+def test_a_connection_that_is_lost_in_a_push(
+    shared: EmbeddedBroker,
+    client: KimberliteClient,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was cut off can't be followed by the reason."""
+
+    def lose(self: Any, *rest: Any, **more: Any) -> Any:
+        raise ConnectionLost("gone")
+
+    subscribe(client, stream)
+    monkeypatch.setattr(module.KimberliteSession, "_load_records", lose)
+    with KimberliteClient(shared) as other:
+        other.append(stream, b"a")
+    assert client.ended()
 
 
 def test_an_event_that_can_not_be_pushed(
