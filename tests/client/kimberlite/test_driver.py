@@ -685,14 +685,52 @@ def test_a_length_that_is_not_told_at_once(
         _ends(driver)
 
 
-def test_a_server_that_is_gone_when_it_is_asked(open_one: Opener) -> None:
+@pytest.mark.parametrize("told", [None, True])
+def test_a_server_that_is_gone_when_it_is_asked(
+    open_one: Opener, told: bool | None
+) -> None:
     """It is not taken for one that does not tell lengths."""
     with FieldServer() as field:
         driver = open_one(field.address, retry_timeout_s=0.2)
         driver.topics(["orders"])
+        if told:
+            driver.find_end(ORDERS.partition)
     with pytest.raises(ConnectionLost):
         driver.find_end(ORDERS.partition)
-    assert driver._tells_length is None
+    assert driver._tells_length is told
+
+
+@pytest.mark.parametrize("told", [None, True])
+def test_a_server_that_refuses_to_tell_lengths(
+    field: FieldServer, open_one: Opener, told: bool | None
+) -> None:
+    field.fill("orders", values(30))
+    driver = open_one(field.address)
+    if told:
+        assert _ends(driver) == (0, 30)
+    field.lie = lambda request, answer: (
+        [field.encode(replace(answer, body=wire.ErrorResponse(2, "what?")))]
+        if isinstance(request, wire.StreamInfo)
+        else None
+    )
+    assert _ends(driver) == (0, 30)
+    assert driver._tells_length is False
+
+
+def test_a_connection_that_is_lost_for_good(
+    field: FieldServer, open_one: Opener
+) -> None:
+    """A server that has told a length is asked until the deadline."""
+    driver = open_one(field.address, retry_timeout_s=0.2)
+    assert _ends(driver) == (0, 0)
+
+    def lie(request: Any, answer: Any) -> None:
+        if isinstance(request, wire.StreamInfo):
+            raise ConnectionLost("closed by the test")
+
+    field.lie = lie
+    with pytest.raises(ConnectionLost):
+        driver.find_end(ORDERS.partition)
 
 
 def test_bounds_take_no_event_along(field: FieldServer, open_one: Opener) -> None:
@@ -808,3 +846,8 @@ def test_a_handshake_that_is_not_answered(field: FieldServer, open_one: Opener) 
     ]
     with pytest.raises(RemoteProtocolError, match=r"the form v5 \(wire\)"):
         open_one(field.address, retry_timeout_s=0.3)
+    field.lie = lambda request, answer: [
+        field.encode(replace(answer, body=wire.ErrorResponse(2, "server is 6")))
+    ]
+    with pytest.raises(OptionError, match=r"does not take it \(server is 6 "):
+        open_one(field.address)
