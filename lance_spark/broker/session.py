@@ -34,12 +34,15 @@ from lance_spark.broker.exchange import Exchange
 from lance_spark.broker.service import to_broker_error
 from lance_spark.broker.turn import Turn, Turns
 from lance_spark.errors import (
+    AuthenticationFailed,
     Backpressure,
     BrokerError,
     ConnectionLost,
     LanceError,
     PayloadTooLarge,
     RemoteProtocolError,
+    RowError,
+    StorageError,
     Timeout,
 )
 from lance_spark.model import Buffer
@@ -58,6 +61,8 @@ _OWED_BYTES_MAX = 4 * 1024 * 1024
 # The largest payload of a client that has yet to present its token: the token has to
 # fit, and nothing else is looked into.
 STRANGER_BYTES_MAX = 64 * 1024
+# A person makes a mistake or two; more attempts at a token are guesses.
+_TOKEN_ATTEMPTS_MAX = 3
 # Requests of one connection that stand at once.
 STANDING_MAX = 256
 # What one position of a standing request costs: itself, its place in the list that is
@@ -231,8 +236,10 @@ class Session(ABC, Generic[FrameT]):
         # When the pace of the payload under way was last looked at, and what was
         # missing of it then.
         self._pace: tuple[float, int] | None = None
-        # Until when a client without its token is listened to.
+        # Until when a client without its token is listened to, and how many wrong ones
+        # it has tried.
         self._admission = Deadline.after(shared.config.handshake_timeout_s)
+        self._token_attempts = 0
         # Made when first needed: most connections never fetch.
         self._piece: memoryview | None = None
         # When the present request was looked at first, for the metrics.
@@ -294,6 +301,29 @@ class Session(ABC, Generic[FrameT]):
 
     def _slow_down(self) -> None:
         """Ask the client to send more slowly, where the protocol can."""
+
+    # Who asks.
+
+    def _present(self, token: str) -> None:
+        """Let the client in, if its token is right.
+
+        Raises:
+            AuthenticationFailed: it is wrong. The last attempt ends the connection.
+        """
+        try:
+            self._client = self._service.gate.authenticate(self._client, token)
+        except AuthenticationFailed:
+            self._token_attempts += 1
+            self._ending = self._token_attempts >= _TOKEN_ATTEMPTS_MAX
+            raise
+
+    def _watch_stranger(self) -> None:
+        """Let a client send more once it has presented its token, or end it in time."""
+        if self.is_admitted:
+            self._parser.allow(self._payload_bytes_max)
+        elif self._admission.expired:
+            # No frame keeps the place of a client that others could have.
+            self._ending = True
 
     # Metrics.
 
@@ -549,6 +579,48 @@ class Session(ABC, Generic[FrameT]):
             self._reserved = reserved
         if not reserved:
             self._pace = None
+
+    def _load_records(
+        self,
+        log: int,
+        start: int,
+        max_bytes: int,
+        *,
+        hold: Callable[[Slice], None] | None = None,
+        fit: Callable[[Records], Records] | None = None,
+    ) -> Records:
+        """Read the records of one answer; see `Exchange.load`.
+
+        Args:
+            log: where they are.
+            start: the first.
+            max_bytes: the most to read.
+            hold: charges for them; by default for what is stored, and as much that is
+                made of it.
+            fit: keeps those that fit into the answer.
+
+        Raises:
+            OffsetOutOfRange: there is none of that number.
+            StorageError: the first can't be read, or fits into no answer.
+            Timeout: there is no memory for them.
+        """
+
+        def hold_twice(found: Slice) -> None:
+            self._hold_answer(2 * len(found) + _ROW_BYTES * found.records)
+
+        try:
+            return self._exchange.load(
+                self._client,
+                log,
+                start,
+                max_bytes=max_bytes,
+                hold=hold or hold_twice,
+                fit=fit,
+            ).records
+        except RowError as error:
+            self._count("records_refused")
+            logger.error("log %d: record %d: %s", log, start, error)
+            raise StorageError(f"record {start} can't be sent: {error}") from error
 
     # Answers that are owed.
 

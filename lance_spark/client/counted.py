@@ -760,10 +760,12 @@ class CountedReader:
         self._fetch_bytes = min(max(needed_bytes, 2 * self._fetch_bytes), most)
 
     def _ask_ahead(self) -> None:
-        request = self._driver.make_fetch(self._at, self.position, self._fetch_bytes)
         deadline = Deadline.after(self._driver.config.request_timeout_s)
         try:
             connection = self._driver.connect_to(self._at)
+            request = self._driver.make_fetch(
+                self._at, self.position, self._fetch_bytes
+            )
             self._pending = connection.submit(request, deadline=deadline)
         except LanceError as error:
             # The next call asks, and tells.
@@ -921,12 +923,12 @@ class CountedWriter:
     # Sending.
 
     def _send_rows(self) -> None:
+        """Send the rows that were taken as a batch.
+
+        A call that fails before that keeps them, for the next one.
+        """
         if not self._rows:
             return
-        rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
-        records = read_records(rows[0])
-        size = self._row_bytes
-        self._drop_rows()
         if self._takes_turns and self._next is not None and self._turn.expired:
             self._let_others_in()
         while len(self._sent) >= self._in_flight_max:
@@ -943,15 +945,18 @@ class CountedWriter:
                 self._settle()
             self._next = self._driver.find_end(self._to)
             self._turn = Deadline.after(_TURN_S)
-        batch = _Sent(records, size, self._next)
+        rows = pa.Table.from_batches(self._rows).combine_chunks().to_batches()
+        batch = _Sent(read_records(rows[0]), self._row_bytes, self._next)
         if self._next is not None:
-            self._next += len(records)
-        self._submit(batch)
-        self._sent.append(batch)
+            self._next += len(batch.records)
+        self._drop_rows()
+        try:
+            self._submit(batch)
+        finally:
+            self._sent.append(batch)
 
     def _submit(self, batch: _Sent) -> None:
         driver = self._driver
-        request = self._make_request(batch)
         try:
             if self._sent:
                 before = self._sent[-1].pending
@@ -961,6 +966,7 @@ class CountedWriter:
                 connection = before.connection
             else:
                 connection = driver.connect_to(self._to)
+            request = self._make_request(batch)
             deadline = Deadline.after(driver.config.request_timeout_s)
             batch.pending = connection.submit(request, deadline=deadline)
         except LanceError as error:

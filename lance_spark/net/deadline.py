@@ -13,6 +13,9 @@ from lance_spark.errors import Timeout
 
 READABLE = select.POLLIN
 WRITABLE = select.POLLOUT
+# The peer has ended its side. Where the system has no such event, it still reports
+# errors, and that both sides have ended.
+HUNG_UP: int = getattr(select, "POLLRDHUP", 0)
 # poll(2) takes milliseconds in an int; a longer deadline is waited for in parts.
 _WAIT_MS_MAX = 3_600_000
 
@@ -116,7 +119,7 @@ def wait_ready(
 
     Args:
         descriptor: an open socket or pipe.
-        event: `READABLE` or `WRITABLE`.
+        event: `READABLE`, `WRITABLE` or `HUNG_UP`.
         deadline: how long to wait; one that has passed only looks.
         waker: ends the wait early.
     """

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 
 from lance_spark.errors import ConnectionLost, Corrupt, LanceError, StoreError, Timeout
 from lance_spark.model import Buffer
-from lance_spark.net.deadline import READABLE, WRITABLE, Deadline, Waker, wait_ready
+from lance_spark.net.deadline import (
+    HUNG_UP,
+    READABLE,
+    WRITABLE,
+    Deadline,
+    Waker,
+    wait_ready,
+)
 
 if TYPE_CHECKING:
     from lance_spark.net.tls_stream import PeerCertificate
@@ -110,6 +117,17 @@ class Stream(ABC):
         Raises:
             ConnectionLost: nothing will come any more.
         """
+
+    def is_peer_gone(self) -> bool:
+        """Tell whether the peer has ended its side, also behind bytes to be read.
+
+        It may still read: that is only told from a peer that has gone by sending it
+        something. False where the system does not tell.
+
+        Raises:
+            ConnectionLost: this side has ended the connection.
+        """
+        return False
 
     @abstractmethod
     def shutdown_write(self) -> None:
@@ -223,6 +241,10 @@ class SocketStream(Stream):
         ready = wait_ready(self._sock.fileno(), READABLE, deadline, waker)
         self._check()
         return ready
+
+    def is_peer_gone(self) -> bool:
+        self._check()
+        return wait_ready(self._sock.fileno(), HUNG_UP, Deadline.after(0))
 
     def shutdown_write(self) -> None:
         self._shutdown(socket.SHUT_WR)

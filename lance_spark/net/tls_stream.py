@@ -199,6 +199,10 @@ class TlsStream(Stream):
                 self._fill(Deadline.after(0))
         return True
 
+    def is_peer_gone(self) -> bool:
+        self._check()
+        return self._transport.is_peer_gone()
+
     def shutdown_write(self) -> None:
         """Send a close alert and the end of the stream; reading goes on."""
         # While another thread is sending, the alert would damage what it sends.

@@ -528,7 +528,11 @@ class Catalog:
             )
 
     def _forget(self, gone: Collection[int]) -> None:
+        logs = [self.topics[topic].log for topic in gone]
         self._set_topics({t: o for t, o in self.topics.items() if t not in gone})
+        # A reader that has looked when its log was retired has still found the topic.
+        for log in logs:
+            log.watchers.notify()
 
     def _set_topics(self, topics: dict[int, Topic]) -> None:
         named = [t.metadata for i, t in topics.items() if i != DEFAULT_TOPIC]

@@ -156,12 +156,19 @@ def make_varint(bits: int) -> Letter:
     return Letter(read, encode)
 
 
-def make_text(length: Letter) -> Letter:
-    """Make the letter of a text in UTF-8, with its length in front."""
+def make_text(length: Letter, bytes_max: int | None = None) -> Letter:
+    """Make the letter of a text in UTF-8, with its length in front.
+
+    A byte of it may become four in memory. So texts that need not be long, such as
+    names, have a limit when they are read.
+    """
 
     def read(cursor: Cursor) -> str:
         # Fluvio's lengths have a sign, and below 0 stand for nothing.
-        data = cursor.take(max(0, length.read(cursor)))
+        size = max(0, length.read(cursor))
+        if bytes_max is not None and size > bytes_max:
+            raise cursor.error(f"a text of {size} bytes: {bytes_max} are the most here")
+        data = cursor.take(size)
         try:
             return str(data, "utf-8")
         except UnicodeDecodeError:

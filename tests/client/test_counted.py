@@ -26,6 +26,7 @@ from lance_spark.errors import (
     RowError,
     StorageError,
     Timeout,
+    TopicNotFound,
 )
 from lance_spark.model import Bounds, Partition
 from lance_spark.records import Records
@@ -321,6 +322,37 @@ def test_a_refusal_is_final(server: Server) -> None:
     assert writer.pending_bytes == 0
 
 
+def fail_at_first(driver: Driver, call: str, times: int) -> list[LanceError]:
+    """Have a call of a driver fail so often; give the failures that are left."""
+    original = getattr(driver, call)
+    failures: list[LanceError] = [TopicNotFound("gone for now")] * times
+
+    def fail(*rest: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return original(*rest, **more)
+
+    setattr(driver, call, fail)
+    return failures
+
+
+@pytest.mark.parametrize("call", ["find_end", "make_append"])
+def test_a_flush_that_fails_keeps_the_rows(server: Server, call: str) -> None:
+    """It may be called again, and says that all is stored only when it is."""
+    driver = Driver(server, conditional=True)
+    writer = open_writer(driver)
+    writer.write(table(ROWS[:2]))
+    failures, tries = fail_at_first(driver, call, 3), 1
+    while failures:
+        with pytest.raises(TopicNotFound):
+            writer.flush()
+        assert writer.pending_bytes > 0
+        tries += 1
+    writer.flush()
+    assert tries > 2
+    assert (server.log, writer.pending_bytes) == (ROWS[:2], 0)
+
+
 def test_abandoned(server: Server) -> None:
     writer = open_writer(Driver(server))
     writer.write(table(ROWS[:5]))
@@ -579,6 +611,31 @@ def test_the_fetch_ahead_is_asked_once(server: Server) -> None:
     server.log = list(ROWS)
     assert read(Driver(server), 0, 40, 10) == ROWS
     assert [fetch.start for fetch in server.fetches] == [0, 10, 20, 30]
+
+
+def test_a_fetch_ahead_that_can_not_be_made(server: Server) -> None:
+    """What was read before it is handed out all the same."""
+    server.log += ROWS
+    driver = Driver(server)
+    reader = driver.open_reader(LOG, 0, end=40, fetch_bytes=5)
+    original, calls = driver.make_fetch, []
+
+    def make_fetch(*rest: Any, **more: Any) -> Any:
+        calls.append(rest)
+        if len(calls) in (2, 3):
+            raise TopicNotFound("gone for now")
+        return original(*rest, **more)
+
+    driver.make_fetch = make_fetch  # type: ignore[method-assign]
+    found: list[bytes] = []
+    while not reader.is_finished:
+        try:
+            records = reader.next_records()
+        except TopicNotFound:
+            continue
+        assert records is not None
+        found += values_of(records)
+    assert found == ROWS
 
 
 def test_a_fetch_ahead_that_is_lost(server: Server) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from lance_spark.errors import ConnectionLost, Corrupt, StoreError, Timeout
 from lance_spark.net import stream
-from lance_spark.net.deadline import Deadline, Waker
+from lance_spark.net.deadline import HUNG_UP, Deadline, Waker
 from lance_spark.net.stream import (
     FILE_PIECE_BYTES,
     SocketStream,
@@ -250,6 +250,7 @@ class TestAbort:
         calls: list[Callable[[], object]] = [
             lambda: pair[0].recv_into(memoryview(bytearray(1)), soon()),
             lambda: pair[0].wait_readable(soon()),
+            lambda: pair[0].is_peer_gone(),
             lambda: pair[0].send([b"x"], soon()),
             lambda: pair[0].send_file(file, 0, 1, soon()),
         ]
@@ -288,6 +289,19 @@ class TestEnd:
         for _ in range(2):
             assert pair[1].wait_readable(soon())
             assert recv(pair[1], 1) == b""
+
+    @pytest.mark.skipif(not HUNG_UP, reason="this system does not tell")
+    @pytest.mark.parametrize("end", ["close", "abort", "shutdown_write"])
+    def test_it_is_known_before_the_data_is_read(self, pair: Pair, end: str) -> None:
+        assert not pair[1].is_peer_gone()
+        pair[0].send([b"last"], soon())
+        assert pair[1].wait_readable(soon())
+        assert not pair[1].is_peer_gone()
+        getattr(pair[0], end)()
+        deadline = soon()
+        while not pair[1].is_peer_gone():
+            assert not deadline.expired
+        assert recv(pair[1], 100) == b"last"
 
     def test_half_close(self, pair: Pair) -> None:
         pair[0].send([b"question"], soon())

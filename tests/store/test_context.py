@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -152,11 +154,20 @@ def test_a_commit_is_growth(store: Store, bell: Bell) -> None:
         assert len(store.read(1, 0, 1000)) == 270
 
 
-def test_a_topic_that_goes(store: Store, bell: Bell) -> None:
-    store.create_topic("one")
-    with store.watching({1: -1}, bell.ring):
-        store.delete_topic(1)
-        assert bell.taken() >= 1
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_topic_that_goes(store: Store, partitions: int) -> None:
+    """A reader that looks when it is woken finds the topic gone, the last time."""
+    logs = [topic.metadata.id for topic in store.create_topics({"one": partitions})]
+    seen: dict[int, list[bool]] = {log: [] for log in logs}
+
+    def look(log: int) -> None:
+        seen[log].append(any(topic.metadata.id == log for topic in store.topics()))
+
+    with ExitStack() as stack:
+        for log in logs:
+            stack.enter_context(store.watching({log: -1}, partial(look, log)))
+        store.delete_topics(logs)
+    assert [found[-1] for found in seen.values()] == [False] * partitions
 
 
 def test_a_disk_that_fails(files: DiskFiles, bell: Bell) -> None:

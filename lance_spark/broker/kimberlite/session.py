@@ -10,8 +10,9 @@ apart are tokens, certificates and the rules of topics.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from lance_spark.broker.session import (
 )
 from lance_spark.columnar import make_schema, write_records
 from lance_spark.errors import (
-    AuthenticationFailed,
     AuthenticationRequired,
     Backpressure,
     BrokerError,
@@ -41,9 +41,8 @@ from lance_spark.errors import (
     LocalProtocolError,
     OffsetOutOfRange,
     PartitionedTopic,
+    PayloadTooLarge,
     RemoteProtocolError,
-    RowError,
-    StorageError,
     Timeout,
     TopicAlreadyExists,
     TopicNotFound,
@@ -51,18 +50,12 @@ from lance_spark.errors import (
     VersionMismatch,
 )
 from lance_spark.model import Buffer
-from lance_spark.net.deadline import Deadline
 from lance_spark.net.stream import Stream
 from lance_spark.records import NO_SPANS, Records
-from lance_spark.store import Slice
 from lance_spark.wire import kimberlite as wire
 
 logger = logging.getLogger(__name__)
 
-# A person makes a mistake or two; more attempts are guesses.
-_TOKEN_ATTEMPTS_MAX = 3
-# What a record takes beside its bytes while it is looked at: its positions.
-_ROW_BYTES = 48
 # Tenants and logs share the 64 bits of a stream's id.
 _LOG_BITS = 32
 # Between a tenant and the name that it gives its stream.
@@ -80,8 +73,6 @@ _TABLE = make_schema(("offset", "value"))
 # How much of a subscription is pushed before it is the turn of others.
 _PUSH_EVENTS, _PUSH_BYTES = 256, 128 * 1024
 _CREDITS_MAX = 2**32 - 1
-# A subscription stands for as long as its connection.
-_SUBSCRIPTION_S = 10 * 365 * 24 * 3600.0
 
 _CAPABILITIES = ("query", "append", "subscribe", "query_at", "sync")
 _NO_RECORDS = Records(NO_SPANS)
@@ -115,7 +106,7 @@ class _Subscription:
     credits: int
     group: str
     committed: int
-    standing: StandingRequest | None = None
+    standing: StandingRequest = field(init=False)
 
 
 class KimberliteSession(Session[wire.Frame]):
@@ -129,7 +120,6 @@ class KimberliteSession(Session[wire.Frame]):
         super().__init__(stream, shared)
         self._queries = queries
         self._peer = wire.Peer()
-        self._token_attempts = 0
         self._subscriptions: dict[int, _Subscription] = {}
         # How many there have been, which numbers them.
         self._subscribed = 0
@@ -174,11 +164,7 @@ class KimberliteSession(Session[wire.Frame]):
                 )
             self._answer(self._handshake(request.tenant_id, request.body), asked)
         finally:
-            if self.is_admitted:
-                self._parser.allow(self._payload_bytes_max)
-            elif self._admission.expired:
-                # No frame keeps the place of a client that others could have.
-                self._ending = True
+            self._watch_stranger()
 
     def _answer(self, message: wire.Message, asked: _Asked) -> None:
         parts = self._encode(message, asked.number)
@@ -229,14 +215,7 @@ class KimberliteSession(Session[wire.Frame]):
                 f"{version}: both have to be the same"
             )
         if message.auth_token is not None or not self.is_admitted:
-            try:
-                self._client = self._service.gate.authenticate(
-                    self._client, message.auth_token or ""
-                )
-            except AuthenticationFailed:
-                self._token_attempts += 1
-                self._ending = self._token_attempts >= _TOKEN_ATTEMPTS_MAX
-                raise
+            self._present(message.auth_token or "")
         return wire.HandshakeResponse(version, True, _CAPABILITIES)
 
     # Streams.
@@ -314,6 +293,12 @@ class KimberliteSession(Session[wire.Frame]):
         log = self._find(tenant, message.stream_id)
         if not len(message.events):
             raise InvalidPayload("an append without events: send at least one")
+        largest = int(message.events.values.lengths.max())
+        if largest > wire.EVENT_BYTES_MAX:
+            raise PayloadTooLarge(
+                f"an event of {largest} bytes would fit into no answer: "
+                f"{wire.EVENT_BYTES_MAX} are the most"
+            )
         self._store(asked, log, message.events, expected=message.expected_offset)
 
     def _acknowledge(self, owed: Owed, failure: LanceError | None) -> Sequence[Buffer]:
@@ -329,9 +314,11 @@ class KimberliteSession(Session[wire.Frame]):
 
     def _read_events(self, tenant: int, message: wire.ReadEvents) -> wire.Message:
         log, start = self._find(tenant, message.stream_id), message.from_offset
-        if start >= self._exchange.bounds(self._client, log).end:
-            return wire.ReadEventsResponse(_NO_RECORDS)
-        if not message.max_bytes:
+        bounds = self._exchange.bounds(self._client, log)
+        if start < bounds.start:
+            # Also to a client that asks for no bytes, to learn just that.
+            raise _refuse_offset(start, bounds.start)
+        if start >= bounds.end or not message.max_bytes:
             return wire.ReadEventsResponse(_NO_RECORDS)
         most = wire.PAYLOAD_BYTES_MAX
         if message.max_bytes <= wire.SMALL_READ_BYTES_MAX:
@@ -353,26 +340,15 @@ class KimberliteSession(Session[wire.Frame]):
         max_bytes: int,
         fit: Callable[[Records], Records] | None = None,
     ) -> Records:
-        """Read events, and charge for them what they take until they are sent.
+        """Read events as `_load_records` does.
 
         Raises:
             InvalidOffset: they are not there any more; its text says which are.
-            StorageError: the first can't be read, or fits into no frame.
         """
-
-        def hold(found: Slice) -> None:
-            self._hold_answer(2 * len(found) + _ROW_BYTES * found.records)
-
         try:
-            return self._exchange.load(
-                self._client, log, start, max_bytes=max_bytes, hold=hold, fit=fit
-            ).records
+            return self._load_records(log, start, max_bytes, fit=fit)
         except OffsetOutOfRange as error:
             raise _refuse_offset(start, error.details["log_start"]) from error
-        except RowError as error:
-            self._count("records_refused")
-            logger.error("log %d: event %d: %s", log, start, error)
-            raise StorageError(f"event {start} can't be sent: {error}") from error
 
     def _sync(self, tenant: int, message: wire.Sync) -> wire.Message:
         self._turn.rest()
@@ -401,14 +377,14 @@ class KimberliteSession(Session[wire.Frame]):
         subscription = _Subscription(
             self._subscribed, log, start, message.initial_credits, group, start
         )
-        standing = StandingRequest(
+        # It stands for as long as the connection.
+        subscription.standing = StandingRequest(
             self._service.ends(self._client, [log]),
-            lambda final: self._push(subscription, standing, final),
-            _SUBSCRIPTION_S,
+            lambda final: self._push(subscription),
+            math.inf,
         )
-        if not self._stand(standing):
+        if not self._stand(subscription.standing):
             raise Backpressure("there is no memory for a subscription: try again")
-        subscription.standing = standing
         self._subscriptions[subscription.number] = subscription
         return wire.SubscribeResponse(subscription.number, start, subscription.credits)
 
@@ -442,14 +418,12 @@ class KimberliteSession(Session[wire.Frame]):
                 self._exchange.commit(self._client, found.log, found.group, done)
                 found.committed = done
         found.credits = min(found.credits + message.credits, _CREDITS_MAX)
-        assert found.standing is not None
         found.standing.is_due = True
         return wire.SubscriptionAck(found.number, found.credits)
 
     def _unsubscribe(self, tenant: int, message: wire.Unsubscribe) -> wire.Message:
         found = self._find_subscription(message.subscription_id)
         del self._subscriptions[found.number]
-        assert found.standing is not None
         self._end(found.standing)
         return wire.SubscriptionAck(found.number, found.credits)
 
@@ -458,17 +432,15 @@ class KimberliteSession(Session[wire.Frame]):
             raise ConsumerNotFound(f"there is no subscription {number}")
         return self._subscriptions[number]
 
-    def _push(
-        self, subscription: _Subscription, standing: StandingRequest, final: bool
-    ) -> bool:
+    def _push(self, subscription: _Subscription) -> bool:
         """Push some of the events that have come; tell whether it was the last time.
 
         Not all of them: there may be many subscriptions, and requests.
         """
-        if final or self._stopping:
+        if self._stopping:
             reason: wire.CloseReason | None = wire.CloseReason.SERVER_SHUTDOWN
         else:
-            reason = self._push_events(subscription, standing)
+            reason = self._push_events(subscription)
         if reason is None:
             return False
         self._subscriptions.pop(subscription.number, None)
@@ -477,9 +449,7 @@ class KimberliteSession(Session[wire.Frame]):
             raise ConnectionLost(f"{self._stream.peer}: the broker stops")
         return True
 
-    def _push_events(
-        self, subscription: _Subscription, standing: StandingRequest
-    ) -> wire.CloseReason | None:
+    def _push_events(self, subscription: _Subscription) -> wire.CloseReason | None:
         """Push some events; tell why the subscription ends, if it does."""
         most, start = min(subscription.credits, _PUSH_EVENTS), subscription.next
         try:
@@ -518,7 +488,7 @@ class KimberliteSession(Session[wire.Frame]):
             )
         subscription.next += len(events)
         # There may be more; others come first.
-        standing.is_due = True
+        subscription.standing.is_due = True
         self._send_pushes(pushes)
         return None
 
@@ -572,14 +542,13 @@ class KimberliteSession(Session[wire.Frame]):
         return answer
 
     def _check_client(self) -> None:
-        """Look whether the connection still works.
+        """Look whether the client still waits for its answer.
 
         Raises:
             ConnectionLost: it does not, or the broker stops.
         """
-        if self._stopping:
-            raise ConnectionLost(f"{self._stream.peer}: the broker stops")
-        self._stream.wait_readable(Deadline.after(0))
+        if self._stopping or self._stream.is_peer_gone():
+            raise ConnectionLost(f"{self._stream.peer}: a query is given up")
 
     def _find_table(
         self, tenant: int, name: str, position: int | None, ends: list[int]

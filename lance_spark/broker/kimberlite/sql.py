@@ -9,8 +9,10 @@ sends is: nothing that it says is trusted but to be an answer to its own query.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,11 +25,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_spark.errors import BrokerError, RemoteProtocolError, Timeout
+from lance_spark.errors import (
+    BrokerError,
+    InternalError,
+    RemoteProtocolError,
+    Timeout,
+)
 from lance_spark.net.deadline import READABLE, WRITABLE, Deadline, wait_ready
 from lance_spark.wire import kimberlite as wire
 
+logger = logging.getLogger(__name__)
+
 PARSE_ERROR, EXECUTION_ERROR = 7, 8
+# The types of values, by their numbers on the wire.
+_NULL, _BIGINT, _TEXT, _BOOLEAN, _TIMESTAMP = range(5)
 # How many run at a time: each may take all of `query_memory_bytes_max`.
 _RUNNING_MAX = 2
 # The longest that a worker says: its answer in JSON.
@@ -35,8 +46,13 @@ _FRAME_BYTES_MAX = 16 * 1024 * 1024
 _LENGTH_BYTES = 4
 # How often it is looked whether the client is still there.
 _LOOK_S = 0.1
-# What a query may have besides its text.
+# What a query may have: parameters, and characters of all its texts together.
 PARAMS_MAX = 1000
+TEXT_MAX = 1024 * 1024
+# A text in JSON becomes a Python object, and that a part of a frame.
+_GROWTH = 12
+# How long a process that has closed its pipes may take to end.
+_END_S = 1.0
 _WORKER = str(Path(__file__).with_name("worker.py"))
 
 # The batches of a stream, by the name that the query gives it; None if there is none.
@@ -94,6 +110,13 @@ class Queries:
         if len(params) > PARAMS_MAX:
             text = f"{len(params)} parameters: a query has at most {PARAMS_MAX}"
             raise _refuse(PARSE_ERROR, text)
+        size = sum(len(text) for text in (sql, *params) if isinstance(text, str))
+        if size > TEXT_MAX:
+            raise _refuse(
+                PARSE_ERROR,
+                f"{size} characters: a query and its parameters have at most "
+                f"{TEXT_MAX}",
+            )
         deadline = Deadline.after(self._limits.seconds)
         while not self._turns.acquire(timeout=min(_LOOK_S, deadline.remaining())):
             check()
@@ -123,12 +146,18 @@ class Queries:
         worker.send(json.dumps(asked).encode())
         names = worker.ask()["names"]
         most = self._limits.memory_bytes // 4
-        if len({name.lower() for name in names}) < len(names):
-            raise _refuse(PARSE_ERROR, "two tables have names that differ by case only")
+        loaded: dict[str, str] = {}
         for name in names:
             batches = load(name)
             if batches is None:
                 continue
+            other = loaded.setdefault(name.lower(), name)
+            if other != name:
+                raise _refuse(
+                    PARSE_ERROR,
+                    f"streams {other!r} and {name!r} are the same table to SQL, which "
+                    "does not tell capital letters: query one at a time",
+                )
             worker.send(name.encode())
             for batch in batches:
                 most -= batch.nbytes
@@ -162,6 +191,7 @@ class _Worker:
         check: Callable[[], None],
     ) -> None:
         assert process.stdin is not None and process.stdout is not None
+        self._process = process
         self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
         self._deadline = deadline
         self._check = check
@@ -206,13 +236,24 @@ class _Worker:
             with suppress(BlockingIOError):
                 piece = os.read(self._from, size - len(found))
                 if not piece:
-                    raise _refuse(
-                        EXECUTION_ERROR,
-                        "the query was ended: it took more memory or time than the "
-                        "broker gives it (query_memory_bytes_max, query_timeout_s)",
-                    )
+                    raise self._explain_end()
                 found += piece
         return bytes(found)
+
+    def _explain_end(self) -> BrokerError:
+        """Make the error for a process that has ended without an answer."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        code = self._process.returncode
+        how = f"exit status {code}"
+        if code is not None and code < 0:
+            how = signal.strsignal(-code) or f"signal {-code}"
+        logger.warning("the process of a query has ended: %s", how)
+        return _refuse(
+            EXECUTION_ERROR,
+            f"the process of the query has ended ({how}): it may have taken more "
+            "memory than the broker gives it (query_memory_bytes_max)",
+        )
 
     def _wait(self, descriptor: int, event: int) -> None:
         while not wait_ready(descriptor, event, self._deadline.sooner(_LOOK_S)):
@@ -224,21 +265,22 @@ class _Worker:
                 )
 
 
-# A text in JSON becomes a Python object, and that a part of a frame.
-_GROWTH = 12
-
-
 @contextmanager
 def _start(deadline: Deadline, check: Callable[[], None]) -> Iterator[_Worker]:
-    # Isolated: neither its directory nor the environment says what it imports.
-    process = subprocess.Popen(
-        [sys.executable, "-I", _WORKER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={"TZ": "UTC"},
-        cwd="/",
-    )
+    try:
+        # Isolated: neither its directory nor the environment says what it imports.
+        process = subprocess.Popen(
+            [sys.executable, "-I", _WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"TZ": "UTC"},
+            cwd="/",
+        )
+    except OSError as error:
+        logger.error("no process for a query can be started: %s", error)
+        text = f"no process for the query can be started: {error.strerror}"
+        raise InternalError(text) from error
     try:
         yield _Worker(process, deadline, check)
     finally:
@@ -260,19 +302,22 @@ def _write(batch: pa.RecordBatch) -> pa.Buffer:
 def _describe(value: wire.Value) -> tuple[int, Any]:
     """Give the type of a parameter, by its number on the wire, and its value."""
     if value is None:
-        return 0, None
+        return _NULL, None
     if isinstance(value, wire.Timestamp):
-        return 4, value.ns
+        return _TIMESTAMP, value.ns
     if isinstance(value, bool):
-        return 3, value
-    return (2 if isinstance(value, str) else 1), value
+        return _BOOLEAN, value
+    return (_TEXT if isinstance(value, str) else _BIGINT), value
 
 
 def _make_value(kind: int, value: Any) -> wire.Value:
-    """Make a value of an answer: of the type that its column has on the wire."""
-    if value is None or kind not in (1, 4):
-        found: wire.Value = value
-        return found
-    if not -(2**63) <= value < 2**63:
+    """Make a value of an answer: of its column's type, or a text if it does not fit."""
+    if kind == _TIMESTAMP and value is not None:
+        # A text in any case, of the number if there is one.
+        text = str(value)
+        is_number = text.removeprefix("-").isdecimal()
+        return wire.Timestamp(int(text)) if is_number else text
+    if kind == _BIGINT and value is not None and not -(2**63) <= value < 2**63:
         return str(value)
-    return wire.Timestamp(value) if kind == 4 else int(value)
+    found: wire.Value = value
+    return found

@@ -36,11 +36,27 @@ _KINDS = {
     "VARCHAR": _TEXT,
     "BOOLEAN": _BOOLEAN,
 }
+# A time is the text of its ns, or its own where these have more than 64 bits: infinity,
+# and 9999-12-31. `epoch_ns` fails for such a time, in either branch of a CASE.
+_TIME_NS = "coalesce(CAST(epoch_ns({0}) AS VARCHAR), CAST({0} AS VARCHAR))"
+_TIME = (
+    "CASE WHEN epoch_us({0}) BETWEEN -9223372036854775 AND 9223372036854775 THEN"
+    " CAST(1000 * CAST(epoch_us({0}) AS HUGEINT) AS VARCHAR)"
+    " ELSE CAST({0} AS VARCHAR) END"
+)
+_TIMES = {
+    **dict.fromkeys(("TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS"), _TIME),
+    "TIMESTAMP WITH TIME ZONE": _TIME,
+    "TIMESTAMP_NS": _TIME_NS,
+}
 # What Python, DuckDB and Arrow map before they have done anything; the limit counts it.
 _OWN_BYTES = 192 * 1024 * 1024
 _ROWS_MAX = 65_535
 _VALUES_MAX = 4 * 65_535
 _BYTES_MAX = 16 * 1024 * 1024
+# Of an error.
+_TEXT_MAX = 4096
+_NO_TABLE = "Table with name"
 
 
 class _Refused(Exception):
@@ -62,7 +78,7 @@ def write_frame(stream: BinaryIO, value: object) -> None:
     Raises:
         _Refused: it is too large.
     """
-    data = json.dumps(value).encode()
+    data = json.dumps(value, ensure_ascii=False).encode(errors="replace")
     if len(data) > _BYTES_MAX:
         raise _Refused(
             _EXECUTION, f"the answer is over {_BYTES_MAX} bytes: ask for less"
@@ -121,11 +137,10 @@ def _walk(node: Any) -> Iterator[str]:
             yield from _walk(part)
 
 
-def read_tables(stream: BinaryIO, database: Any) -> set[str]:
-    """Make the tables that the broker sends; tell which they are."""
+def read_tables(stream: BinaryIO, database: Any) -> None:
+    """Make the tables that the broker sends."""
     import pyarrow as pa
 
-    known = set()
     while name := read_frame(stream).decode():
         batches = []
         while data := read_frame(stream):
@@ -136,8 +151,6 @@ def read_tables(stream: BinaryIO, database: Any) -> set[str]:
         )
         table = table.append_column("text", pa.chunked_array(text, pa.string()))
         database.register(name, table)
-        known.add(name)
-    return known
 
 
 def _find_texts(values: Any) -> Any:
@@ -178,30 +191,60 @@ def run(database: Any, sql: str, params: list[Any]) -> dict[str, Any]:
     found = database.sql(sql, params=[_bind(*param) for param in params])
     kinds, takes = [], []
     for place, (name, kind) in enumerate(zip(found.columns, found.types, strict=True)):
-        kind = str(kind)
+        kind, column = str(kind), f"#{place + 1}"
         if kind == "BLOB":
             raise _Refused(
                 _EXECUTION,
                 f"column {name!r} is bytes, which an answer can't carry: use hex()",
             )
-        if kind.startswith("TIMESTAMP"):
+        if kind in _TIMES:
             kinds.append(_TIMESTAMP)
-            takes.append(f"epoch_ns(#{place + 1})")
+            takes.append(_TIMES[kind].format(column))
         elif kind in _KINDS:
             kinds.append(_KINDS[kind])
-            takes.append(f"#{place + 1}")
+            takes.append(column)
         else:
             kinds.append(_TEXT)
-            takes.append(f"CAST(#{place + 1} AS VARCHAR)")
-    if not kinds:
-        raise _Refused(_PARSE, "the query has no columns")
-    most = min(_ROWS_MAX, _VALUES_MAX // len(kinds))
+            takes.append(f"CAST({column} AS VARCHAR)")
+    most = min(_ROWS_MAX, _VALUES_MAX // max(1, len(kinds)))
     rows = found.project(", ".join(takes)).limit(most + 1).fetchall()
     if len(rows) > most:
         raise _Refused(
             _EXECUTION, f"the answer has more than {most} rows: add a LIMIT to it"
         )
     return {"columns": found.columns, "kinds": kinds, "rows": rows}
+
+
+def answer(asked: dict[str, Any], reading: BinaryIO, writing: BinaryIO) -> None:
+    """Answer a query, or say why it can't be answered."""
+    try:
+        database = connect(asked["memory"])
+        write_frame(writing, {"names": find_names(database, asked["sql"])})
+        read_tables(reading, database)
+        write_frame(writing, run(database, asked["sql"], asked["params"]))
+    except Exception as error:
+        code, text = explain(error)
+        write_frame(writing, {"error": code, "text": text[:_TEXT_MAX]})
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """Say with which code and text an error is told."""
+    if isinstance(error, _Refused):
+        code, text = error.args
+        return code, text
+    # DuckDB's by their names: it may be what can't be imported.
+    kind, text = type(error).__name__, str(error)
+    if kind in ("MemoryError", "OutOfMemoryException"):
+        # DuckDB's own text advises settings that a client can't change.
+        return _EXECUTION, (
+            "the query takes more memory than the broker gives it "
+            "(query_memory_bytes_max): ask for less at a time"
+        )
+    if kind == "CatalogException" and _NO_TABLE in text:
+        return _TABLE_NOT_FOUND, text
+    if kind in ("BinderException", "CatalogException", "ParserException"):
+        return _PARSE, text
+    return _EXECUTION, text or kind
 
 
 def main() -> None:
@@ -215,29 +258,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_OWN_BYTES + memory,) * 2)
-    import duckdb
-
-    names, known = [], set[str]()
-    try:
-        try:
-            database = connect(memory)
-            names = find_names(database, asked["sql"])
-            write_frame(writing, {"names": names})
-            known = read_tables(reading, database)
-            write_frame(writing, run(database, asked["sql"], asked["params"]))
-        except duckdb.CatalogException as error:
-            is_missing = not known.issuperset(names)
-            raise _Refused(
-                _TABLE_NOT_FOUND if is_missing else _PARSE, str(error)
-            ) from error
-        except (duckdb.ParserException, duckdb.BinderException) as error:
-            raise _Refused(_PARSE, str(error)) from error
-        except (duckdb.Error, MemoryError, OverflowError, RecursionError) as error:
-            text = str(error) or type(error).__name__
-            raise _Refused(_EXECUTION, text) from error
-    except _Refused as refused:
-        code, text = refused.args
-        write_frame(writing, {"error": code, "text": text[:4096]})
+    answer(asked, reading, writing)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,6 @@ _LIMITS = {wire.WAIT_POSITIONS_MAX: wire.LIST_LIMITS["Wait.positions"]}
 # answer to a member of a group.
 _TOPIC_BYTES = 512
 _ASSIGNED_BYTES = 64
-# A person makes a mistake or two; more attempts are guesses.
-_TOKEN_ATTEMPTS_MAX = 3
 # A payload that can't be read is a bad offset for these, and a bad payload otherwise.
 _OFFSET_COMMANDS = (Command.FETCH, Command.LOCATE)
 
@@ -64,7 +62,6 @@ class LwpSession(FrameSession):
         self._dedup = Dedup(self._config.dedup_window)
         # Batches that were written, and not durable in time.
         self._unsure: dict[int, Owed] = {}
-        self._token_attempts = 0
         rate = self._config.fetch_rate_limit
         self._fetches = TokenBucket(rate, max(1, int(rate))) if rate else None
 
@@ -129,11 +126,9 @@ class LwpSession(FrameSession):
 
     def _authenticate(self, message: wire.Authenticate) -> Message:
         try:
-            self._client = self._service.gate.authenticate(self._client, message.token)
+            self._present(message.token)
         except AuthenticationFailed as error:
             self._metrics.count_error(wire.code_of(error))
-            self._token_attempts += 1
-            self._ending = self._token_attempts >= _TOKEN_ATTEMPTS_MAX
             return wire.AuthenticateResponse(False, error.message)
         return wire.AuthenticateResponse(True)
 

@@ -113,11 +113,7 @@ class FrameSession(Session[Frame]):
             elif kind in (FrameType.INGEST, FrameType.CONTROL, FrameType.EMPTY):
                 raise AuthenticationRequired("Authentication required")
         finally:
-            if self.is_admitted:
-                self._parser.allow(self._payload_bytes_max)
-            elif self._admission.expired:
-                # No frame keeps the place of a client that others could have.
-                self._ending = True
+            self._watch_stranger()
 
     @abstractmethod
     def _ingest(self, frame: Frame) -> None:

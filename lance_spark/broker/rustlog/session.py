@@ -29,11 +29,9 @@ from lance_spark.errors import (
     OptionError,
     PayloadTooLarge,
     RemoteProtocolError,
-    RowError,
-    StorageError,
     Timeout,
 )
-from lance_spark.model import Buffer, Partition
+from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import NO_SPANS, Records
 from lance_spark.store import Slice
@@ -222,30 +220,20 @@ class RustlogSession(Session[memoryview]):
             message.max_bytes, _JSON_BYTES_MAX if as_json else wire.PIECE_BYTES_MAX
         )
 
-        def hold(found: Slice) -> None:
-            # What is stored, and the answer that is made of it.
+        def hold_json(found: Slice) -> None:
             size = len(found) + _ROW_BYTES * found.records
-            if as_json:
-                # A record that is alone may be larger than what was asked for.
-                size += _JSON_GROWTH * len(found)
-                size += _JSON_ROW_BYTES * min(found.records, most // 12 + 1)
-            else:
-                size += len(found)
+            # A record that is alone may be larger than what was asked for.
+            size += _JSON_GROWTH * len(found)
+            size += _JSON_ROW_BYTES * min(found.records, most // 12 + 1)
             self._hold_answer(size)
 
         def fit(records: Records) -> Records:
             pieces = wire.split_records(records, most, as_json=as_json)
             return next(pieces, _NO_RECORDS)
 
-        try:
-            piece = exchange.load(
-                client, log, start, max_bytes=most, hold=hold, fit=fit
-            ).records
-        except RowError as error:
-            self._count("records_refused")
-            where = Partition(message.topic, message.partition)
-            logger.error("%s: record %d: %s", where, start, error)
-            raise StorageError(f"record {start} can't be sent: {error}") from error
+        piece = self._load_records(
+            log, start, most, hold=hold_json if as_json else None, fit=fit
+        )
         return wire.FetchResponse(piece, start + len(piece))
 
     # Consumers.

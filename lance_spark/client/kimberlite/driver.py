@@ -8,6 +8,7 @@ followed by the same append: if it was stored, it is refused.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -29,9 +30,11 @@ from lance_spark.errors import (
     ConnectionLost,
     InvalidOffset,
     InvalidPayload,
+    LanceError,
     OptionError,
     RemoteProtocolError,
     TlsRefused,
+    TopicAlreadyExists,
     TopicNotFound,
 )
 from lance_spark.model import Bounds, Buffer, Partition
@@ -56,6 +59,10 @@ _FETCH_BYTES_MAX = 4 * MIB
 _U64_MAX = 2**64 - 1
 # Positions have 64 bits with a sign, and sums of them stay within.
 _OFFSET_MAX = 2**62
+# The first version of frames whose servers tell the id of a stream again.
+_TELLS_AGAIN_SINCE = 3
+# How often a server may close the connection when it is asked for a length.
+_CLOSINGS_MAX = 2
 _ANSWERS: Mapping[type[wire.Message], type[wire.Message]] = {
     wire.Handshake: wire.HandshakeResponse,
     wire.CreateStream: wire.CreateStreamResponse,
@@ -203,9 +210,16 @@ class KimberliteDriver(CountedDriver):
         form = wire.WIRES[config.wire]
         # Release 0.1 took every append.
         self.is_conditional = form.version > 0
-        self._tells_length = form == wire.V5
-        # The ids of names; a look at a name asks for it again.
+        # Whether the server tells lengths; None as long as that is not known. And how
+        # often it has closed the connection instead.
+        self._tells_length = None if form == wire.V5 else False
+        self._closings = 0
+        # The ids of names, and the connections by which they were told. A look at a
+        # name asks for its id again.
         self._ids: dict[str, int] = {}
+        self._told_by: dict[str, weakref.ref[Connection]] = {}
+        # Releases before 0.4.2 refuse to tell the id of a stream that is there.
+        self._tells_again = form.frame_version >= _TELLS_AGAIN_SINCE
 
     # Topics.
 
@@ -230,7 +244,8 @@ class KimberliteDriver(CountedDriver):
         names = self.list_topics() if names is None else names
         if self._stream_id is None:
             for name in names:
-                self.create_topic(name, retry=True)
+                if self._tells_again or name not in self._ids:
+                    self.create_topic(name, retry=True)
         elif len(set(names)) > 1:
             raise OptionError(
                 f"stream_id {self._stream_id} is one stream, and so it can't be "
@@ -250,17 +265,33 @@ class KimberliteDriver(CountedDriver):
         """Create a stream, or find the one that is there: nothing tells which."""
         if partitions != 1:
             raise self.make_unsupported(f"a stream of {partitions} partitions")
-        request = wire.CreateStream(name)
-        # The same again does no harm.
-        answer: wire.CreateStreamResponse = self.link.ask(lambda _: request)
-        self._ids[name] = answer.stream_id
+        self._ids[name], self._told_by[name] = self._ask_id(name)
+
+    def _ask_id(self, name: str) -> tuple[int, weakref.ref[Connection]]:
+        """Ask for the id of a stream, and say by which connection it was told."""
+        asked: list[Connection] = []
+
+        def build(connection: Connection) -> wire.CreateStream:
+            asked.append(connection)
+            return wire.CreateStream(name)
+
+        try:
+            # The same again does no harm.
+            answer: wire.CreateStreamResponse = self.link.ask(build)
+        except TopicAlreadyExists as error:
+            raise TopicAlreadyExists(
+                f"{error.message}: releases before 0.4.2 do not tell the id of a "
+                "stream that is there: give it (stream_id, in Spark streamId)"
+            ) from error
+        return answer.stream_id, weakref.ref(asked[-1])
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Read at 0, which tells the first offset, and ask for the length."""
         at = Partition(topic)
         start = 0
         try:
-            self.link.ask(lambda _: self.make_fetch(at, 0, 1))
+            # No bytes: the first event may be large, and this is asked often.
+            self.link.ask(lambda _: self.make_fetch(at, 0, 0))
         except InvalidOffset as error:
             first = error.details.get("log_start")
             if first is None:
@@ -275,30 +306,67 @@ class KimberliteDriver(CountedDriver):
 
     def find_end(self, at: Partition, start: int = 0) -> int:
         """Ask for the length; releases before 0.8 do not tell it."""
-        if self._tells_length:
-            try:
-                answer: wire.StreamInfoResponse = self.link.ask(
-                    lambda _: wire.StreamInfo(self._find_id(at))
-                )
-            except InvalidPayload:
-                # Its number meant something else before 0.8.
+        length = None if self._tells_length is False else self._ask_length(at)
+        if length is None:
+            return self.search_end(at, start)
+        if length > _OFFSET_MAX:
+            raise RemoteProtocolError(f"stream {at.topic!r} can't have {length} events")
+        return length
+
+    def _ask_length(self, at: Partition) -> int | None:
+        """Ask how many events a stream has; None if the server does not tell it.
+
+        A server before 0.8 takes the request for another one, which it can't read, and
+        closes the connection. That may also be chance, so that it is asked again the
+        next time, until it has answered once or has closed several times.
+        """
+
+        def build(_: Connection) -> wire.StreamInfo:
+            return wire.StreamInfo(self._find_id(at))
+
+        answer: wire.StreamInfoResponse
+        is_known = self._tells_length is not None
+        # So that a server which can't be reached is told from one that closes.
+        self.link.connection()
+        try:
+            answer = self.link.ask(build, retry=is_known)
+        except InvalidPayload:
+            self._tells_length = False
+            return None
+        except ConnectionLost:
+            if is_known:
+                raise
+            self._closings += 1
+            if self._closings >= _CLOSINGS_MAX:
                 self._tells_length = False
-            else:
-                if answer.length > _OFFSET_MAX:
-                    raise RemoteProtocolError(
-                        f"stream {at.topic!r} can't have {answer.length} events"
-                    )
-                return answer.length
-        return self.search_end(at, start)
+            return None
+        except LanceError as error:
+            if is_known or not error.retriable:
+                raise
+            answer = self.link.ask(build)
+        self._tells_length = True
+        return answer.length
 
     def _find_id(self, at: Partition) -> int:
         if at.number:
             raise TopicNotFound(f"there is no partition {show(at)}: streams have one")
         if self._stream_id is not None:
             return self._stream_id
-        if at.topic not in self._ids:
-            self.create_topic(at.topic, retry=True)
-        return self._ids[at.topic]
+        name = at.topic
+        known = self._ids.get(name)
+        if known is None:
+            self.create_topic(name, retry=True)
+        elif self._tells_again and self._told_by[name]() is not self.link.live():
+            # Another server may answer now, or one that has forgotten its streams: then
+            # the id may be that of another stream.
+            found, told_by = self._ask_id(name)
+            if found != known:
+                raise TopicNotFound(
+                    f"stream {name!r} has the id {found} now, and had {known}: it was "
+                    "created anew, or this is another server"
+                )
+            self._told_by[name] = told_by
+        return self._ids[name]
 
     # Records.
 

@@ -63,6 +63,11 @@ _REQUEST, _RESPONSE, _PUSH = range(3)
 _TAGGED_SINCE = 2
 # What an event takes while it is read: where it starts and ends.
 _SPAN_BYTES = 16
+# What a byte of a text may take: four in memory, and some more while it is decoded.
+_TEXT_BYTES = 6
+# Requests that may be large. They have the same numbers and fields in all forms of a
+# frame's version.
+_LARGE = AppendEvents, Query, QueryAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +268,14 @@ def find_memory(frame: Frame) -> int:
         try:
             cursor, _ = _open(frame, wire, "request", _REQUEST)
             *_, number = cursor.read(("Q", "Q", _AUDIT, "t"))
-            if _REQUESTS[number][0] is AppendEvents:
+            kind = _REQUESTS[number][0]
+            if kind is AppendEvents:
                 _, announced = cursor.read("Qn")
                 # No more than have a length there.
                 room = cursor.remaining // (8 if wire.fixed else 1)
                 most = max(most, _SPAN_BYTES * min(announced, room, EVENTS_MAX))
+            elif kind in _LARGE and cursor.one("n") <= cursor.remaining:
+                most = max(most, _TEXT_BYTES * cursor.remaining)
         except (RemoteProtocolError, IndexError):
             continue
     return most
@@ -313,8 +321,8 @@ class Peer:
                 continue
             found.append(request)
             fitting.append(wire)
-            if isinstance(request.body, AppendEvents):
-                # These may be large, so they are not read again just to tell forms.
+            if isinstance(request.body, _LARGE):
+                # These are not read again just to tell forms.
                 fitting += wires[place + 1 :]
                 break
         if not found and _is_sure(wires):

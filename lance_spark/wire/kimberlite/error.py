@@ -75,6 +75,9 @@ _FACTS: Mapping[int, tuple[str, str]] = {
     15: ("leader_addr", "try"),
     16: ("next_record", "actual"),
 }
+# "try" is the word of the specification. The server in the field says "not the leader
+# (view: 3, leader hint: 10.0.0.2:5432)", or "unknown" in place of the address.
+_LEADER = re.compile(r"\b(?:try|leader hint:) (?!unknown\b)([^\s,)]{1,300})\)?$")
 
 
 def code_of(error: BrokerError | type[BrokerError]) -> int:
@@ -109,9 +112,9 @@ def make_error(code: int, message: str) -> BrokerError:
 
 def _read_fact(code: int, message: str) -> Iterator[tuple[str, Any]]:
     detail, words = _FACTS.get(code, ("", ""))
-    found = re.search(rf"\b{words} ([^\s,]{{1,300}})$", message) if words else None
-    if found is not None and detail == "leader_addr":
-        yield detail, found[1]
+    if detail == "leader_addr":
+        if (leader := _LEADER.search(message)) is not None:
+            yield detail, leader[1]
     # The longest number of 64 bits has 20 digits.
-    elif found is not None and re.fullmatch("[0-9]{1,20}", found[1]):
+    elif words and (found := re.search(rf"\b{words} ([0-9]{{1,20}})$", message)):
         yield detail, int(found[1])

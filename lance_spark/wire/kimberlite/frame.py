@@ -14,7 +14,8 @@ one message. A `Wire` says how its fields are written; their letters:
     n         the length of a text, or how many items follow
     o         whether an optional field follows
     t         the number of a choice
-    s         text
+    s         text: a name, a token, a reason
+    S         text of any length: of a query and of what answers it, of an error
     c         data class
     p         placement: the name of a region, or None for everywhere
 
@@ -53,6 +54,8 @@ HEADER_BYTES = _HEADER.size
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
 # The client on PyPI (0.9.1) drops a connection that brings it a larger frame.
 SMALL_FRAME_BYTES_MAX = 128 * 1024
+# Texts other than SQL, its values, and errors. No release has a limit but the frame's.
+TEXT_BYTES_MAX = 64 * 1024
 # Smaller frames are joined: one buffer is sent faster than several.
 _JOINED_BYTES_MAX = 16 * 1024
 
@@ -139,6 +142,8 @@ def _make_literal_placement(tag: Letter) -> Letter:
 _TRUTH = Letter(_read_truth, lambda value: bytes([bool(value)]))
 _U32, _U64 = make_number("<I"), make_number("<Q")
 _VARINT_32, _VARINT_64 = make_varint(32), make_varint(64)
+_TEXT_POSTCARD = make_text(_VARINT_64, TEXT_BYTES_MAX)
+_TEXT_BINCODE = make_text(_U64, TEXT_BYTES_MAX)
 _POSTCARD: Mapping[str, Letter] = {
     "?": _TRUTH,
     "H": make_varint(16),
@@ -148,9 +153,10 @@ _POSTCARD: Mapping[str, Letter] = {
     "n": _VARINT_64,
     "o": make_number("<B"),
     "t": _VARINT_32,
-    "s": make_text(_VARINT_64),
+    "s": _TEXT_POSTCARD,
+    "S": make_text(_VARINT_64),
     "c": _make_class(_VARINT_32, _CLASSES),
-    "p": _make_placement(_VARINT_32, make_text(_VARINT_64)),
+    "p": _make_placement(_VARINT_32, _TEXT_POSTCARD),
 }
 _BINCODE: Mapping[str, Letter] = {
     "?": _TRUTH,
@@ -161,9 +167,10 @@ _BINCODE: Mapping[str, Letter] = {
     "n": _U64,
     "o": make_number("<B"),
     "t": _U32,
-    "s": make_text(_U64),
+    "s": _TEXT_BINCODE,
+    "S": make_text(_U64),
     "c": _make_class(_U32, _CLASSES_0_1),
-    "p": _make_placement(_U32, make_text(_U64)),
+    "p": _make_placement(_U32, _TEXT_BINCODE),
 }
 _LITERAL = {**_BINCODE, "o": _U32, "p": _make_literal_placement(_U32)}
 

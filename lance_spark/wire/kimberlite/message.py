@@ -54,7 +54,7 @@ class _Value:
         elif isinstance(value, bool):
             yield form.encode_one("t", 3) + form.encode_one("?", value)
         elif isinstance(value, str):
-            yield form.encode_one("t", 2) + form.encode_one("s", value)
+            yield form.encode_one("t", 2) + form.encode_one("S", value)
         elif isinstance(value, Timestamp):
             yield form.encode_one("t", 4) + form.encode_one("q", value.ns)
         else:
@@ -66,7 +66,7 @@ class _Value:
             raise cursor.error(f"type {kind} of a value is unknown")
         if kind == 0:
             return None
-        found = cursor.one("qs?q"[kind - 1])
+        found = cursor.one("qS?q"[kind - 1])
         value: Value = Timestamp(found) if kind == 4 else found
         return value
 
@@ -93,7 +93,7 @@ class _Events:
 
 
 _VALUES = Many(_Value(), "n")
-_TEXTS = Many("s", "n")
+_TEXTS = Many("S", "n")
 _EVENTS = _Events()
 TEXT_OR_NONE = Option("s", "o")
 
@@ -144,7 +144,7 @@ class AppendEvents(Message):
 class Query(Message):
     """Ask in SQL."""
 
-    LAYOUT = ("s", _VALUES, Since(3, TEXT_OR_NONE))
+    LAYOUT = ("S", _VALUES, Since(3, TEXT_OR_NONE))
 
     sql: str
     params: tuple[Value, ...] = ()
@@ -155,7 +155,7 @@ class Query(Message):
 class QueryAt(Message):
     """Ask in SQL what the answer was at a position."""
 
-    LAYOUT = ("s", _VALUES, "Q", Since(3, TEXT_OR_NONE))
+    LAYOUT = ("S", _VALUES, "Q", Since(3, TEXT_OR_NONE))
 
     sql: str
     params: tuple[Value, ...] = ()
@@ -237,7 +237,7 @@ class Unknown(Message):
 class ErrorResponse(Message):
     """A refusal, which may answer any request; `error` has the codes."""
 
-    LAYOUT = "ts"
+    LAYOUT = "tS"
 
     code: int
     message: str

@@ -11,7 +11,8 @@ import pytest
 
 from lance_spark.broker import BrokerConfig, EmbeddedBroker
 from lance_spark.broker.access import Principal
-from lance_spark.errors import OptionError
+from lance_spark.broker.exchange import Exchange
+from lance_spark.errors import OptionError, UnknownTopic
 from lance_spark.wire import kimberlite as wire
 from tests.broker.kimberlite.conftest import DialKimberlite
 from tests.broker.kimberlite.kit import HERE, HOME, KimberliteClient, values_of
@@ -23,14 +24,6 @@ from tests.each import each
 VECTORS = Path(__file__).parents[2] / "wire" / "kimberlite" / "vectors"
 # Those that clients in the field write.
 FORMS = ("v5", "v5-0.6", "v4", "v3", "v2", "v1-postcard", "v1-bincode", "v1-literal")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A broker that tests share which leave nothing that others see."""
-    path = str(tmp_path_factory.mktemp("kimberlite"))
-    with EmbeddedBroker(fsync="none", data_dir=path, kimberlite=HERE) as broker:
-        yield broker
 
 
 # Forms.
@@ -237,6 +230,28 @@ def test_a_partitioned_topic_is_no_stream(
     broker.service.create_topics(Principal(), "orders", 3)
     text = kimberlite.refused(wire.CreateStream("orders"), 2)
     assert "3 partitions" in text
+
+
+def test_another_client_is_quicker(
+    shared: EmbeddedBroker,
+    client: KimberliteClient,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream that was not there, and is when it is created, is found."""
+    original, missed = Exchange.find, [name]
+
+    def find(self: Exchange, who: Any, topic: str, *rest: Any) -> int:
+        if topic in missed:
+            missed.remove(topic)
+            shared.service.create_topic(Principal(), topic)
+            raise UnknownTopic(topic)
+        return original(self, who, topic, *rest)
+
+    monkeypatch.setattr(Exchange, "find", find)
+    stream = client.create(name)
+    assert missed == []
+    assert client.create(name) == stream
 
 
 def test_a_deleted_stream(broker: EmbeddedBroker, kimberlite: KimberliteClient) -> None:

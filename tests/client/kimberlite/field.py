@@ -1,9 +1,10 @@
 """A server that behaves as Kimberlite's own does, in memory and on a real socket.
 
-What it does is in the notes on the protocol: another version than its own ends the
-connection, creating a stream twice gives the same id, an append has to expect the
-stream's length, a read may pass its limit by an event and names the next one also at
-the end, and a stream that is unknown is empty.
+What it does is in the notes on the protocol and in its source: another version than its
+own ends the connection, and so does a request that it can't read. Creating a stream
+twice gives the same id since 0.4.2. An append has to expect the stream's length, a read
+may pass its limit by an event and names the next one also at the end, and a stream that
+is unknown is empty.
 """
 
 from __future__ import annotations
@@ -82,9 +83,8 @@ class FieldServer(FieldServerBase):
     ) -> tuple[wire.Request | None, wire.Response | None]:
         try:
             request = wire.decode_request(frame, self.wire)
-        except RemoteProtocolError as error:
-            number = wire.number_of(frame, self.wire) or 0
-            return None, wire.Response(number, wire.ErrorResponse(2, str(error)))
+        except RemoteProtocolError:
+            return None, None
         with self.lock:
             self.asked[type(request.body).__name__] += 1
             self.requests.append(request)
@@ -106,8 +106,11 @@ class FieldServer(FieldServerBase):
                 return wire.ErrorResponse(3, "invalid token")
             return wire.HandshakeResponse(body.client_version, True, ("append",))
         if self.leader is not None:
-            return wire.ErrorResponse(15, f"not the leader, try {self.leader}")
+            hint = f"not the leader (view: 3, leader hint: {self.leader})"
+            return wire.ErrorResponse(15, hint)
         if isinstance(body, wire.CreateStream):
+            if self.wire.frame_version < 3 and (tenant, body.name) in self.names:
+                return wire.ErrorResponse(10, "stream already exists")
             return wire.CreateStreamResponse(self._create(tenant, body.name))
         assert isinstance(body, wire.AppendEvents | wire.ReadEvents | wire.StreamInfo)
         if self.is_strict and body.stream_id not in self.streams:

@@ -25,9 +25,12 @@ from lance_spark.errors import (
     ConnectionLost,
     DataLoss,
     LanceError,
+    NotLeader,
     OptionError,
+    RemoteProtocolError,
     RowError,
     Timeout,
+    TopicAlreadyExists,
     TopicNotFound,
     Unsupported,
 )
@@ -175,7 +178,8 @@ def test_every_form(
         assert driver.bounds([ORDERS]) == {ORDERS.partition: Bounds(0, 501)}
         assert read(driver, fetch_bytes=2000) == numbered([*rows, b""])
         # Nothing tells the end of a log before 0.8 but what is there.
-        write(open_one(address, wire=form), values(500, 501))
+        known = {} if form in ("v5", "v3") else {"stream_id": driver._ids["orders"]}
+        write(open_one(address, wire=form, **known), values(500, 501))
         assert driver.find_end(ORDERS.partition) == 1001
     asks = field.asked["StreamInfo"] > 0
     assert asks == (form == "v5")
@@ -618,3 +622,232 @@ def test_a_strict_server(field: FieldServer, open_one: Opener) -> None:
     assert known.bounds([ORDERS]) == {}
     with pytest.raises(TopicNotFound):
         write(known, values(1))
+
+
+def test_a_lost_answer_of_release_0_1(stack: ExitStack, open_one: Opener) -> None:
+    """Its appends expect nothing: a batch may be there twice, and never not at all."""
+    field = stack.enter_context(FieldServer("v1-bincode"))
+    driver = open_one(field.address, wire="v1-bincode")
+    field.answers_to_lose = 1
+    write(driver, values(5), ALONE)
+    assert field.values("orders") == values(5) * 2
+    field.appends_to_lose = 2
+    write(driver, values(5, 5), ALONE)
+    assert field.values("orders")[10:] == values(5, 5)
+
+
+# Field: ids, lengths and leaders.
+
+
+def close_once(kind: type[wire.Message]) -> Any:
+    """Make a lie that ends the connection in place of the first such answer."""
+    done: list[Any] = []
+
+    def lie(request: Any, answer: Any) -> None:
+        if isinstance(request, kind) and not done:
+            done.append(request)
+            raise ConnectionLost("closed by the test")
+
+    return lie
+
+
+def test_a_length_that_is_lost_by_chance(field: FieldServer, open_one: Opener) -> None:
+    """The end is searched for this once; a server that has told it is asked again."""
+    field.fill("orders", values(100))
+    driver = open_one(field.address)
+    field.lie = close_once(wire.StreamInfo)
+    assert _ends(driver) == (0, 100)
+    assert driver._tells_length is None
+    assert _ends(driver) == (0, 100)
+    assert driver._tells_length is True
+    field.lie = close_once(wire.StreamInfo)
+    before = field.asked["StreamInfo"]
+    assert _ends(driver) == (0, 100)
+    assert field.asked["StreamInfo"] == before + 2
+
+
+def test_a_length_that_is_not_told_at_once(
+    field: FieldServer, open_one: Opener
+) -> None:
+    answers = [wire.ErrorResponse(14, "server busy, try again later")]
+
+    def lie(request: Any, answer: Any) -> list[bytes] | None:
+        if isinstance(request, wire.StreamInfo) and answers:
+            return [field.encode(replace(answer, body=answers.pop()))]
+        return None
+
+    field.lie = lie
+    field.fill("orders", values(7))
+    driver = open_one(field.address)
+    assert _ends(driver) == (0, 7)
+    answers.append(wire.ErrorResponse(0, "no"))
+    with pytest.raises(LanceError, match="no"):
+        _ends(driver)
+
+
+@pytest.mark.parametrize("told", [None, True])
+def test_a_server_that_is_gone_when_it_is_asked(
+    open_one: Opener, told: bool | None
+) -> None:
+    """It is not taken for one that does not tell lengths."""
+    with FieldServer() as field:
+        driver = open_one(field.address, retry_timeout_s=0.2)
+        driver.topics(["orders"])
+        if told:
+            driver.find_end(ORDERS.partition)
+    with pytest.raises(ConnectionLost):
+        driver.find_end(ORDERS.partition)
+    assert driver._tells_length is told
+
+
+@pytest.mark.parametrize("told", [None, True])
+def test_a_server_that_refuses_to_tell_lengths(
+    field: FieldServer, open_one: Opener, told: bool | None
+) -> None:
+    field.fill("orders", values(30))
+    driver = open_one(field.address)
+    if told:
+        assert _ends(driver) == (0, 30)
+    field.lie = lambda request, answer: (
+        [field.encode(replace(answer, body=wire.ErrorResponse(2, "what?")))]
+        if isinstance(request, wire.StreamInfo)
+        else None
+    )
+    assert _ends(driver) == (0, 30)
+    assert driver._tells_length is False
+
+
+def test_a_connection_that_is_lost_for_good(
+    field: FieldServer, open_one: Opener
+) -> None:
+    """A server that has told a length is asked until the deadline."""
+    driver = open_one(field.address, retry_timeout_s=0.2)
+    assert _ends(driver) == (0, 0)
+
+    def lie(request: Any, answer: Any) -> None:
+        if isinstance(request, wire.StreamInfo):
+            raise ConnectionLost("closed by the test")
+
+    field.lie = lie
+    with pytest.raises(ConnectionLost):
+        driver.find_end(ORDERS.partition)
+
+
+def test_bounds_take_no_event_along(field: FieldServer, open_one: Opener) -> None:
+    field.fill("orders", [b"x" * MIB])
+    driver = open_one(field.address)
+    assert _ends(driver) == (0, 1)
+    sizes = [
+        request.body.max_bytes
+        for request in field.requests
+        if isinstance(request.body, wire.ReadEvents)
+    ]
+    assert sizes == [0]
+
+
+def forget(field: FieldServer, *names: str) -> None:
+    """Restart a server that keeps nothing; others create their streams first."""
+    with field.lock:
+        field.streams.clear()
+        field.names.clear()
+    for name in names:
+        field.fill(name, [b"of %s" % name.encode()] * 20)
+    field.drop()
+
+
+def test_a_server_that_forgets_its_streams(
+    field: FieldServer, open_one: Opener
+) -> None:
+    """Rows of another stream, which has got the id, are neither read nor written."""
+    driver = open_one(field.address)
+    write(driver, values(20))
+    reader = driver.open_reader(ORDERS, 0, end=20, fetch_bytes=50)
+    first = reader.next_records()
+    assert first is not None and values_of(first) == values(len(first))
+    writer = open_writer(driver)
+    writer.write(table([b"late"]))
+    forget(field, "clicks", "orders")
+    with pytest.raises(TopicNotFound, match="'orders' has the id 4294967298 now, and"):
+        while reader.next_records() is not None:
+            pass
+    with pytest.raises(TopicNotFound, match="created anew, or this is another server"):
+        writer.finish()
+    assert driver.bounds([ORDERS]) == {}
+    assert field.values("clicks") == [b"of clicks"] * 20
+    # A look at the name takes what is there now.
+    driver.topics(["orders"])
+    assert _ends(driver) == (0, 20)
+    writer.finish()
+    assert field.values("orders") == [b"of orders"] * 20 + [b"late"]
+
+
+def test_a_server_that_is_restarted(field: FieldServer, open_one: Opener) -> None:
+    """The id is asked for once on each connection, not with each request."""
+    driver = open_one(field.address)
+    write(driver, values(10))
+    for _ in range(3):
+        field.drop()
+        before = field.asked["CreateStream"]
+        assert read(driver, fetch_bytes=20) == numbered(values(10))
+        assert field.asked["CreateStream"] == before + 1
+
+
+@pytest.mark.parametrize("form", ["v1-postcard", "v1-bincode"])
+def test_releases_that_tell_an_id_once(
+    stack: ExitStack, open_one: Opener, form: str
+) -> None:
+    """Those before 0.4.2: it is kept, and other drivers have to be given it."""
+    field = stack.enter_context(FieldServer(form))
+    driver = open_one(field.address, wire=form)
+    write(driver, values(3))
+    field.drop()
+    write(driver, values(3, 3))
+    assert read(driver) == numbered(values(6))
+    other = open_one(field.address, wire=form)
+    with pytest.raises(TopicAlreadyExists, match=r"do not tell the id .* streamId"):
+        write(other, values(1))
+    known = open_one(field.address, wire=form, stream_id=driver._ids["orders"])
+    write(known, values(3, 6))
+    assert read(known) == numbered(values(9))
+
+
+def test_an_id_that_is_unknown(broker: EmbeddedBroker, open_one: Opener) -> None:
+    for number in (5, 1 << 32 | 99, 2**64 - 1):
+        driver = open_one(broker.address_of("kimberlite"), stream_id=number)
+        assert driver.topics(["orders"]) == []
+        assert driver.bounds([ORDERS]) == {}
+        with pytest.raises(TopicNotFound):
+            write(driver, values(1))
+        with pytest.raises(TopicNotFound):
+            read(driver)
+
+
+def test_servers_that_know_no_leader(
+    field: FieldServer, stack: ExitStack, open_one: Opener
+) -> None:
+    """The others are asked; if each names the other one, there is an end to it."""
+    other = stack.enter_context(FieldServer())
+    other.fill("orders", values(5))
+    field.leader = "unknown"
+    driver = open_one(f"{field.address},{other.address}")
+    assert read(driver) == numbered(values(5))
+    field.leader, other.leader = other.address, field.address
+    driver = open_one(field.address, retry_timeout_s=0.3)
+    with pytest.raises(NotLeader, match="leader hint"):
+        read(driver)
+
+
+def test_a_handshake_that_is_not_answered(field: FieldServer, open_one: Opener) -> None:
+    field.lie = lambda request, answer: ()
+    with pytest.raises(LanceError):
+        open_one(field.address, connect_timeout_s=0.2, retry_timeout_s=0.3)
+    field.lie = lambda request, answer: [
+        field.encode(replace(answer, body=wire.SyncResponse()))
+    ]
+    with pytest.raises(RemoteProtocolError, match=r"the form v5 \(wire\)"):
+        open_one(field.address, retry_timeout_s=0.3)
+    field.lie = lambda request, answer: [
+        field.encode(replace(answer, body=wire.ErrorResponse(2, "server is 6")))
+    ]
+    with pytest.raises(OptionError, match=r"does not take it \(server is 6 "):
+        open_one(field.address)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.wire import kimberlite as wire
 from lance_spark.wire.kimberlite import V5, WIRES, Peer, Request
+from tests.each import each
 from tests.wire.kimberlite.reference import VECTORS, find, frame_of, parse, simplify
 from tests.wire.rustlog.plain import join, list_values, make_records
 
@@ -142,3 +145,52 @@ class TestPeer:
                 Peer().decode_request(find(name))
         with pytest.raises(RemoteProtocolError, match="another direction"):
             wire.decode_response(find("client_1"))
+
+
+MANY = 300_000
+# One character that takes four bytes makes all of a text take four bytes each.
+WIDE = "\U0001f600" + "x" * MANY
+LARGE = {
+    "events": (wire.AppendEvents(1, make_records([b""] * MANY), 0), None),
+    "SQL": (wire.Query(WIDE), None),
+    "SQL at a position": (wire.QueryAt(WIDE, ("x",), 3), None),
+    "parameter": (wire.Query("SELECT $1", (WIDE,)), None),
+    "name": (wire.CreateStream(WIDE), None),
+    "region": (wire.CreateStream("s", region=WIDE), None),
+    "token": (wire.Handshake(5, WIDE), None),
+    "group": (wire.Subscribe(1, 0, 5, WIDE), None),
+    "audit": (wire.Sync(), wire.Audit(None, WIDE, WIDE)),
+}
+
+
+@each("name", LARGE)
+def test_what_a_request_takes_is_known_before(name):
+    body, audit = LARGE[name]
+    request = Request(1, 42, body, audit)
+    frame = parse(join(wire.encode_message(request, V5)))
+    tracemalloc.start()
+    try:
+        known = wire.find_memory(frame)
+        if name in ("events", "SQL", "SQL at a position", "parameter"):
+            assert known >= MANY
+            assert type(Peer().decode_request(frame).body) is type(body)
+        else:
+            with pytest.raises(RemoteProtocolError, match="65536 are the most here"):
+                Peer().decode_request(frame)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < known + 100_000
+
+
+@each("form", WIRES.values(), ids=[form.name for form in WIRES.values()])
+def test_memory_in_every_form(form):
+    """A form that is not the client's adds nothing to what an append takes."""
+    expected = None if form.version < 1 else 0
+    body = wire.AppendEvents(1, make_records([b"x" * 50] * 1000), expected)
+    frame = parse(join(wire.encode_message(Request(1, 42, body), form)))
+    assert wire.find_memory(frame) == 16 * 1000
+    query = parse(join(wire.encode_message(Request(1, 42, wire.Query(WIDE)), form)))
+    assert MANY < wire.find_memory(query) < 6 * (MANY + 100)
+    assert Peer().decode_request(query).body == wire.Query(WIDE)
+    assert wire.find_memory(frame_of(b"", form.frame_version)) == 0

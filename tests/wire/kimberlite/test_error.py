@@ -97,10 +97,20 @@ def test_facts_come_through(kind, details, text):
 @pytest.mark.parametrize(
     ("code", "message", "details"),
     [
-        # These two are of servers in the field.
+        # Texts of servers in the field, and of the specification.
         (16, "offset mismatch: expected 0, actual 3", {"next_record": 3}),
+        (
+            *(15, "not the leader (view: 3, leader hint: 10.0.0.2:5432)"),
+            {"leader_addr": "10.0.0.2:5432"},
+        ),
+        (
+            *(15, "not the leader (view: 3, leader hint: [::1]:5432)"),
+            {"leader_addr": "[::1]:5432"},
+        ),
+        (15, "not the leader (view: 3, leader hint: unknown)", {}),
         (15, "not leader, try 192.168.1.10:5432", {"leader_addr": "192.168.1.10:5432"}),
         (15, "not leader", {}),
+        (15, "try " + "x" * 301, {}),
         (16, "offset mismatch: expected 0, actual -3", {}),
         (16, "actual " + "9" * 21, {}),
         (16, "actual " + "9" * 5000, {}),
