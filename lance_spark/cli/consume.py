@@ -35,7 +35,12 @@ from lance_spark.client import (
     consumer_id,
 )
 from lance_spark.client.config import ConnectionConfig
-from lance_spark.client.driver import ChunkReader, Driver
+from lance_spark.client.driver import (
+    ChunkReader,
+    Driver,
+    warn_if_new,
+)
+from lance_spark.client.log import describe_partition
 from lance_spark.columnar import make_schema, write_records
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound
@@ -351,13 +356,14 @@ def _open_readers(
     """Open a reader for each partition that is asked for."""
     found = driver.topics([topic])
     if not found:
-        raise TopicNotFound(f"there is no topic {topic!r}")
+        raise TopicNotFound(driver.config.describe_missing(topic))
     logs = {log.partition.number: log for log in found[0].logs}
     if (partition := how["partition"]) is not None:
         if partition not in logs:
-            raise TopicNotFound(f"topic {topic!r} has no partition {partition}")
+            raise TopicNotFound(describe_partition(topic, partition, len(logs)))
         logs = {partition: logs[partition]}
     bounds = driver.bounds(list(logs.values()))
+    warn_if_new(driver, topic, bounds.values())
     start, end = how["start"] or SeekPosition.BEGINNING, how["end"]
     if start.kind is SeekKind.TIME:
         reason = f"{driver.traits.protocol} can't look for a time: give an offset"

@@ -274,8 +274,8 @@ class CountedDriver(ABC):
         self, what: str, needs: Literal["locate", "stages"] | None = None
     ) -> Unsupported:
         """Make the error for what the protocol can't do."""
-        reason = f"{what} ({self.traits.protocol} has no such thing)"
-        return Unsupported(reason, None, self.config.servers)
+        reason = f"{self.traits.protocol} has no such thing"
+        return Unsupported(what, None, self.config.servers, reason)
 
     # Topics.
 
@@ -547,10 +547,13 @@ class CountedDriver(ABC):
 _Driver = TypeVar("_Driver", bound=CountedDriver)
 
 
-def connect(driver: _Driver) -> _Driver:
-    """Connect a driver, with all retries, or close it."""
+def connect(driver: _Driver, *, once: bool) -> _Driver:
+    """Connect a driver, with all retries or without any, or close it."""
     try:
-        driver.link.connection()
+        if once:
+            driver.link.connect_once()
+        else:
+            driver.link.connection()
     except BaseException:
         driver.close()
         raise

@@ -449,7 +449,7 @@ def test_versions(field: FieldCluster, open_one: Opener, most: int) -> None:
 def test_a_server_that_knows_too_little(field: FieldCluster, open_one: Opener) -> None:
     field.fill("orders", values(3))
     del field.versions[wire.Fetch.KEY]
-    with pytest.raises(Unsupported, match=r"Fetch .the server does not know it"):
+    with pytest.raises(Unsupported, match=r"Fetch: .*not know this request"):
         read(open_one(field.address))
 
     def lie(request: Any, answer: Any) -> Any:
@@ -459,7 +459,7 @@ def test_a_server_that_knows_too_little(field: FieldCluster, open_one: Opener) -
         return wire.encode_message(replace(answer, keys=keys))
 
     field.lie = lie
-    with pytest.raises(Unsupported, match="too old, it knows version 10"):
+    with pytest.raises(Unsupported, match="too old and knows version 10"):
         open_one(field.address).topics()
 
 

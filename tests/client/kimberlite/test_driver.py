@@ -183,7 +183,7 @@ def test_every_form(
 
 def test_streams_and_bounds(server: str, open_one: Opener) -> None:
     driver = open_one(server)
-    with pytest.raises(Unsupported, match="listing streams: name the stream"):
+    with pytest.raises(Unsupported, match=r"listing streams .*kimberlite has no"):
         driver.topics()
     entries = driver.topics(["orders", "clicks", "orders"])
     assert [(entry.name, list(entry.partitions)) for entry in entries] == [
