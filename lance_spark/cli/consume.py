@@ -219,6 +219,13 @@ def command(config: ConnectionConfig, topic: int | str, **how: Any) -> None:
     """
     if how["follow"] and how["end"] is SeekPosition.END:
         raise click.UsageError("--follow goes beyond --to end: leave one of them out")
+    places = [how["start"], how["end"]]
+    if all(place is not None and place.kind is SeekKind.OFFSET for place in places):
+        first, last = (place.value for place in places)
+        if first > last:
+            raise click.UsageError(
+                f"--from {first} is behind --to {last}: exchange them"
+            )
     if how["separator"] is not None and how["output"] == "json":
         raise click.UsageError("--key-separator is for raw and hex; json has the key")
     if not isinstance(config, ClientConfig):

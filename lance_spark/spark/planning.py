@@ -227,6 +227,11 @@ def choose_topics(
     missing = [name for name in options.topics if name not in names]
     if missing:
         raise TopicNotFound(_explain_missing(options.client, missing, listing))
+    if options.topic_pattern is not None and not chosen:
+        logger.warning(
+            "no topic matches topicPattern %r: there is nothing to read",
+            options.topic_pattern,
+        )
     for bound in (options.start, options.end):
         if isinstance(bound, AtOffsets):
             _check_named(bound, names)

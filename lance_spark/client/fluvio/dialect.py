@@ -12,6 +12,7 @@ from lance_spark.client.counted import show
 from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
+    AccessDenied,
     ConnectionLost,
     OptionError,
     RemoteProtocolError,
@@ -74,6 +75,12 @@ class FluvioDialect:
             raise ConnectionEnded(
                 f"{error} before its first answer; if it is up, check that it speaks "
                 "Fluvio, lets clients in without a token, and that tls is what it uses"
+            ) from error
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"{connection.address} does not let this client in: if it asks for a "
+                "token, which Fluvio can't carry, use TLS with a client certificate "
+                "(tls_cert)"
             ) from error
         self._address = connection.address
         self._known = {key.key: key for key in answer.keys}

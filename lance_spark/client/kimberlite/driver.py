@@ -160,10 +160,18 @@ class KimberliteDialect:
             raise RemoteProtocolError(reason) from error
         except InvalidPayload as error:
             raise self._refuse(connection, str(error)) from error
+        except AuthenticationFailed as error:
+            raise AuthenticationFailed(
+                f"{connection.address}: {error.message}: the server asks for a token "
+                "that it knows: give one, or correct it (auth_token)"
+            ) from error
         if answer.server_version != version:
             raise self._refuse(connection, f"it has version {answer.server_version}")
         if config.auth_token is not None and not answer.authenticated:
-            raise AuthenticationFailed("the server does not accept the token")
+            raise AuthenticationFailed(
+                f"{connection.address}: the server does not accept the token: correct "
+                "it (auth_token)"
+            )
 
     def _refuse(self, connection: Connection, reason: str) -> OptionError:
         return OptionError(

@@ -18,6 +18,7 @@ from lance_spark.client.driver import LogRef, Range, WriterSettings
 from lance_spark.client.fluvio.driver import Config, FluvioDriver, open_driver
 from lance_spark.columnar import make_schema, write_records
 from lance_spark.errors import (
+    AccessDenied,
     ConnectionLost,
     DataLoss,
     InvalidPayload,
@@ -461,6 +462,15 @@ def test_a_server_that_knows_too_little(field: FieldCluster, open_one: Opener) -
     field.lie = lie
     with pytest.raises(Unsupported, match="too old and knows version 10"):
         open_one(field.address).topics()
+
+
+def test_a_broker_that_asks_for_a_token() -> None:
+    settings = {"fsync": "none", "fluvio": "127.0.0.1:0", "tokens": ("secret",)}
+    with EmbeddedBroker(**settings) as broker:
+        address = broker.address_of("fluvio")
+        text = f"{address} does not let this client in: .*client certificate"
+        with pytest.raises(AccessDenied, match=text):
+            open_driver(Config(servers=address))
 
 
 def test_the_address_of_an_spu(field: FieldCluster) -> None:

@@ -373,7 +373,8 @@ def test_tokens(stack: ExitStack, open_one: Opener) -> None:
         write(driver, values(3))
         assert read(driver) == numbered(values(3))
         for token in ("wrong", None):
-            with pytest.raises(AuthenticationFailed):
+            text = f"{address}: .*: the server asks for a token"
+            with pytest.raises(AuthenticationFailed, match=text):
                 driver = open_one(address, auth_token=token, retry_timeout_s=0.5)
                 write(driver, values(1))
 
