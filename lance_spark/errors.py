@@ -167,13 +167,18 @@ class Unsupported(LanceError):
         capability: what the server would have to list in its status; None if it would
             have to list anything at all, because a plain one can't do it.
         server: its address.
+        reason: why not, if that has nothing to do with capabilities.
     """
 
     what: str
     capability: str | None
     server: str
+    reason: str | None = None
 
     def __str__(self) -> str:
+        if self.reason is not None:
+            told = f"the server {self.server} can't do it: {self.reason}"
+            return f"{self.what}: {told}"
         missing = "of any kind" if self.capability is None else repr(self.capability)
         return (
             f"{self.what}: the server {self.server} does not offer it "
@@ -308,6 +313,7 @@ class BrokerError(LanceError):
         message: the broker's own text.
         code: the number that the broker sent; None if this side made the error.
         details: further fields of the answer.
+        is_decimal: the protocol writes its codes in decimal, not in hexadecimal.
     """
 
     def __init__(
@@ -315,14 +321,18 @@ class BrokerError(LanceError):
         message: str,
         code: int | None = None,
         details: Mapping[str, Any] | None = None,
+        is_decimal: bool = False,
     ) -> None:
         self.message = message
         self.code = code
         self.details: dict[str, Any] = dict(details or {})
-        super().__init__(message, code, self.details)
+        self.is_decimal = is_decimal
+        super().__init__(message, code, self.details, is_decimal)
 
     def __str__(self) -> str:
-        code = "" if self.code is None else f"0x{self.code:02X} "
+        code = ""
+        if self.code is not None:
+            code = f"{self.code} " if self.is_decimal else f"0x{self.code:02X} "
         return f"{self.message} ({code}{type(self).__name__})"
 
 

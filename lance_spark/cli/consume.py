@@ -35,7 +35,12 @@ from lance_spark.client import (
     consumer_id,
 )
 from lance_spark.client.config import ConnectionConfig
-from lance_spark.client.driver import ChunkReader, Driver
+from lance_spark.client.driver import (
+    ChunkReader,
+    Driver,
+    warn_if_new,
+)
+from lance_spark.client.log import describe_partition
 from lance_spark.columnar import make_schema, write_records
 from lance_spark.columnar.decode import decode
 from lance_spark.errors import DataLoss, OptionError, TopicNotFound
@@ -214,6 +219,13 @@ def command(config: ConnectionConfig, topic: int | str, **how: Any) -> None:
     """
     if how["follow"] and how["end"] is SeekPosition.END:
         raise click.UsageError("--follow goes beyond --to end: leave one of them out")
+    places = [how["start"], how["end"]]
+    if all(place is not None and place.kind is SeekKind.OFFSET for place in places):
+        first, last = (place.value for place in places)
+        if first > last:
+            raise click.UsageError(
+                f"--from {first} is behind --to {last}: exchange them"
+            )
     if how["separator"] is not None and how["output"] == "json":
         raise click.UsageError("--key-separator is for raw and hex; json has the key")
     if not isinstance(config, ClientConfig):
@@ -351,13 +363,14 @@ def _open_readers(
     """Open a reader for each partition that is asked for."""
     found = driver.topics([topic])
     if not found:
-        raise TopicNotFound(f"there is no topic {topic!r}")
+        raise TopicNotFound(driver.config.describe_missing(topic))
     logs = {log.partition.number: log for log in found[0].logs}
     if (partition := how["partition"]) is not None:
         if partition not in logs:
-            raise TopicNotFound(f"topic {topic!r} has no partition {partition}")
+            raise TopicNotFound(describe_partition(topic, partition, len(logs)))
         logs = {partition: logs[partition]}
     bounds = driver.bounds(list(logs.values()))
+    warn_if_new(driver, topic, bounds.values())
     start, end = how["start"] or SeekPosition.BEGINNING, how["end"]
     if start.kind is SeekKind.TIME:
         reason = f"{driver.traits.protocol} can't look for a time: give an offset"

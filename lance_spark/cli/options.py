@@ -322,8 +322,8 @@ def connected(config: ConnectionConfig) -> Iterator[LanceClient]:
 
 @contextmanager
 def connected_log(config: ConnectionConfig) -> Iterator[LogClient]:
-    """Connect by any protocol, and show what the client warns of until it is closed."""
-    with shown_log(), LogClient(open_driver(config)) as client:
+    """Connect by any protocol, as `connected` does by LWP."""
+    with shown_log(), LogClient(open_driver(config, once=True)) as client:
         yield client
 
 

@@ -34,7 +34,12 @@ from lance_spark.cli.options import (
 )
 from lance_spark.client import ClientConfig, Producer
 from lance_spark.client.config import ConnectionConfig
-from lance_spark.client.driver import Driver, RecordWriter, WriterSettings
+from lance_spark.client.driver import (
+    Driver,
+    RecordWriter,
+    WriterSettings,
+)
+from lance_spark.client.log import describe_partition
 from lance_spark.errors import LanceError, OptionError, RowError, TopicNotFound
 from lance_spark.model import Partition
 from lance_spark.quantity import RECORD_TYPES, format_bytes
@@ -115,23 +120,26 @@ class LogProducer:
         how: the command's options.
 
     Raises:
-        OptionError: the protocol does not carry what the options add to a value.
+        OptionError: the protocol does not have what the options ask for.
         TopicNotFound: there is no such topic, and none is to be created.
     """
 
     def __init__(self, driver: Driver, topic: str, how: dict[str, Any]) -> None:
         self._driver, self._topic = driver, topic
         self._check(how)
-        if how["create_topic"] and not driver.topics([topic]):
-            driver.create_topic(topic, how["partitions"])
+        self._is_created = how["create_topic"]
         found = driver.topics([topic])
+        if self._is_created and not found:
+            driver.create_topic(topic, how["partitions"])
+            found = driver.topics([topic])
         if not found:
-            raise TopicNotFound(f"there is no topic {topic!r}: create it with --create")
+            missing = driver.config.describe_missing(topic)
+            raise TopicNotFound(f"{missing}: create it with --create")
         numbers = found[0].partitions
         if (partition := how["partition"]) is not None:
             if partition not in numbers:
-                there = count(len(numbers), "partition")
-                raise TopicNotFound(f"topic {topic!r} has {there}, from 0 on")
+                text = describe_partition(topic, partition, len(numbers))
+                raise TopicNotFound(text)
             numbers = (partition,)
         self._settings = WriterSettings(
             batch_bytes=how["batch_bytes"],
@@ -141,6 +149,7 @@ class LogProducer:
             compression=how["compression"],
             record_type=RECORD_TYPES["raw"],
             allow_null_records=False,
+            partitions=how["partitions"],
         )
         self._numbers = numbers
         self._writers: dict[int, RecordWriter] = {}
@@ -149,15 +158,20 @@ class LogProducer:
 
     def _check(self, how: dict[str, Any]) -> None:
         traits = self._driver.traits
-        carried = {
-            "--key-separator": how["separator"] is None or "key" in traits.columns,
-            "--timestamp": not how["stamped"] or "timestamp" in traits.columns,
-            "--type": how["record_type"] is None or "type" in traits.columns,
-            "--compression": how["compression"] in traits.compressions,
-        }
-        for flag, is_carried in carried.items():
+        columns, codec = traits.columns, how["compression"]
+        for flag, what, is_carried in (
+            ("--key-separator", "keys", how["separator"] is None or "key" in columns),
+            ("--timestamp", "times", not how["stamped"] or "timestamp" in columns),
+            ("--type", "types", how["record_type"] is None or "type" in columns),
+            (
+                *("--partitions", "topics with several partitions"),
+                how["partitions"] == 1 or "partition" in columns,
+            ),
+            ("--compression", f"{codec} compression", codec in traits.compressions),
+        ):
             if not is_carried:
-                raise OptionError(f"{flag}: {traits.protocol} does not carry that")
+                reason = f"{traits.protocol} has no {what}"
+                raise OptionError(f"{flag}: {reason}: leave it out")
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append rows, and wait until the server has all of them."""
@@ -167,7 +181,7 @@ class LogProducer:
                 writer = self._writers[number] = self._driver.open_writer(
                     Partition(self._topic, number),
                     options=self._settings,
-                    create_topic=False,
+                    create_topic=self._is_created,
                     check=lambda server: None,
                 )
             writer.write(pa.Table.from_batches([part]))

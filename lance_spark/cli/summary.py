@@ -18,7 +18,7 @@ from lance_spark.cli.display import (
     show_name,
 )
 from lance_spark.client import LanceClient, consumer_id
-from lance_spark.client.driver import TopicEntry
+from lance_spark.client.driver import TopicEntry, warn_if_new
 from lance_spark.client.log import LogClient
 from lance_spark.errors import AccessDenied, TopicDeleted, TopicNotFound
 from lance_spark.model import Retention
@@ -89,6 +89,9 @@ def summarise_logs(client: LogClient, topics: Iterable[TopicEntry]) -> list[Docu
     """Ask for the bounds of all partitions of topics, by any protocol."""
     entries = list(topics)
     found = client.driver.bounds([log for entry in entries for log in entry.logs])
+    for entry in entries:
+        ends = (found[log.partition] for log in entry.logs if log.partition in found)
+        warn_if_new(client.driver, entry.name, ends)
     return [
         {
             "name": entry.name,

@@ -113,8 +113,8 @@ def _print_logs(
                 "describe NAME`, or list them by another protocol of the broker"
             )
         found = summarise_logs(client, client.driver.topics(names))
-    if names and not found:
-        raise TopicNotFound(f"there is no topic {names[0]!r}")
+        if names and not found:
+            raise TopicNotFound(config.describe_missing(names[0]))
     rows = (row for document in found for row in show_logs(document))
     print_list("topics", found, rows, as_json=as_json)
 
@@ -146,7 +146,9 @@ def create(
             )
         with connected_log(config) as log:
             log.driver.create_topic(name, partitions)
-        print(f"topic {show_name(name)} created, {count(partitions, 'partition')}")
+            # Such a server does not tell whether it was there before.
+            done = "is there" if log.driver.traits.creates_to_find else "created"
+        print(f"topic {show_name(name)} {done}, {count(partitions, 'partition')}")
         return
     if partitions != 1:
         raise click.UsageError(

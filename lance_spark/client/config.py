@@ -89,6 +89,15 @@ class ConnectionConfig:
         return parse_addresses(self.servers, default_port=self.default_port)
 
     @property
+    def finds_by_id(self) -> bool:
+        """Whether the settings say which topic is meant, whatever it is called."""
+        return False
+
+    def describe_missing(self, topic: str) -> str:
+        """Say that a topic does not exist."""
+        return f"there is no topic {topic!r}"
+
+    @property
     def tls_settings(self) -> ClientTls | None:
         """What the network layer needs for TLS; None without it."""
         if not self.tls:

@@ -274,8 +274,8 @@ class CountedDriver(ABC):
         self, what: str, needs: Literal["locate", "stages"] | None = None
     ) -> Unsupported:
         """Make the error for what the protocol can't do."""
-        reason = f"{what} ({self.traits.protocol} has no such thing)"
-        return Unsupported(reason, None, self.config.servers)
+        reason = f"{self.traits.protocol} has no such thing"
+        return Unsupported(what, None, self.config.servers, reason)
 
     # Topics.
 
@@ -389,10 +389,15 @@ class CountedDriver(ABC):
         """Look at the last record of a range."""
         if not piece.size:
             return piece
+        last = piece.end - 1
         try:
-            crc = self.checksum(piece.log, piece.end - 1, piece.end)
+            crc = self.checksum(piece.log, last, piece.end)
         except StorageError:
             return piece  # It can't be sent. The task says so, behind those before it.
+        except DataLoss as loss:
+            if not _is_removed(loss, last):
+                raise
+            return piece  # Retention has emptied the log. The reader says so.
         return replace(piece, mark=crc)
 
     def is_range_right(self, piece: Range) -> bool:
@@ -542,10 +547,13 @@ class CountedDriver(ABC):
 _Driver = TypeVar("_Driver", bound=CountedDriver)
 
 
-def connect(driver: _Driver) -> _Driver:
-    """Connect a driver, with all retries, or close it."""
+def connect(driver: _Driver, *, once: bool) -> _Driver:
+    """Connect a driver, with all retries or without any, or close it."""
     try:
-        driver.link.connection()
+        if once:
+            driver.link.connect_once()
+        else:
+            driver.link.connection()
     except BaseException:
         driver.close()
         raise

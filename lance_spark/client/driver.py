@@ -17,7 +17,8 @@ A protocol is one row of `_DRIVERS`, which names a `DriverModule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lance_spark.records import Records
+
+logger = logging.getLogger(__name__)
 
 FinderName = Literal["located", "probed", "counted"]
 
@@ -695,8 +698,8 @@ class DriverModule(Protocol):
     # How its servers are reached; its `protocol` is the traits'.
     Config: type[ConnectionConfig]
 
-    def open_driver(self, config: Any) -> Driver:
-        """Connect to a server."""
+    def open_driver(self, config: Any, *, once: bool = False) -> Driver:
+        """Connect to a server; with `once` each is tried once."""
 
 
 _DRIVERS = {
@@ -737,10 +740,25 @@ def find_driver(protocol: str) -> DriverModule:
     return cast("DriverModule", import_module(module))
 
 
-def open_driver(config: ConnectionConfig) -> Driver:
+def open_driver(config: ConnectionConfig, *, once: bool = False) -> Driver:
     """Connect to a server of the protocol that a configuration is for.
+
+    Args:
+        config: which servers, and how they are reached.
+        once: try each server once; else until `retry_timeout_s` is over.
 
     Raises:
         LanceError: no server can be reached.
     """
-    return find_driver(config.protocol).open_driver(config)
+    return find_driver(config.protocol).open_driver(config, once=once)
+
+
+def warn_if_new(driver: Driver, topic: str, bounds: Iterable[Bounds]) -> None:
+    """Warn of an empty topic that was perhaps created when it was looked up."""
+    if driver.traits.creates_to_find and not any(each.end for each in bounds):
+        logger.warning(
+            "stream %r is empty, and may be new: %s creates a stream when it is looked "
+            "up by its name; check the name, or give the stream's id",
+            topic,
+            driver.traits.protocol,
+        )

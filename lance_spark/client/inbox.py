@@ -133,7 +133,7 @@ class Inbox:
             return
         pending = self.waiting.pop(number, None)
         if pending is None:
-            raise RemoteProtocolError(f"no request waits for this answer: {frame}")
+            raise RemoteProtocolError(f"no request waits for answer {number}")
         pending.frame = frame
 
     def fail(self, error: LanceError) -> None:

@@ -28,6 +28,7 @@ from lance_spark.client.driver import (
     find_driver,
     open_driver,
     protocols,
+    warn_if_new,
 )
 from lance_spark.columnar import check_columns, make_schema, write_records
 from lance_spark.errors import DataLoss, LanceError, OptionError, TopicNotFound
@@ -94,6 +95,7 @@ class LogClient:
         """
         logs = self._find(topic).logs
         found = self.driver.bounds(logs)
+        warn_if_new(self.driver, topic, found.values())
         return {at.number: bounds for at, bounds in sorted(found.items())}
 
     def read(
@@ -196,6 +198,8 @@ class LogClient:
         Raises:
             RowError: the protocol can't carry a row.
             OptionError: the columns or the compression can't be used.
+            TopicNotFound: there is no such topic and it is not to be created, or no
+                such partition. Kimberlite's servers create a stream in any case.
         """
         known = self.driver.traits.compressions
         if compression not in known:
@@ -248,9 +252,25 @@ class LogClient:
         try:
             writer.write(rows)
             writer.finish()
-        except BaseException:
+        except BaseException as error:
             writer.close(abandon=True)
+            if isinstance(error, TopicNotFound):
+                self._explain(to)
             raise
+
+    def _explain(self, to: Partition) -> None:
+        """Say what is missing of a partition that the server does not know.
+
+        Raises:
+            TopicNotFound: the topic or the partition does not exist.
+        """
+        found = self.driver.topics([to.topic])
+        if not found:
+            text = self.driver.config.describe_missing(to.topic)
+            raise TopicNotFound(f"{text}: create it with create=True")
+        count = len(found[0].partitions)
+        if to.number not in found[0].partitions:
+            raise TopicNotFound(describe_partition(to.topic, to.number, count))
 
     def close(self) -> None:
         """Close the connection."""
@@ -270,20 +290,18 @@ class LogClient:
     def _find(self, topic: str) -> TopicEntry:
         found = self.driver.topics([topic])
         if not found:
-            raise TopicNotFound(f"there is no topic {topic!r}")
+            raise TopicNotFound(self.driver.config.describe_missing(topic))
         return found[0]
 
     def _find_log(self, topic: str, partition: int) -> tuple[LogRef, Bounds]:
         logs = {log.partition.number: log for log in self._find(topic).logs}
         if partition not in logs:
-            raise TopicNotFound(
-                f"topic {topic!r} has no partition {partition}, only 0 to "
-                f"{len(logs) - 1}"
-            )
+            raise TopicNotFound(describe_partition(topic, partition, len(logs)))
         log = logs[partition]
         bounds = self.driver.bounds([log]).get(log.partition)
         if bounds is None:
             raise TopicNotFound(f"topic {topic!r} is gone")
+        warn_if_new(self.driver, topic, [bounds])
         return log, bounds
 
     def _read(
@@ -322,6 +340,12 @@ class LogClient:
                     return
         finally:
             reader.close()
+
+
+def describe_partition(topic: str, number: int, count: int) -> str:
+    """Say that a topic with so many partitions has none of a number."""
+    there = "only 0" if count == 1 else f"only 0 to {count - 1}"
+    return f"topic {topic!r} has no partition {number}, {there}"
 
 
 def _make_table(

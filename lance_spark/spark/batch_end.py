@@ -285,7 +285,8 @@ class BatchEnd:
         """Say where a log starts that ends where it was seen to."""
         found = self._driver.bounds([state.log]).get(state.log.partition)
         if found is None:
-            raise TopicNotFound(describe_missing([state.log.topic]))
+            text = describe_missing(self._options.client, [state.log.topic])
+            raise TopicNotFound(text)
         return Bounds(found.start, state.end)
 
     def _position(self, place: TopicPlace, log: LogRef) -> int:

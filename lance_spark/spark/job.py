@@ -26,6 +26,7 @@ from lance_spark.client.driver import (
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
+from lance_spark.spark.planning import describe_missing
 from lance_spark.spark.pool import lease
 
 logger = logging.getLogger(__name__)
@@ -262,6 +263,8 @@ def check_topics(driver: Driver, topics: Iterable[str]) -> set[str]:
     there = {entry.name for entry in list_topics(driver, wanted)}
     missing = sorted(wanted - there)
     if missing:
+        if driver.config.finds_by_id:
+            raise TopicNotFound(describe_missing(driver.config, missing))
         names = ", ".join(map(repr, missing[:10]))
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise TopicNotFound(

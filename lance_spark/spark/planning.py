@@ -9,10 +9,11 @@ a topic of any size; the task that reads a split finds its first record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_spark.client.driver import (
+    ConnectionConfig,
     Driver,
     LogRef,
     Range,
@@ -204,8 +205,8 @@ def find_topics(driver: Driver, options: ReadOptions) -> list[TopicEntry]:
     """
     if driver.traits.creates_to_find:
         logger.warning(
-            "%s finds a stream by its name only by creating it: what was not there of "
-            "%s is there now, and empty; a read with option streamId creates nothing",
+            "%s finds a stream by its name only by creating it: if %s did not exist, "
+            "it exists now and is empty; with option streamId a read creates nothing",
             driver.traits.protocol,
             ", ".join(map(repr, options.topics)),
         )
@@ -225,14 +226,21 @@ def choose_topics(
     names = sorted(entry.name for entry in chosen)
     missing = [name for name in options.topics if name not in names]
     if missing:
-        raise TopicNotFound(_explain_missing(missing, listing))
+        raise TopicNotFound(_explain_missing(options.client, missing, listing))
+    if options.topic_pattern is not None and not chosen:
+        logger.warning(
+            "no topic matches topicPattern %r: there is nothing to read",
+            options.topic_pattern,
+        )
     for bound in (options.start, options.end):
         if isinstance(bound, AtOffsets):
             _check_named(bound, names)
     return sorted(chosen, key=lambda entry: entry.name)
 
 
-def _explain_missing(missing: Sequence[str], listing: Sequence[TopicEntry]) -> str:
+def _explain_missing(
+    config: ConnectionConfig, missing: Sequence[str], listing: Sequence[TopicEntry]
+) -> str:
     """Say what to ask for instead of topics whose partitions are topics here."""
     for name in missing:
         parts = [e.name for e in listing if e.name.startswith(f"{name}/")]
@@ -243,11 +251,14 @@ def _explain_missing(missing: Sequence[str], listing: Sequence[TopicEntry]) -> s
                 f"{f'{name}/{len(parts) - 1}'!r}, or read it with a format that has "
                 "partitions, such as tank"
             )
-    return describe_missing(missing)
+    return describe_missing(config, missing)
 
 
-def describe_missing(topics: Iterable[str]) -> str:
+def describe_missing(config: ConnectionConfig, topics: Sequence[str]) -> str:
     """Say that topics which are named do not exist, and what to do."""
+    if config.finds_by_id:
+        told = config.describe_missing(topics[0])
+        return f"{told}, or none that this client may use: correct option streamId"
     return (
         f"no topic is named {', '.join(map(repr, topics))}, or none that this client "
         "may use; create it, or correct the option topic"
@@ -289,7 +300,7 @@ def find_bounds(driver: Driver, entry: TopicEntry) -> dict[LogRef, Bounds]:
         return {log: entry.bounds[log.partition.number] for log in entry.logs}
     found = driver.bounds(entry.logs)
     if len(found) < len(entry.logs):
-        raise TopicNotFound(describe_missing([entry.name]))
+        raise TopicNotFound(describe_missing(driver.config, [entry.name]))
     return {log: found[log.partition] for log in entry.logs}
 
 

@@ -187,9 +187,10 @@ class StreamPlanner:
         missing = [t for t in named if t not in there and start.get(t) is None]
         if not missing:
             return
+        text = describe_missing(self._options.client, missing)
         if self._options.fail_on_data_loss:
-            raise TopicNotFound(describe_missing(missing))
-        logger.warning("%s", describe_missing(missing))
+            raise TopicNotFound(text)
+        logger.warning("%s", text)
 
     # What of it is in the batch.
 

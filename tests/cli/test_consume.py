@@ -164,6 +164,7 @@ def test_no_such_topic(ask: Run) -> None:
         (["-o", "json", "--key-separator", ":"], "json has the key"),
         (["--max", "-1"], "--max"),
         (["-o", "xml"], "--output"),
+        (["--from", "2", "--to", "1"], "--from 2 is behind --to 1: exchange them"),
     ],
 )
 def test_wrong_usage(run: Run, arguments: list[str], text: str) -> None:

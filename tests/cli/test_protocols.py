@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -191,15 +192,16 @@ def test_rows_that_a_protocol_does_not_take(
     assert "lance-spark: a line from 1 to 2: " in done.err
     assert "256 bytes" in done.err and "255" in done.err
     to = ("--servers", _url(broker, "rustlog"))
-    for flags in (
-        ["--key-separator", "="],
-        ["--timestamp"],
-        ["--type", "json"],
-        ["--compression", "snappy"],
+    for flags, said in (
+        (["--key-separator", "="], "keys"),
+        (["--timestamp"], "times"),
+        (["--type", "json"], "types"),
+        (["--compression", "snappy"], "snappy compression"),
     ):
         type_in(b"x\n")
         done = run("produce", "t", *flags, *to)
-        assert done.code == 1 and "rustlog does not carry that" in done.err, flags
+        text = f"{flags[0]}: rustlog has no {said}: leave it out"
+        assert done.code == 1 and text in done.err, flags
     done = run("consume", "t", "--key-separator", "=", *to)
     assert done.code == 1 and "rustlog has no keys" in done.err
 
@@ -226,8 +228,8 @@ def test_what_only_lwp_has(ask: Run, arguments: list[object], said: str) -> None
     [
         (["consume", "t", "--from", 3], "give --partition, too"),
         (["consume", "t", "--from", "2024-05-01T12:00:00Z"], "can't look for a time"),
-        (["consume", "t", "--partition", 7], "has no partition 7"),
-        (["produce", "t", "--partition", 7], "'t' has 2 partitions"),
+        (["consume", "t", "--partition", 7], "has no partition 7, only 0 to 1"),
+        (["produce", "t", "--partition", 7], "has no partition 7, only 0 to 1"),
         (["produce", "nope"], "there is no topic 'nope': create it with --create"),
         (["topics", "list", "--token", "x"], "has no place for --token"),
         (["topics", "list", "--checksum", "crc32"], "has no place for --checksum"),
@@ -315,6 +317,15 @@ def test_port_is_the_protocols(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.code == 1 and "127.0.0.2:11011" in done.err
 
 
+def test_no_server_at_the_start_is_an_error_at_once(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    for protocol in (*PROTOCOLS, "kimberlite"):
+        done = run("consume", "t", "-s", f"{protocol}://{address}")
+        text = f"lance-spark: could not connect to {address}: Connection refused\n"
+        assert (done.code, done.out, done.err) == (1, "", text), protocol
+
+
 # Checkpoints.
 
 
@@ -400,10 +411,31 @@ def test_inspect_tank(run: Run, tmp_path: Path) -> None:
 
 def test_kimberlite(run: Run, broker: EmbeddedBroker, type_in: TypeIn) -> None:
     to = ("--servers", _url(broker, "kimberlite"))
-    assert run("topics", "create", "s", *to).code == 0
+    # Nothing tells whether a stream was there before.
+    for _ in range(2):
+        done = run("topics", "create", "s", *to)
+        assert (done.code, done.out) == (0, "topic s is there, 1 partition\n")
     type_in(b"x\ny\n")
-    assert run("produce", "s", *to).code == 0
-    assert run("consume", "s", *to).lines == ["x", "y"]
+    done = run("produce", "s", *to)
+    assert done.code == 0 and "stream 's' is empty, and may be new" in done.err
+    done = run("consume", "s", *to)
+    assert (done.lines, done.err) == (["x", "y"], "")
+    for command in (["consume", "t"], ["topics", "describe", "u"], ["produce", "v"]):
+        type_in(b"x\n")
+        done = run(*command, *to)
+        assert done.code == 0 and f"{command[-1]!r} is empty, and may" in done.err
+        assert "check the name, or give the stream's id" in done.err
+    type_in(b"x\n")
+    assert run("produce", "w", "--create", *to).err == "1 record, 1 byte acknowledged\n"
+    for command in (["consume", "s"], ["topics", "describe", "s"], ["produce", "s"]):
+        type_in(b"x\n")
+        done = run(*command, "--stream-id", 77, *to)
+        text = "tenant 1 has no stream with the id 77"
+        assert done.code == 1 and text in done.err
+    for command in (["topics", "create", "p"], ["produce", "p", "--create"]):
+        type_in(b"x\n")
+        done = run(*command, "--partitions", 2, *to)
+        assert done.code == 1 and "kimberlite has no" in done.err
     assert run("consume", "s", "--tenant", 1, "--wire", "v3", *to).lines == ["x", "y"]
     assert run("consume", "s", "-s", _url(broker, "fluvio")).lines == ["x", "y"]
     done = run("topics", "list", *to)

@@ -76,7 +76,7 @@ class Log:
 SERVERS: dict[str, dict[Partition, Log]] = {}
 
 
-def open_driver(config: Config) -> Driver:
+def open_driver(config: Config, *, once: bool = False) -> Driver:
     """Open the driver of a server."""
     driver: Driver = CountedDriver(config)
     return driver

@@ -92,8 +92,14 @@ def test_a_read_by_id_creates_nothing(
     with caplog.at_level(logging.WARNING):
         found = read(server.source(streamId=number))
         named = read(server.source(streamId=number, topic="mine"))
-        with pytest.raises(TopicNotFound):
-            read(server.source(streamId=str(int(number) + 7)))
+        wrong = str(int(number) + 7)
+        text = f"tenant 1 has no stream with the id {wrong}, .*correct option streamId"
+        with pytest.raises(TopicNotFound, match=text):
+            read(server.source(streamId=wrong))
+        with pytest.raises(TopicNotFound, match=text):
+            server.source(streamId=wrong, createTopic="false", topic="a").writer(
+                make_schema("value string"), overwrite=False
+            )
     assert CREATING not in caplog.text
     assert [(row["offset"], row["value"]) for row in found] == values(10)
     assert {row["topic"] for row in found} == {number}

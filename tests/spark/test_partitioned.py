@@ -30,7 +30,7 @@ from lance_spark.errors import (
     StorageError,
     TopicNotFound,
 )
-from lance_spark.model import Retention
+from lance_spark.model import Bounds, Retention
 from lance_spark.spark import stream
 from lance_spark.spark.pool import clear_pool
 from lance_spark.spark.source import (
@@ -398,6 +398,40 @@ def test_what_retention_has_removed_is_a_loss(protocol: str) -> None:
         with pytest.raises(DataLoss, match=f"{gone} records gone: .*before the log st"):
             query.run()
         assert lax.run() == [(0, at, value) for at in range(start, server.first + 8)]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", sorted(ALL_SOURCES))
+def test_a_log_that_retention_has_emptied(protocol: str) -> None:
+    """Not one record is left that could be marked."""
+    with serve(protocol, segment_bytes=500) as server:
+        server.client.append("a", [bytes(200)] * 8, create=True)
+        source = server.source(
+            topic="a", startingOffsets="earliest", maxRecordsPerTrigger="2"
+        )
+        reader = source.streamReader(source.schema())
+        start = reader.latestOffset(
+            reader.initialOffset(), reader.getDefaultReadLimit()
+        )
+        store = server.broker.service.store
+        log = store.find_topic("a")
+        assert log is not None
+        store.set_retention(log.metadata.id, Retention(max_bytes=600))
+        server.broker.service.maintain()
+        end = server.first + 8
+        assert server.client.bounds("a")[0] == Bounds(end, end)
+        with pytest.raises(DataLoss, match=r"6 records gone: .*before the log start"):
+            reader.latestOffset(start, reader.getDefaultReadLimit())
+        lax = server.source(topic="a", failOnDataLoss="false")
+        other = lax.streamReader(lax.schema())
+        after = other.latestOffset(start, other.getDefaultReadLimit())
+        assert after["topics"]["a"]["partitions"] == {"0": end}
+        assert other.partitions(start, after) == []
+        server.client.append("a", [b"new"])
+        last = other.latestOffset(after, other.getDefaultReadLimit())
+        splits = other.partitions(after, last)
+        rows = [row for split in splits for row in gather(other.read(split))]
+        assert [(row["offset"], row["value"]) for row in rows] == [(end, b"new")]
 
 
 @pytest.mark.parametrize("protocol", sorted(SOURCES))

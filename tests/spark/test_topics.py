@@ -59,10 +59,12 @@ def test_topics_that_are_named_come_in_the_order_of_their_names() -> None:
     assert choose(topic="a,b,a") == ["a", "b"]
 
 
-def test_a_pattern_matches_whole_names() -> None:
+def test_a_pattern_matches_whole_names(caplog: pytest.LogCaptureFixture) -> None:
     assert choose(topicPattern="a") == ["a"]
     assert choose(topicPattern="a.*|c") == ["a", "ab", "c"]
+    assert caplog.text == ""
     assert choose(topicPattern="nothing.*") == []
+    assert "no topic matches topicPattern 'nothing.*'" in caplog.text
 
 
 def test_all_topics_where_none_has_to_be_named() -> None:

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.crash
 
 # `make crash` asks for the long run.
 LONG_RUN = "LANCE_CRASH_ROUNDS" in os.environ
-# By default each way of losing power meets every other operation, and the next way those
-# between, so that each operation is met.
+# By default each way of losing power meets every other operation, and the next way
+# those between, so that each operation is met.
 STRIDE = 1 if LONG_RUN else 2
 
 Step = Callable[[Store], None]

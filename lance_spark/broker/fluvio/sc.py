@@ -34,6 +34,8 @@ from lance_spark.wire import fluvio as wire
 
 # The only SPU, named as one that its owner has made.
 _SPU = 5001
+# The request to delete an object.
+_DELETE = 1002
 _SPU_NAME = f"custom-spu-{_SPU}"
 _CUSTOM = 1
 _TLS = 1
@@ -256,9 +258,9 @@ class ScSession(FluvioSession):
         return None
 
     def _refuse_other(self, request: wire.Other) -> wire.Response:
-        what = "deleting is for other protocols" if request.key == 1002 else ""
-        text = f"request {request.key} is not known here"
-        raise UnknownError(f"{text}: {what}" if what else text)
+        if request.key == _DELETE:
+            raise UnknownError("delete topics with `lance-spark topics delete`")
+        raise UnknownError(f"request {request.key} is not known here")
 
     # Objects.
 

@@ -265,7 +265,10 @@ class KimberliteSession(Session[wire.Frame]):
         try:
             log = self._find_or_create(topic)
         except PartitionedTopic as error:
-            raise InvalidPayload(f"{error}; a stream of Kimberlite has one") from error
+            raise InvalidPayload(
+                f"topic {message.name!r} has {error.partitions} partitions, and a "
+                "stream of Kimberlite has one: use a protocol that has partitions"
+            ) from error
         return wire.CreateStreamResponse(tenant << _LOG_BITS | log)
 
     def _find_or_create(self, topic: str) -> int:

@@ -12,6 +12,7 @@ from lance_spark.client.counted import show
 from lance_spark.client.dialect import ConnectionEnded
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
+    AccessDenied,
     ConnectionLost,
     LeaderUnknown,
     OptionError,
@@ -75,6 +76,12 @@ class FluvioDialect:
                 f"{error} before its first answer; if it is up, check that it speaks "
                 "Fluvio, lets clients in without a token, and that tls is what it uses"
             ) from error
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"{connection.address} does not let this client in: if it asks for a "
+                "token, which Fluvio can't carry, use TLS with a client certificate "
+                "(tls_cert)"
+            ) from error
         self._address = connection.address
         self._known = {key.key: key for key in answer.keys}
         is_spu = wire.Produce.KEY in self._known
@@ -112,17 +119,17 @@ class FluvioDialect:
             return request.VERSION
         known = self._known.get(request.key)
         if known is None:
-            raise self._refuse(request, "the server does not know it")
+            raise self._refuse(request, "it does not know this request")
         # Where the versions do not meet, servers read what they did not offer.
         version = min(request.VERSION, known.version_max)
         if self._role is wire.Role.SC and version < wire.SC_VERSION_MIN:
-            reason = f"the server is too old, it knows version {version}"
+            reason = f"it is too old and knows version {version} of it"
             raise self._refuse(request, reason)
         return version
 
     def _refuse(self, request: wire.Request, reason: str) -> Unsupported:
-        text = f"the request {self.name_of(request)} ({reason})"
-        return Unsupported(text, None, str(self._address))
+        text = f"the request {self.name_of(request)}"
+        return Unsupported(text, None, str(self._address), reason)
 
     def encode_batch(self, batch: Any, target: Any, number: int) -> Sequence[Buffer]:
         """Refuse: batches are requests here."""
@@ -146,8 +153,7 @@ class FluvioDialect:
             if answer.kind != request.kind:
                 raise RemoteProtocolError(f"the answer is not about {request.kind}s")
         elif isinstance(answer, wire.Status):
-            where = f"topic {request.name!r}"
-            _check(answer.error, f"{where}: {answer.text}" if answer.text else where)
+            _check(answer.error, f"topic {request.name!r}", answer.text or "")
             if answer.name != request.name:
                 raise RemoteProtocolError(f"the answer is not about {request.name!r}")
         elif isinstance(answer, wire.Produced):
@@ -169,9 +175,9 @@ class FluvioDialect:
         """Drop it: nothing is subscribed to."""
 
 
-def _check(error: wire.ErrorCode, where: str) -> None:
+def _check(error: wire.ErrorCode, where: str, message: str = "") -> None:
     if error.code != wire.OK:
-        raise wire.make_error(error, where)
+        raise wire.make_error(error, where, message)
 
 
 def _check_parts(

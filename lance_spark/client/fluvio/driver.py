@@ -422,6 +422,6 @@ def _cut_at_gap(records: Records) -> Records:
     return records.cut(0, int(gaps[0]) + 1) if len(gaps) else records
 
 
-def open_driver(config: Config) -> FluvioDriver:
+def open_driver(config: Config, *, once: bool = False) -> FluvioDriver:
     """Connect to the controller."""
-    return connect(FluvioDriver(config))
+    return connect(FluvioDriver(config), once=once)

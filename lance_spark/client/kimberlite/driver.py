@@ -23,7 +23,13 @@ from lance_spark.client.counted import (
     show,
 )
 from lance_spark.client.dialect import ConnectionEnded
-from lance_spark.client.driver import CheckServer, TopicEntry, Traits, WriterSettings
+from lance_spark.client.driver import (
+    CheckServer,
+    TopicEntry,
+    Traits,
+    WriterSettings,
+    warn_if_new,
+)
 from lance_spark.client.inbox import Pending
 from lance_spark.errors import (
     AuthenticationFailed,
@@ -36,6 +42,7 @@ from lance_spark.errors import (
     TlsRefused,
     TopicAlreadyExists,
     TopicNotFound,
+    Unsupported,
 )
 from lance_spark.model import Bounds, Buffer, Partition
 from lance_spark.net.deadline import Deadline
@@ -109,6 +116,17 @@ class Config(ConnectionConfig):
                 f"wire {self.wire!r} is unknown: give one of {', '.join(WIRES)}"
             )
 
+    @property
+    def finds_by_id(self) -> bool:
+        """Whether the id is given."""
+        return self.stream_id is not None
+
+    def describe_missing(self, topic: str) -> str:
+        """Say that a stream does not exist."""
+        if self.finds_by_id:
+            return f"tenant {self.tenant} has no stream with the id {self.stream_id}"
+        return ConnectionConfig.describe_missing(self, topic)
+
 
 class KimberliteDialect:
     """Kimberlite; answers come in the order of requests, with pushes between them.
@@ -149,10 +167,18 @@ class KimberliteDialect:
             raise RemoteProtocolError(reason) from error
         except InvalidPayload as error:
             raise self._refuse(connection, str(error)) from error
+        except AuthenticationFailed as error:
+            raise AuthenticationFailed(
+                f"{connection.address}: {error.message}: the server asks for a token "
+                "that it knows: give one, or correct it (auth_token)"
+            ) from error
         if answer.server_version != version:
             raise self._refuse(connection, f"it has version {answer.server_version}")
         if config.auth_token is not None and not answer.authenticated:
-            raise AuthenticationFailed("the server does not accept the token")
+            raise AuthenticationFailed(
+                f"{connection.address}: the server does not accept the token: correct "
+                "it (auth_token)"
+            )
 
     def _refuse(self, connection: Connection, reason: str) -> OptionError:
         return OptionError(
@@ -230,8 +256,7 @@ class KimberliteDriver(CountedDriver):
             Unsupported: always, unless there is only the stream of `stream_id`.
         """
         if self._stream_id is None:
-            what = "listing streams: name the stream that you mean"
-            raise self.make_unsupported(what)
+            raise self.make_unsupported("listing streams (name one instead)")
         return {str(self._stream_id): 1}
 
     def topics(self, names: Collection[str] | None = None) -> list[TopicEntry]:
@@ -264,7 +289,7 @@ class KimberliteDriver(CountedDriver):
     ) -> None:
         """Create a stream, or find the one that is there: nothing tells which."""
         if partitions != 1:
-            raise self.make_unsupported(f"a stream of {partitions} partitions")
+            raise self._refuse_partitions(partitions)
         self._ids[name], self._told_by[name] = self._ask_id(name)
 
     def _ask_id(self, name: str) -> tuple[int, weakref.ref[Connection]]:
@@ -284,6 +309,9 @@ class KimberliteDriver(CountedDriver):
                 "stream that is there: give it (stream_id, in Spark streamId)"
             ) from error
         return answer.stream_id, weakref.ref(asked[-1])
+
+    def _refuse_partitions(self, partitions: int) -> Unsupported:
+        return self.make_unsupported(f"a stream of {partitions} partitions")
 
     def find_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, Bounds]:
         """Read at 0, which tells the first offset, and ask for the length."""
@@ -402,8 +430,16 @@ class KimberliteDriver(CountedDriver):
         create_topic: bool,
         check: CheckServer,
     ) -> CountedWriter:
-        """Write rows to a stream, which is created in any case: so its id is found."""
+        """Write rows to a stream, which is created in any case: so its id is found.
+
+        Raises:
+            Unsupported: it was to get several partitions.
+        """
+        if options.partitions != 1:
+            raise self._refuse_partitions(options.partitions)
         self.topics([to.topic])
+        if not create_topic and self._stream_id is None:
+            warn_if_new(self, to.topic, [Bounds(0, self._probe(to, 0))])
         return CountedWriter(self, to, options)
 
     def make_append(
@@ -431,6 +467,6 @@ class KimberliteDriver(CountedDriver):
             )
 
 
-def open_driver(config: Config) -> KimberliteDriver:
+def open_driver(config: Config, *, once: bool = False) -> KimberliteDriver:
     """Connect to a server."""
-    return connect(KimberliteDriver(config))
+    return connect(KimberliteDriver(config), once=once)

@@ -69,11 +69,11 @@ _NEEDS = {"locate": Capability.LOCATE.value, "stages": Capability.STAGED_COMMIT.
 _GONE = (TopicNotFound, TopicDeleted)
 
 
-def open_driver(config: Config) -> LwpDriver | PlainDriver:
+def open_driver(config: Config, *, once: bool = False) -> LwpDriver | PlainDriver:
     """Connect, and choose the driver that suits the server."""
     client = LanceClient(config=config)
     try:
-        return make_driver(client)
+        return make_driver(client.connect() if once else client)
     except BaseException:
         client.close()
         raise

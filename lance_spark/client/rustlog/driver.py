@@ -248,6 +248,6 @@ class RustlogDriver(CountedDriver):
         return self.link.ask(lambda _: request, retry=retry)
 
 
-def open_driver(config: Config) -> RustlogDriver:
+def open_driver(config: Config, *, once: bool = False) -> RustlogDriver:
     """Connect to a server."""
-    return connect(RustlogDriver(config))
+    return connect(RustlogDriver(config), once=once)

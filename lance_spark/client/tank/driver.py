@@ -304,6 +304,6 @@ class TankDriver(CountedDriver):
 _NO_RECORDS = Records(NO_SPANS)
 
 
-def open_driver(config: Config) -> TankDriver:
+def open_driver(config: Config, *, once: bool = False) -> TankDriver:
     """Connect to a server."""
-    return connect(TankDriver(config))
+    return connect(TankDriver(config), once=once)

@@ -141,12 +141,13 @@ def _say(error: BrokerError) -> ErrorCode:
     return ErrorCode(OTHER, (error.message[:_TEXT_LETTERS_MAX],))
 
 
-def make_error(error: ErrorCode, subject: str) -> BrokerError:
+def make_error(error: ErrorCode, subject: str, message: str = "") -> BrokerError:
     """Make the exception of an error that is not OK.
 
     Args:
         error: the answer.
         subject: the topic or partition, for the text.
+        message: what the server says beside the code; it says more than the code does.
     """
     exception, text = ERROR_CODES[error.code]
     details = {}
@@ -154,4 +155,5 @@ def make_error(error: ErrorCode, subject: str) -> BrokerError:
         details["log_start"] = error.fields[1]
     elif said := [field for field in error.fields if isinstance(field, str)]:
         text = f"{text}: {', '.join(said)}"
-    return exception(f"{subject}: {text}", error.code, details)
+    text = f"{subject}: {message or text}"
+    return exception(text, error.code, details, is_decimal=True)

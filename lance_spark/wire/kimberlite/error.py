@@ -107,7 +107,8 @@ def make_error(code: int, message: str) -> BrokerError:
     """Make the exception of a code; an unknown one is no reason to ask again."""
     name, exception = ERROR_CODES.get(code, ("", errors.UnknownError))
     details = dict(_read_fact(code, message))
-    return exception(message or name or f"error {code}", code, details)
+    text = message or name or f"error {code}"
+    return exception(text, code, details, is_decimal=True)
 
 
 def _read_fact(code: int, message: str) -> Iterator[tuple[str, Any]]:

@@ -264,10 +264,14 @@ def decode_header(data: Buffer) -> Header:
     magic, *others = _HEADER.unpack_from(data)
     header = Header(*others)
     if magic != MAGIC:
-        raise RemoteProtocolError(f"0x{magic:08X} is not the magic 0x{MAGIC:08X}")
+        raise _refuse_magic(bytes(memoryview(data)[:4]))
     if header.version not in CANDIDATES:
         raise RemoteProtocolError(f"frame version {header.version} is unknown")
     return header
+
+
+def _refuse_magic(found: bytes) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{found!r} is not the magic {_MAGIC!r}")
 
 
 class FrameParser(Assembler[Header, Frame]):
@@ -298,7 +302,7 @@ class FrameParser(Assembler[Header, Frame]):
     def _check_start(self, view: memoryview) -> None:
         magic = bytes(view[:4])
         if len(magic) == 4 and magic != _MAGIC:
-            raise RemoteProtocolError(f"{magic!r} is not the magic {_MAGIC!r}")
+            raise _refuse_magic(magic)
 
     def _finish_frame(self, header: Header, payload: memoryview) -> Frame:
         if crc32(payload) != header.crc:

@@ -332,7 +332,8 @@ class ErrorResponse(Message, command=0xFE):
 
     def to_exception(self) -> BrokerError:
         """Make the exception that tells of this error."""
-        return kind_of(self.code, self.message)(self.message, self.code)
+        kind = kind_of(self.code, self.message)
+        return kind(self.message, self.code, is_decimal=True)
 
     def to_body(self) -> dict[str, Any]:
         return {"message": name_kind(kind_of(self.code), self.message)}

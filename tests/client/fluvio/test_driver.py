@@ -18,6 +18,7 @@ from lance_spark.client.driver import LogRef, Range, WriterSettings
 from lance_spark.client.fluvio.driver import Config, FluvioDriver, open_driver
 from lance_spark.columnar import make_schema, write_records
 from lance_spark.errors import (
+    AccessDenied,
     ConnectionLost,
     DataLoss,
     InvalidPayload,
@@ -544,7 +545,7 @@ def test_versions(field: FieldCluster, open_one: Opener, most: int) -> None:
 def test_a_server_that_knows_too_little(field: FieldCluster, open_one: Opener) -> None:
     field.fill("orders", values(3))
     del field.versions[wire.Fetch.KEY]
-    with pytest.raises(Unsupported, match=r"Fetch .the server does not know it"):
+    with pytest.raises(Unsupported, match=r"Fetch: .*not know this request"):
         read(open_one(field.address))
 
     def lie(request: Any, answer: Any) -> Any:
@@ -554,8 +555,17 @@ def test_a_server_that_knows_too_little(field: FieldCluster, open_one: Opener) -
         return wire.encode_message(replace(answer, keys=keys))
 
     field.lie = lie
-    with pytest.raises(Unsupported, match="too old, it knows version 10"):
+    with pytest.raises(Unsupported, match="too old and knows version 10"):
         open_one(field.address).topics()
+
+
+def test_a_broker_that_asks_for_a_token() -> None:
+    settings = {"fsync": "none", "fluvio": "127.0.0.1:0", "tokens": ("secret",)}
+    with EmbeddedBroker(**settings) as broker:
+        address = broker.address_of("fluvio")
+        text = f"{address} does not let this client in: .*client certificate"
+        with pytest.raises(AccessDenied, match=text):
+            open_driver(Config(servers=address))
 
 
 def test_the_address_of_an_spu(field: FieldCluster) -> None:

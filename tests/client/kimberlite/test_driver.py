@@ -187,7 +187,7 @@ def test_every_form(
 
 def test_streams_and_bounds(server: str, open_one: Opener) -> None:
     driver = open_one(server)
-    with pytest.raises(Unsupported, match="listing streams: name the stream"):
+    with pytest.raises(Unsupported, match=r"listing streams .*kimberlite has no"):
         driver.topics()
     entries = driver.topics(["orders", "clicks", "orders"])
     assert [(entry.name, list(entry.partitions)) for entry in entries] == [
@@ -377,7 +377,8 @@ def test_tokens(stack: ExitStack, open_one: Opener) -> None:
         write(driver, values(3))
         assert read(driver) == numbered(values(3))
         for token in ("wrong", None):
-            with pytest.raises(AuthenticationFailed):
+            text = f"{address}: .*: the server asks for a token"
+            with pytest.raises(AuthenticationFailed, match=text):
                 driver = open_one(address, auth_token=token, retry_timeout_s=0.5)
                 write(driver, values(1))
 

@@ -74,6 +74,9 @@ def test_there_and_back(code):
     error = make_error(wire, "orders/1")
     assert error.code == code
     assert error.message.startswith("orders/1: ")
+    assert str(error).endswith(f" ({code} {type(error).__name__})")
+    said = make_error(wire, "orders", "no, because")
+    assert (said.message, said.details) == ("orders: no, because", error.details)
     assert all(text in error.message for text in wire.fields if isinstance(text, str))
     # What is sent for it has no other class, unless a text says more.
     sent = code_of(error)

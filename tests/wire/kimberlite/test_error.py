@@ -25,6 +25,7 @@ def test_there_and_back():
     moved = {errors.AccessDenied, errors.Backpressure}
     for code, (_, kind) in ERROR_CODES.items():
         error = make_error(code, "no")
+        assert str(error) == f"no ({code} {type(error).__name__})"
         assert (type(error), error.code, error.message) == (kind, code, "no")
         assert code_of(error) == code
         again = make_error(code_of(kind), "no")

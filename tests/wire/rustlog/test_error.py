@@ -32,6 +32,8 @@ def test_a_class_gets_through(kind: type[BrokerError], as_json: bool) -> None:
             error = heard.to_exception()
             assert type(error) is kind
             assert error.code == (None if as_json else code_of(kind, command))
+            code = "" if as_json else f"{error.code} "
+            assert str(error).endswith(f" ({code}{kind.__name__})")
             assert text.replace("\ud800", "?")[:30_000] in error.message
 
 
