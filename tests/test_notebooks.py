@@ -21,6 +21,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.spark.engine.session import JAVA_OPTIONS, make_warm_environment
 from tests.test_docs import run_snippets
 
 ROOT = Path(__file__).parent.parent
@@ -204,12 +205,11 @@ def test_snippets_of_the_page_run(
 
 def run(name: str, directory: Path) -> Path:
     """Run a notebook from clean, and return where it is with what it shows."""
-    # Workers start quicker with this, as in the session that tests share.
-    warm = ROOT / "tests" / "spark" / "engine" / "warm"
-    paths = [str(warm), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Workers and the JVM start quicker, as in the session that tests share.
+    quick = {**make_warm_environment(), "SPARK_SUBMIT_OPTS": JAVA_OPTIONS}
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/run_notebooks.py", "--to", directory, name],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, **quick},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
