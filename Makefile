@@ -6,9 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARCHIVE := $(VENV)/spark.jsa
-# How many processes run tests. Two of them have those with a JVM from some moment on;
-# tests wait for disks and sockets, so that three keep two cores busy.
-TEST_PROCESSES ?= 3
+# How many processes run tests. Two of them have those with a JVM; tests wait for disks,
+# sockets and each other's processes, so that four keep two cores busy.
+TEST_PROCESSES ?= 4
 # How long `make fuzz` and how many rounds `make crash` run.
 FUZZ_SECONDS ?= 300
 CRASH_ROUNDS ?= 2000
@@ -49,7 +49,7 @@ demo: $(READY) ## Kill a broker under load, then read, write and stream with Spa
 	@$(BIN)/lance-spark demo
 
 # Without a browser its tests are skipped, and say why.
-test: $(ARCHIVE) ## Run the test suite, fast tests first.
+test: $(ARCHIVE) ## Run the test suite.
 	@scripts/browser >/dev/null || echo "tests of the console will be skipped"
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 

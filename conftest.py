@@ -117,10 +117,11 @@ def spark(lance_spark_session: SparkSession) -> SparkSession:
 # Before that of xdist, which looks for groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests with a JVM behind the quick ones, then system tests, then marked ones.
+    """Put quick tests first, system tests behind them, then marked ones.
 
-    Those with a JVM are two long rows of tests, each for one process. Whatever is
-    behind them keeps the other processes busy meanwhile.
+    Those with a JVM are two long rows of tests, each for one process, and wait most of
+    their time. So they begin at once where others run beside them; where there is but
+    one process, the quick ones come before them.
     """
     for item in items:
         if _uses(item, _ENGINES):
@@ -158,7 +159,10 @@ def _uses(item: pytest.Item, fixtures: set[str]) -> bool:
 
 def _lateness(item: pytest.Item) -> tuple[int, bool]:
     if item.get_closest_marker("spark"):
-        return 1, _uses(item, _OWN_ENGINES)
+        is_beside = "PYTEST_XDIST_WORKER" in os.environ
+        # One row behind the other, and so each in a process of its own.
+        rank = (_uses(item, {_SESSION}) - 2) if is_beside else 1
+        return rank, _uses(item, _OWN_ENGINES)
     if any(item.get_closest_marker(marker) for marker in _LATE):
         return 3, False
     return 2 if _SYSTEM in item.path.parts else 0, False
