@@ -396,9 +396,13 @@ def test_answers_are_charged(
         original(self, size)
 
     monkeypatch.setattr(module.KimberliteSession, "_hold_answer", watch)
-    client.append(stream, b"x" * (3 * MIB))
+    client.append(stream, b"x" * (3 * MIB), *[b"y" * 1000] * 3000)
     client.read(stream, 0, 1)
     assert 6 * MIB <= max(held) < 7 * MIB
+    # Not all of 1 MiB is read for an answer of 128 KiB.
+    held.clear()
+    client.read(stream, 1, MIB)
+    assert max(held) < 2 * MIB
 
 
 def test_no_memory(

@@ -273,10 +273,11 @@ def test_no_function_reaches_anything(call: str) -> None:
     assert code == 7, text
 
 
-def test_variables_of_this_process_are_no_tables() -> None:
-    secret = pa.table({"a": [1]})
+def test_variables_of_this_process_are_no_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "secret", pa.table({"a": [1]}), raising=False)
     assert refused("SELECT * FROM secret")[0] == 6
-    assert secret.num_rows == 1
 
 
 @each(
