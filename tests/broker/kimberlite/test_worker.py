@@ -208,16 +208,16 @@ def test_bytes_have_no_form() -> None:
 @each(
     "sql",
     [
-        "COPY (SELECT 1) TO '/tmp/lance-test-copy.csv'",
+        "COPY (SELECT 1) TO '/tmp/lance-sql-copy.csv'",
         "COPY events FROM '/etc/passwd'",
-        "ATTACH '/tmp/lance-test-attached.db' AS other",
+        "ATTACH '/tmp/lance-sql-attached.db' AS other",
         "INSTALL httpfs",
         "LOAD httpfs",
         "PRAGMA database_list",
         "SET threads = 4",
         "RESET memory_limit",
         "CALL pragma_version()",
-        "EXPORT DATABASE '/tmp/lance-test-export'",
+        "EXPORT DATABASE '/tmp/lance-sql-export'",
         "CREATE TABLE t AS SELECT 1",
         "CREATE MACRO f(x) AS x",
         "INSERT INTO events VALUES (1, 'x', 'x')",
@@ -235,7 +235,7 @@ def test_only_reading_is_answered(sql: str) -> None:
     code, text = refused(sql, events=[b"x"])
     assert code == 7
     assert text.startswith("only SELECT is answered") or "syntax error" in text, text
-    assert not list(Path("/tmp").glob("lance-test-*"))
+    assert not list(Path("/tmp").glob("lance-sql-*"))
 
 
 @each(
