@@ -110,6 +110,8 @@ class Service:
         self._partitions_max = partitions_max
         self._consumers_max = consumers_max
         self._lock = Lock()
+        # Held while everything is synced.
+        self._syncing = Lock()
         self._subscriptions: OrderedDict[ConsumerKey, int] = OrderedDict()
         # The store counts from its opening; a client that saw an earlier one must not
         # take the same number for the same list.
@@ -343,10 +345,22 @@ class Service:
         """Wait until a batch that was written is durable."""
         self.store.wait_durable(target, appended, timeout_s=timeout_s)
 
-    def sync(self, client: Principal) -> None:
-        """Make everything durable that was written before, by any client."""
+    def sync(self, client: Principal, timeout_s: float) -> None:
+        """Make everything durable that was written before, by any client.
+
+        It looks at every topic. So one runs at a time, and clients that ask for it
+        again and again can't keep the broker busy with nothing else.
+
+        Raises:
+            Timeout: others did so for as long as this.
+        """
         self.gate.admit(client, None)
-        self.store.sync()
+        if not self._syncing.acquire(timeout=timeout_s):
+            raise errors.Timeout("the disk is busy with what others have asked for")
+        try:
+            self.store.sync()
+        finally:
+            self._syncing.release()
 
     def open_stage(
         self, client: Principal, topic: str, writer: str, sequence: int

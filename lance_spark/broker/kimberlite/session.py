@@ -355,7 +355,7 @@ class KimberliteSession(Session[wire.Frame]):
 
     def _sync(self, tenant: int, message: wire.Sync) -> wire.Message:
         self._turn.rest()
-        self._service.sync(self._client)
+        self._service.sync(self._client, self._config.wait_timeout_s)
         self._turn.begin()
         return wire.SyncResponse(True)
 

@@ -26,7 +26,7 @@ from tests.broker.kimberlite.kit import (
     KimberliteClient,
     values_of,
 )
-from tests.broker.kit import StartBroker, make_records
+from tests.broker.kit import StartBroker, eventually, make_records
 from tests.each import each
 from tests.store.seam import SeamFiles
 
@@ -206,6 +206,41 @@ def test_sync(
     assert synced == []
     assert other.ask(wire.Sync()) == wire.SyncResponse(True)
     assert {Path(name).parent.name for name in synced} == {str(stream & 0xFFFF)}
+
+
+def test_one_sync_at_a_time(
+    shared: EmbeddedBroker,
+    dial_kimberlite: DialKimberlite,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks at every topic: many of them would leave time for nothing else."""
+    clients = [dial_kimberlite(shared) for _ in range(3)]
+    store, released = shared.service.store, threading.Event()
+    running: list[int] = []
+
+    def sync() -> None:
+        running.append(1)
+        assert len(running) == 1
+        assert released.wait(20)
+        running.pop()
+
+    monkeypatch.setattr(store, "sync", sync)
+    asked = [client.submit(wire.Sync()) for client in clients]
+    assert eventually(lambda: bool(running))
+    assert all(client.is_silent(0.02) for client in clients)
+    released.set()
+    for client, number in zip(clients, asked, strict=True):
+        assert client.answer(number) == wire.SyncResponse(True)
+
+
+def test_a_sync_that_others_hold_up(
+    start: StartBroker, dial_kimberlite: DialKimberlite
+) -> None:
+    broker = start(kimberlite=HERE, wait_timeout_s=0.05)
+    client = dial_kimberlite(broker)
+    with broker.service._syncing:
+        assert "busy" in client.refused(wire.Sync(), 13)
+    assert client.ask(wire.Sync()) == wire.SyncResponse(True)
 
 
 # What can't be appended.
@@ -396,9 +431,13 @@ def test_answers_are_charged(
         original(self, size)
 
     monkeypatch.setattr(module.KimberliteSession, "_hold_answer", watch)
-    client.append(stream, b"x" * (3 * MIB))
+    client.append(stream, b"x" * (3 * MIB), *[b"y" * 1000] * 3000)
     client.read(stream, 0, 1)
     assert 6 * MIB <= max(held) < 7 * MIB
+    # Not all of 1 MiB is read for an answer of 128 KiB.
+    held.clear()
+    client.read(stream, 1, MIB)
+    assert max(held) < 2 * MIB
 
 
 def test_no_memory(

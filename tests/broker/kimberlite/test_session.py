@@ -104,7 +104,9 @@ def test_tokens(start: StartBroker, dial_kimberlite: DialKimberlite) -> None:
 
 
 def test_guesses_end(start: StartBroker, dial_kimberlite: DialKimberlite) -> None:
-    client = dial_kimberlite(start(kimberlite=HERE, tokens=("secret",)))
+    """By their number, long before the time for a handshake is up."""
+    patient = {"tokens": ("secret",), "handshake_timeout_s": 600}
+    client = dial_kimberlite(start(kimberlite=HERE, **patient))
     for guess in ("a", "b", "c"):
         client.refused(wire.Handshake(5, guess), 3)
     assert client.ended()
@@ -213,6 +215,8 @@ def test_foreign_ids(broker: EmbeddedBroker, kimberlite: KimberliteClient) -> No
         (HOME << 32, HOME),
         (0, HOME),
         (99 | HOME << 32, HOME),
+        (other & 0xFFFF | 7 << 32, 42),
+        (other & 0xFFFF, 42),
         *((part | HOME << 32, HOME) for part in parts if part not in known),
     ]:
         for message in (

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ import lance_spark.broker.kimberlite.sql as module
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.access import Principal
 from lance_spark.broker.kimberlite import worker
+from lance_spark.broker.kimberlite.session import KimberliteSession
 from lance_spark.broker.kimberlite.sql import Limits, Queries
 from lance_spark.errors import (
     BrokerError,
@@ -167,6 +169,42 @@ def test_values_beyond_the_types_of_the_wire(threads: Processes) -> None:
     sql = "SELECT 18446744073709551615::UBIGINT, TIMESTAMP '9999-12-31', true, NULL"
     _, rows = ask(Queries(LIMITS), sql)
     assert rows == (("18446744073709551615", "9999-12-31 00:00:00", True, None),)
+
+
+LOOK = """
+import importlib.util, os, resource, sys
+spec = importlib.util.spec_from_file_location("worker", sys.argv[1])
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+def answer(asked, reading, writing):
+    names = "CPU", "CORE", "FSIZE", "DATA"
+    limits = [resource.getrlimit(getattr(resource, "RLIMIT_" + n)) for n in names]
+    found = [limits, sorted(os.environ), os.getcwd(), os.listdir("/proc/self/fd")]
+    worker.write_frame(writing, {"names": []})
+    worker.write_frame(writing, {"columns": [], "kinds": [1, 2, 2, 2], "rows": [found]})
+worker.answer = answer
+worker.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="/proc tells the files")
+def test_what_a_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits, and nothing of the broker: neither its variables nor its files."""
+    original = subprocess.Popen
+
+    def start(command: Sequence[str], **more: Any) -> Any:
+        program, *flags, script = command
+        return original([program, *flags, "-c", LOOK, script], **more)
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    monkeypatch.setattr(module, "_make_value", lambda kind, value: value)
+    monkeypatch.setenv("LANCE_TOKEN", "secret")
+    own = worker._OWN_BYTES + 256 * MIB
+    _, [[limits, variables, directory, files]] = ask(Queries(LIMITS), "SELECT 1")
+    assert limits == [[601, 601], [0, 0], [0, 0], [own, own]]
+    assert set(variables) <= {"TZ", "LC_CTYPE"}
+    # The fourth is that of the look.
+    assert (directory, sorted(files)) == ("/", ["0", "1", "2", "3"])
 
 
 def test_it_takes_too_long(processes: Processes) -> None:
@@ -363,13 +401,27 @@ def test_positions(threads: Processes, client: KimberliteClient, name: str) -> N
 
 
 def test_a_large_stream_is_read_in_parts(
-    threads: Processes, client: KimberliteClient, stream: int, name: str
+    threads: Processes,
+    client: KimberliteClient,
+    stream: int,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of which one at a time takes memory of the broker."""
+    held: list[int] = []
+    original = KimberliteSession._hold_answer
+
+    def watch(self: KimberliteSession, size: int) -> None:
+        original(self, size)
+        held.append(self._lent)
+
+    monkeypatch.setattr(KimberliteSession, "_hold_answer", watch)
     for n in range(3):
         client.append(stream, *[b"%06d" % n * 100] * 1500, expected=1500 * n)
     sql = f'SELECT count(*), count(DISTINCT "offset"), sum(length(text)) FROM "{name}"'
     assert client.ask(wire.Query(sql)).rows == ((4500, 4500, 4500 * 600),)
     assert client.ask(wire.QueryAt(sql, (), 3999)).rows == ((4000, 4000, 4000 * 600),)
+    assert 2 * MIB < max(held) < 3 * MIB
 
 
 def test_what_was_removed_is_not_seen(

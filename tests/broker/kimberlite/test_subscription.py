@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import lance_spark.broker.kimberlite.session as module
-from lance_spark.broker import EmbeddedBroker
+from lance_spark.broker import EmbeddedBroker, server
 from lance_spark.broker.access import Principal
 from lance_spark.broker.session import STANDING_MAX, WAIT_POSITION_BYTES
 from lance_spark.errors import ConnectionLost, Timeout
@@ -436,7 +436,13 @@ def test_an_event_that_can_not_be_pushed(
     assert client.length(stream) == 3
 
 
-def test_the_broker_stops(start: StartBroker, dial_kimberlite: DialKimberlite) -> None:
+def test_the_broker_stops(
+    start: StartBroker,
+    dial_kimberlite: DialKimberlite,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each subscriber is told, and none has to be waited for."""
+    monkeypatch.setattr(server, "_LEAVE_TIMEOUT_S", 600.0)
     broker = start(kimberlite=HERE)
     client, other, plain = (dial_kimberlite(broker) for _ in range(3))
     stream = client.create("events")

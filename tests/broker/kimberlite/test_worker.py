@@ -208,16 +208,16 @@ def test_bytes_have_no_form() -> None:
 @each(
     "sql",
     [
-        "COPY (SELECT 1) TO '/tmp/lance-test-copy.csv'",
+        "COPY (SELECT 1) TO '/tmp/lance-sql-copy.csv'",
         "COPY events FROM '/etc/passwd'",
-        "ATTACH '/tmp/lance-test-attached.db' AS other",
+        "ATTACH '/tmp/lance-sql-attached.db' AS other",
         "INSTALL httpfs",
         "LOAD httpfs",
         "PRAGMA database_list",
         "SET threads = 4",
         "RESET memory_limit",
         "CALL pragma_version()",
-        "EXPORT DATABASE '/tmp/lance-test-export'",
+        "EXPORT DATABASE '/tmp/lance-sql-export'",
         "CREATE TABLE t AS SELECT 1",
         "CREATE MACRO f(x) AS x",
         "INSERT INTO events VALUES (1, 'x', 'x')",
@@ -235,7 +235,7 @@ def test_only_reading_is_answered(sql: str) -> None:
     code, text = refused(sql, events=[b"x"])
     assert code == 7
     assert text.startswith("only SELECT is answered") or "syntax error" in text, text
-    assert not list(Path("/tmp").glob("lance-test-*"))
+    assert not list(Path("/tmp").glob("lance-sql-*"))
 
 
 @each(
@@ -273,10 +273,11 @@ def test_no_function_reaches_anything(call: str) -> None:
     assert code == 7, text
 
 
-def test_variables_of_this_process_are_no_tables() -> None:
-    secret = pa.table({"a": [1]})
+def test_variables_of_this_process_are_no_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "secret", pa.table({"a": [1]}), raising=False)
     assert refused("SELECT * FROM secret")[0] == 6
-    assert secret.num_rows == 1
 
 
 @each(
