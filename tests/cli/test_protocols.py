@@ -379,6 +379,44 @@ def test_offsets(run: Run, broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert done.code == 2 and "the query reads tank, not lance" in done.err
 
 
+@pytest.mark.parametrize("protocol", ["fluvio", "kimberlite"])
+def test_offsets_by_others(
+    run: Run, broker: EmbeddedBroker, tmp_path: Path, protocol: str
+) -> None:
+    to = ("--servers", _url(broker, protocol))
+    with connect(_url(broker, protocol)) as client:
+        client.append("orders", [b"a", b"b", b"c"], create=True)
+    mark = OffsetMark(2, 0xABC, end=2)
+    places = {
+        "away": TopicPlace.at(0, 0, 1),
+        "orders": TopicPlace(0, 0, ((0, 2),), ((0, mark),)),
+    }
+    path = write_checkpoint(tmp_path / "checkpoint")
+    document = StreamOffset.of(places).to_document(protocol)
+    write_batch(path, 0, [json.dumps(document)])
+    done = run("offsets", path)
+    assert done.code == 0 and f"source 0: {protocol}, 2 topics" in done.lines
+    last = " ".join(done.lines[-1].split())
+    assert last == "orders 0 2 2 records, crc32c 00000abc"
+    done = run("offsets", path, *to)
+    rows = [" ".join(line.split()) for line in done.lines[-2:]]
+    assert rows[1] == "orders 0 2 2 records, crc32c 00000abc 0 3 1 the same topic"
+    # Kimberlite's servers have every stream that they are asked for, and it is empty.
+    is_found = protocol == "kimberlite"
+    gone = (
+        "0 0 0 1 record gone from the log's end" if is_found else "- - - the topic is"
+    )
+    assert rows[0].startswith(f"away 0 1 - {gone}")
+    assert ("stream 'away' is empty, and may be new" in done.err) is is_found
+    (source,) = json.loads(run("offsets", path, "--json", *to).out)["sources"]
+    assert source["offset"] == document and source["protocol"] == protocol
+    states = [topic["state"] for topic in source["topics"]]
+    assert states == ["cut" if is_found else "gone", "same"]
+    other = "rustlog" if is_found else "kimberlite"
+    done = run("offsets", path, "--servers", _url(broker, other))
+    assert done.code == 2 and f"the query reads {protocol}, not {other}" in done.err
+
+
 # Captures.
 
 
