@@ -1,9 +1,11 @@
-"""One log by three protocols: written by TANK, summed by Spark, read by LWP.
+"""One log by five protocols: written by TANK, summed by Spark, read by the others.
 
-    TANK -> topic orders, 4 partitions -> Spark -> RustLog -> topic totals -> LWP
+    TANK -> topic orders, 4 partitions -> Spark -> Fluvio -> topic totals
+                                        totals -> LWP, RustLog and Kimberlite
 
 One broker serves all of them from the same topics, each at an address of its own. A
-protocol carries what it has a place for: TANK keys and times, RustLog values alone.
+protocol carries what it has a place for: TANK and Fluvio keys and times, RustLog and
+Kimberlite values alone.
 
 It starts a broker and a local Spark of its own and removes both at the end:
 
@@ -27,6 +29,8 @@ from lance_spark.client import LanceClient, connect
 ORDERS = 2_000
 PARTITIONS = 4
 COUNTRIES = ("at", "ch", "de", "fr")
+READERS = ("lance", "rustlog", "kimberlite")
+HERE = "127.0.0.1:0"
 
 
 def run(spark: SparkSession, servers: Mapping[str, str]) -> None:
@@ -44,17 +48,24 @@ def run(spark: SparkSession, servers: Mapping[str, str]) -> None:
     orders.groupBy("partition").count().orderBy("partition").show()
 
     totals = summarise(orders)
-    writer = totals.write.format("rustlog").mode("append")
-    writer.options(servers=servers["rustlog"], topic="totals").save()
-    print("3. By RustLog: the totals into topic totals")
+    writer = totals.write.format("fluvio").mode("append")
+    writer.options(servers=servers["fluvio"], topic="totals").save()
+    print("3. By Fluvio: the totals into topic totals")
 
     print("4. By LWP, which is what the broker keeps them as:")
     with LanceClient(servers["lance"]) as client:
         print("   topics", ", ".join(info.name for info in client.topics()))
-    with connect(f"lance://{servers['lance']}") as log:
-        values = [v for batch in log.read("totals") for v in batch["value"].to_pylist()]
-    for value in sorted(values):
+    values = {name: fetch(name, servers[name]) for name in READERS}
+    for value in sorted(values["lance"]):
         print(f"   {value.decode()}")
+    same = all(found == values["lance"] for found in values.values())
+    print("5. By RustLog and Kimberlite:", "the same" if same else "they differ")
+
+
+def fetch(protocol: str, server: str) -> list[bytes]:
+    """Read the values of the totals by a protocol, without Spark."""
+    with connect(f"{protocol}://{server}") as log:
+        return [v for batch in log.read("totals") for v in batch["value"].to_pylist()]
 
 
 def produce(server: str) -> None:
@@ -93,7 +104,7 @@ def main() -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with (
         tempfile.TemporaryDirectory() as directory,
-        EmbeddedBroker(rustlog="127.0.0.1:0", tank="127.0.0.1:0") as broker,
+        EmbeddedBroker(rustlog=HERE, kimberlite=HERE, fluvio=HERE, tank=HERE) as broker,
     ):
         spark = (
             SparkSession.builder.master("local[2]")

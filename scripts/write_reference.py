@@ -49,7 +49,8 @@ PARTS = (
         "lance_spark",
         "reading.md",
         'The source has no names in Python: it is `format("lance")`, '
-        '`format("rustlog")` or `format("tank")` with its '
+        '`format("rustlog")`, `format("kimberlite")`, `format("fluvio")` or '
+        '`format("tank")` with its '
         "[options](../options.md). These are the names beside it.",
         also=(
             "lance_spark.spark.progress.StreamProgress",

@@ -100,7 +100,8 @@ def test_replay(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_protocols(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    places = {"rustlog": "127.0.0.1:0", "tank": "127.0.0.1:0"}
+    others = ("rustlog", "kimberlite", "fluvio", "tank")
+    places = dict.fromkeys(others, "127.0.0.1:0")
     with EmbeddedBroker(fsync="none", **places) as broker:
         load("protocols").run(spark, broker.addresses)
         partitions = {f"orders/{number}": 500 for number in range(4)}
@@ -112,6 +113,7 @@ def test_protocols(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> N
     found = re.findall(r"^   (\w+): 500 orders, (\d+) in all$", said, re.MULTILINE)
     assert [country for country, _ in found] == ["at", "ch", "de", "fr"]
     assert sum(int(total) for _, total in found) == 20 * sum(range(1, 101))
+    assert "5. By RustLog and Kimberlite: the same" in said
 
 
 def test_foreach_batch(

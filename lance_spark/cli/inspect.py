@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,17 +161,29 @@ def _list_fields(message: Any, selection: Selection) -> str:
     return selection.show_text(" ".join(parts))
 
 
-# Captured frames of other protocols. Nothing at their start tells what they are, so the
-# user has to.
+# Captured frames of other protocols. Only Kimberlite's have something at their start
+# that tells what they are; of the others the user has to.
 
 
 class OtherFrames(NamedTuple):
-    """How the frames of a protocol are found and shown."""
+    """How the frames of a protocol are found and shown.
+
+    Args:
+        make_parser: makes what finds them.
+        header_bytes: what stands before a payload.
+        take_payload: gives the payload of one.
+        describe: says what is in one, given what the frame before it was.
+    """
 
     make_parser: Callable[[], Assembler[Any, Any]]
     header_bytes: int
     take_payload: Callable[[Any], memoryview]
-    describe: Callable[[Any], str]
+    describe: Callable[[Any, str], str]
+
+
+def _describe_kimberlite(frame: kimberlite.Frame, before: str) -> str:
+    # Some frames fit both directions, and a capture rarely changes its own.
+    return kimberlite.describe(frame, is_answer=before.startswith(("Resp", "Push")))
 
 
 OTHER_FRAMES = {
@@ -178,19 +191,25 @@ OTHER_FRAMES = {
         fluvio.FrameParser,
         fluvio.HEADER_BYTES,
         lambda frame: frame.payload,
-        fluvio.describe,
+        lambda frame, before: fluvio.describe(frame),
     ),
     "kimberlite": OtherFrames(
         kimberlite.FrameParser,
         kimberlite.HEADER_BYTES,
         lambda frame: frame.payload,
-        kimberlite.describe,
+        _describe_kimberlite,
     ),
     "rustlog": OtherFrames(
-        rustlog.FrameParser, 4, lambda frame: frame, rustlog.describe
+        rustlog.FrameParser,
+        4,
+        lambda frame: frame,
+        lambda frame, before: rustlog.describe(frame),
     ),
     "tank": OtherFrames(
-        tank.FrameParser, tank.HEADER_BYTES, lambda frame: frame.payload, tank.describe
+        tank.FrameParser,
+        tank.HEADER_BYTES,
+        lambda frame: frame.payload,
+        lambda frame, before: tank.describe(frame),
     ),
 }
 
@@ -203,10 +222,13 @@ def show_other_frames(protocol: str, file: InspectedFile, selection: Selection) 
     """
     print(f"{protocol} frames, {count(file.size, 'byte')}")
     frames = OTHER_FRAMES[protocol]
+    told = ""
 
     def show(found: tuple[int, int, Any]) -> Row:
+        nonlocal told
         position, size, frame = found
-        content = selection.show_text(frames.describe(frame))
+        told = frames.describe(frame, told)
+        content = selection.show_text(told)
         return {"byte": position, "payload": size, "content": content}
 
     print_items(_parse_frames(frames, file), "frames", selection, show)
@@ -258,6 +280,7 @@ ENDS: dict[str, Show] = {
 }
 
 _HEAD_BYTES = 4096
+_VDB = kimberlite.MAGIC.to_bytes(4, "big")
 
 
 @click.command("inspect")
@@ -268,7 +291,7 @@ _HEAD_BYTES = 4096
 @option("--hex as_hex", bool, "Show keys and values as hex.")
 @option(
     *("--protocol", list(OTHER_FRAMES)),
-    "The file is a capture of this protocol; LWP's are recognised.",
+    "The file is a capture of this protocol; LWP's and Kimberlite's are recognised.",
 )
 def command(
     file: Path,
@@ -307,10 +330,14 @@ def recognise(file: InspectedFile) -> Show:
             return show
     if not head:
         raise file.error("the file is empty")
+    if head.startswith(_VDB):
+        # A record may start like this, too, so that a segment's name comes before it.
+        return partial(show_other_frames, "kimberlite")
     if head.startswith(b"LANC"):
         return show_frames  # Of another version, or cut off.
     if is_record(head):
         return show_segment
     raise file.error(
-        "not a segment, index, journal, metadata or capture of LWP frames (byte 0)"
+        "not a segment, index, journal, metadata or capture of LWP or Kimberlite (byte "
+        "0); give --protocol for a capture of another one"
     )

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,17 @@ import pytest
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client.log import connect
 from lance_spark.errors import TopicAlreadyExists, Unsupported
+from lance_spark.model import Buffer
 from lance_spark.offset import OffsetMark, StreamOffset, TopicPlace
-from lance_spark.wire import rustlog, tank
-from tests.broker.kit import eventually
+from lance_spark.wire import fluvio, kimberlite, rustlog, tank
+from tests.broker.kit import eventually, make_records
 from tests.child import Child
 from tests.cli.checkpoint import write_batch, write_checkpoint
 from tests.cli.conftest import Run
 from tests.cli.test_broker import ENVIRONMENT
 from tests.client.rustlog.field import FieldServer
 
+ROOT = Path(__file__).parent.parent.parent
 PROTOCOLS = ("rustlog", "tank", "fluvio")
 TypeIn = Callable[[bytes], None]
 
@@ -377,26 +379,123 @@ def test_offsets(run: Run, broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert done.code == 2 and "the query reads tank, not lance" in done.err
 
 
+@pytest.mark.parametrize("protocol", ["fluvio", "kimberlite"])
+def test_offsets_by_others(
+    run: Run, broker: EmbeddedBroker, tmp_path: Path, protocol: str
+) -> None:
+    to = ("--servers", _url(broker, protocol))
+    with connect(_url(broker, protocol)) as client:
+        client.append("orders", [b"a", b"b", b"c"], create=True)
+    mark = OffsetMark(2, 0xABC, end=2)
+    places = {
+        "away": TopicPlace.at(0, 0, 1),
+        "orders": TopicPlace(0, 0, ((0, 2),), ((0, mark),)),
+    }
+    path = write_checkpoint(tmp_path / "checkpoint")
+    document = StreamOffset.of(places).to_document(protocol)
+    write_batch(path, 0, [json.dumps(document)])
+    done = run("offsets", path)
+    assert done.code == 0 and f"source 0: {protocol}, 2 topics" in done.lines
+    last = " ".join(done.lines[-1].split())
+    assert last == "orders 0 2 2 records, crc32c 00000abc"
+    done = run("offsets", path, *to)
+    rows = [" ".join(line.split()) for line in done.lines[-2:]]
+    assert rows[1] == "orders 0 2 2 records, crc32c 00000abc 0 3 1 the same topic"
+    # Kimberlite's servers have every stream that they are asked for, and it is empty.
+    is_found = protocol == "kimberlite"
+    gone = (
+        "0 0 0 1 record gone from the log's end" if is_found else "- - - the topic is"
+    )
+    assert rows[0].startswith(f"away 0 1 - {gone}")
+    assert ("stream 'away' is empty, and may be new" in done.err) is is_found
+    (source,) = json.loads(run("offsets", path, "--json", *to).out)["sources"]
+    assert source["offset"] == document and source["protocol"] == protocol
+    states = [topic["state"] for topic in source["topics"]]
+    assert states == ["cut" if is_found else "gone", "same"]
+    other = "rustlog" if is_found else "kimberlite"
+    done = run("offsets", path, "--servers", _url(broker, other))
+    assert done.code == 2 and f"the query reads {protocol}, not {other}" in done.err
+
+
 # Captures.
 
 
-def test_inspect(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "capture"
-    frames = [rustlog.CreateTopic("orders", 2), rustlog.ListTopics()]
-    data = [part for f in frames for part in rustlog.encode_message(f, as_json=False)]
-    file.write_bytes(b"".join(map(bytes, data)))
-    done = run("inspect", "--protocol", "rustlog", "--full", file)
+def _join(*messages: Sequence[Buffer]) -> bytes:
+    return b"".join(bytes(part) for parts in messages for part in parts)
+
+
+EVENTS = make_records(b"one", b"two")
+BATCH = fluvio.write_records(EVENTS, codec=fluvio.Codec.NONE)
+# What a client has sent; the page has these captures, too.
+CAPTURES = {
+    "rustlog": _join(
+        rustlog.encode_message(rustlog.CreateTopic("orders", 2), as_json=False),
+        rustlog.encode_message(rustlog.ListTopics(), as_json=False),
+    ),
+    "kimberlite": _join(
+        *(
+            kimberlite.encode_message(kimberlite.Request(n, 1, body), kimberlite.V5)
+            for n, body in (
+                (1, kimberlite.Handshake(5, "sesame")),
+                (2, kimberlite.CreateStream("orders")),
+                (
+                    3,
+                    kimberlite.AppendEvents(
+                        1 << 32 | 1, make_records(b"one", b"two"), 0
+                    ),
+                ),
+            )
+        )
+    ),
+    "fluvio": _join(
+        fluvio.encode_message(fluvio.List("Topic", correlation_id=1)),
+        fluvio.encode_message(
+            fluvio.Produce(
+                timeout_ms=30_000,
+                topics=(fluvio.WriteTopic("orders", (fluvio.Write(0, BATCH),)),),
+                correlation_id=2,
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", CAPTURES)
+def test_inspect(run: Run, tmp_path: Path, protocol: str) -> None:
+    file, capture = tmp_path / "capture", CAPTURES[protocol]
+    file.write_bytes(capture)
+    flags = ("--protocol", protocol)
+    done = run("inspect", *flags, "--full", file)
     assert (done.code, done.err) == (0, "")
-    assert [" ".join(line.split()) for line in done.lines] == [
-        "rustlog frames, 22 bytes",
-        "byte payload content",
-        "0 13 0x05 CreateTopic topic='orders' partitions=2",
-        "17 1 0x06 ListTopics",
-    ]
-    file.write_bytes(file.read_bytes()[:-3])
-    done = run("inspect", "--protocol", "rustlog", file)
-    assert done.code == 1 and "CreateTopic" in done.out
-    assert "no frame at byte 17: stream ended in a frame" in done.err
+    assert "sesame" not in done.out
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert f"--full capture\n{done.out}```\n" in page
+    # Nothing but a magic tells frames from other bytes.
+    bare = run("inspect", "--full", file)
+    assert bare == done if protocol == "kimberlite" else bare.code == 1
+    # What is cut off is shown as far as it goes.
+    last = int(done.lines[-1].split()[0])
+    file.write_bytes(capture[:-1])
+    cut = run("inspect", *flags, "--full", file)
+    assert cut.code == 1 and cut.lines[2:] == done.lines[2:-1]
+    assert f"no frame at byte {last}: stream ended in a frame" in cut.err
+
+
+def test_inspect_keeps_to_a_direction(run: Run, tmp_path: Path) -> None:
+    """A frame of version 1 may fit both; it is what the one before it was."""
+    wire = kimberlite.WIRES["v1-postcard"]
+    answer = kimberlite.ReadEventsResponse(make_records(b"a"), 1)
+    capture = _join(
+        *(
+            kimberlite.encode_message(kimberlite.Response(n, body), wire)
+            for n, body in ((1, kimberlite.HandshakeResponse(1)), (3, answer))
+        )
+    )
+    (tmp_path / "capture").write_bytes(capture)
+    done = run("inspect", "--full", tmp_path / "capture")
+    assert "ReadEventsResponse(events=1 records" in done.lines[-1]
+    done = run("inspect", "--full", "--skip", 1, tmp_path / "capture")
+    assert "Request(id=3 tenant_id=6 body=CreateStream(name='a'" in done.lines[-1]
 
 
 def test_inspect_tank(run: Run, tmp_path: Path) -> None:

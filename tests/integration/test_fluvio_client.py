@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ fluvio = pytest.importorskip(
 )
 
 pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parent.parent.parent
 HERE = "127.0.0.1:0"
 
 
@@ -184,3 +186,12 @@ def test_watches_see_a_topic_that_appears(
         if f"{topic}-new" in {one.metadata_topic_spec().name() for one in changes}:
             assert all(one.is_update() for one in changes)
             break
+
+
+def test_the_page(broker: BrokerProcess) -> None:
+    """The example on the page runs."""
+    page = (ROOT / "docs" / "fluvio.md").read_text(encoding="utf-8")
+    source = page.partition("```python not run\n")[2].partition("```")[0]
+    assert source.count("127.0.0.1:9003") == 1
+    source = source.replace("127.0.0.1:9003", broker.address_of("fluvio"))
+    exec(compile(source, "fluvio.md", "exec"), {})

@@ -25,6 +25,7 @@ kimberlite = pytest.importorskip(
 pytestmark = pytest.mark.timeout(120)
 Value = kimberlite.Value
 TENANT = 1
+ROOT = Path(__file__).parent.parent.parent
 HERE = "127.0.0.1:0"
 PUBLIC = kimberlite.DataClass.PUBLIC
 
@@ -207,3 +208,11 @@ def test_tokens(tmp_path: Path) -> None:
                 kimberlite.Client.connect(address, TENANT, token) as client,
             ):
                 client.create_stream("events", PUBLIC)
+
+
+def test_the_page() -> None:
+    """The example on the page runs."""
+    page = (ROOT / "docs" / "kimberlite.md").read_text(encoding="utf-8")
+    source = page.partition("```python not run\n")[2].partition("```")[0]
+    assert "import kimberlite" in source
+    exec(compile(source, "kimberlite.md", "exec"), {})

@@ -698,6 +698,23 @@ def test_at_least_once_is_said(
     assert caplog.text.count("delivery is at-least-once") == 1
 
 
+@pytest.mark.parametrize("protocol", sorted(ALL_SOURCES))
+def test_a_task_that_runs_twice(protocol: str) -> None:
+    """A second attempt appends its rows, too: only `lance` has stages."""
+    with serve(protocol) as server:
+        for source, copies in (
+            (server.source(topic="twice"), 2),
+            (server.lance(topic="once"), 1),
+        ):
+            writer = source.writer(make_schema("value string"), overwrite=False)
+            rows = [pa.record_batch({"value": ["x", "y"]})]
+            first, second = (writer.write(iter(rows)) for _ in range(2))
+            assert first is not None
+            # Spark commits the one attempt that came first.
+            writer.commit([second])
+            assert [row["value"] for row in read(source)] == [b"x", b"y"] * copies
+
+
 def test_a_copy_from_format_to_format_is_one_line(server: Server) -> None:
     """All columns of a read can be written, whatever the other format has."""
     rows = {

@@ -341,15 +341,20 @@ def _is_sure(wires: Sequence[Wire]) -> bool:
 # For people.
 
 
-def describe(frame: Frame) -> str:
+def describe(frame: Frame, *, is_answer: bool = False) -> str:
     """Say what is in a frame of either direction, in a line for people.
 
     A frame does not tell its form, and in version 1 not its direction, but nearly
     always fits just one.
+
+    Args:
+        frame: the frame.
+        is_answer: take it for an answer or a push, if it fits both directions.
     """
     problems, unknown = [], []
+    directions = (decode_request, _decode_whole_response)
     for wire in CANDIDATES[frame.version]:
-        for decode in (decode_request, _decode_whole_response):
+        for decode in reversed(directions) if is_answer else directions:
             try:
                 message = decode(frame, wire)
             except RemoteProtocolError as error:
