@@ -205,8 +205,8 @@ def find_topics(driver: Driver, options: ReadOptions) -> list[TopicEntry]:
     """
     if driver.traits.creates_to_find:
         logger.warning(
-            "%s finds a stream by its name only by creating it: if %s did not exist, "
-            "it exists now and is empty; with option streamId a read creates nothing",
+            "%s finds a stream by its name only by creating it: of %s, those that did "
+            "not exist exist now and are empty; option streamId reads without that",
             driver.traits.protocol,
             ", ".join(map(repr, options.topics)),
         )
