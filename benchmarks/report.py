@@ -7,7 +7,7 @@ A table of benchmark NAME stands in the docs between `<!-- bench:NAME -->` and t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -33,6 +33,10 @@ class Report:
         """Time a call: the best of several, which noise can only make worse."""
         return time_best_s(call, 0.1 if self.quick else 0.6)
 
+    def add_text(self, text: str) -> None:
+        """Add a paragraph."""
+        self._parts.append(text)
+
     def add_table(
         self, head: Sequence[str], rows: Sequence[Sequence[str]], title: str = ""
     ) -> None:
@@ -51,6 +55,20 @@ def time_best_s(call: Callable[[], object], budget_s: float) -> float:
         took = time.perf_counter() - start
         best, spent, calls = min(best, took), spent + took, calls + 1
     return best
+
+
+def take_turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
+    """Say who is next, and whether it counts.
+
+    In the first round the JVM compiles what it has not seen before. It gets faster for
+    long after that, and other things on a machine come and go, so that every other
+    round goes backwards: what is always last would look best.
+    """
+    order = list(names)
+    for turn in range(1 + rounds):
+        for name in order:
+            yield name, turn > 0
+        order.reverse()
 
 
 def format_rate(per_second: float, unit: str = "") -> str:

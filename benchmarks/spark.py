@@ -227,13 +227,13 @@ class _Bench:
 
 
 @contextmanager
-def run_session() -> Iterator[SparkSession]:
-    """Run a local Spark, one task at a time."""
+def run_session(tasks: int = 1, **settings: str) -> Iterator[SparkSession]:
+    """Run a local Spark, by default one task at a time."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[1]").appName("lance-bench")
-    session = builder.config(map=_SETTINGS).getOrCreate()
+    builder = SparkSession.builder.master(f"local[{tasks}]").appName("lance-bench")
+    session = builder.config(map={**_SETTINGS, **settings}).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     try:
         yield session

@@ -12,7 +12,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from benchmarks._stream_lane import (
     TopicFeed,
     make_rows,
 )
-from benchmarks.report import Report, format_rate, format_ratio
+from benchmarks.report import Report, format_rate, format_ratio, take_turns
 from benchmarks.spark import MIB, run_broker, run_session
 from lance_spark.client import LanceClient, Producer
 
@@ -167,7 +167,7 @@ class _Bench:
         }
         took: dict[str, list[float]] = {what: [] for what in calls}
         batches = {}
-        for what, counts in self._take_turns(calls):
+        for what, counts in take_turns(calls, self._rounds):
             took_s, batches[what] = calls[what]()
             if counts:
                 took[what].append(took_s)
@@ -213,7 +213,7 @@ class _Bench:
             "topic to topic": self._run_both,
         }
         times = {what: _Times() for what in lanes}
-        for what, counts in self._take_turns(lanes):
+        for what, counts in take_turns(lanes, self._rounds):
             lanes[what](times[what] if counts else _Times())
         return times
 
@@ -273,19 +273,6 @@ class _Bench:
                 times.seen.append((seen_ns - start_ns) / 1e6)
 
     # How.
-
-    def _take_turns(self, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-        """Say who is next, and whether it counts.
-
-        In the first round the JVM compiles what it has not seen before. It gets faster
-        for long after that, and other things on a machine come and go, so that every
-        other round goes backwards: what is always last would look best.
-        """
-        order = list(names)
-        for turn in range(1 + self._rounds):
-            for name in order:
-                yield name, turn > 0
-            order.reverse()
 
     @contextmanager
     def _make_feed(self) -> Iterator[Feed]:
