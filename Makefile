@@ -25,11 +25,14 @@ COMPARE_MIN ?= 0.97
 COMPARE_ROUNDS ?= 9
 COMPARE ?= broker columnar
 
+# How `make bench-kafka` measures: BENCH_KAFKA="--quick --rounds 3".
+BENCH_KAFKA ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check docs notebooks screenshots bench compare fuzz crash soak campaign long coverage format dist clean
+.PHONY: help env demo test check docs notebooks screenshots bench bench-kafka compare fuzz crash soak campaign long coverage format dist clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml setup.py $(wildcard lance_spark/*/*.c) scripts/preflight
 	@scripts/preflight "$(PYTHON)"
@@ -75,6 +78,9 @@ screenshots: $(READY) ## Take the pictures of the console anew.
 
 bench: $(READY) ## Measure, as ratios; rewrites tables and pictures of docs/performance.md.
 	@$(BIN)/python -m benchmarks
+
+bench-kafka: $(READY) ## Measure against Spark's own Kafka source and sink; fetches Kafka.
+	@$(BIN)/python -m benchmarks.kafka $(BENCH_KAFKA)
 
 compare: $(READY) ## Measure this checkout and revision BASE (main) in turns; print ratios.
 	@$(BIN)/python -m benchmarks.compare $(BASE) --parts $(COMPARE) --rounds $(COMPARE_ROUNDS) --min $(COMPARE_MIN)

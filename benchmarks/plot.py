@@ -71,6 +71,7 @@ class Picture:
         title: what it shows.
         series: its bars; a group of bars for each row of the tables.
         stacked: whether the bars of a group stand behind one another.
+        baseline: a number that a line marks, such as a ratio of equals.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Picture:
     title: str
     series: tuple[Series, ...]
     stacked: bool = False
+    baseline: float | None = None
 
 
 _PHASES = (
@@ -90,6 +92,16 @@ _PHASES = (
 )
 
 PICTURES = (
+    Picture(
+        "kafka",
+        "kafka",
+        "How many times as fast as Spark with Kafka; the line is the same speed",
+        (
+            Series("Records per second, or", "to Kafka", "as Kafka"),
+            Series("Records per second, or", "to tuned Kafka", "as tuned Kafka"),
+        ),
+        baseline=1.0,
+    ),
     Picture(
         "columnar",
         "columnar",
@@ -209,7 +221,7 @@ def draw(picture: Picture, page: str) -> str:
     draw_bars = _draw_stack if picture.stacked else _draw_group
     lengths = [[parse_quantity(text) for text in group] for group in groups]
     longest = max(sum(row) if picture.stacked else max(row) for row in lengths)
-    parts = [*_draw_head(picture)]
+    parts: list[str] = []
     y = 76.0
     for label, group in zip(labels, groups, strict=True):
         lines = textwrap.wrap(label, _LABEL_COLUMNS, break_on_hyphens=False)
@@ -218,7 +230,12 @@ def draw(picture: Picture, page: str) -> str:
         parts += _draw_label(lines, y + height / 2)
         parts += draw_bars(group, y, _BARS_WIDTH / longest)
         y += height + _GROUP_GAP
-    return _wrap(picture, parts, y - _GROUP_GAP + _MARGIN)
+    end = y - _GROUP_GAP
+    if picture.baseline is not None:
+        x = _LABELS_WIDTH + 12 + picture.baseline * _BARS_WIDTH / longest
+        # Behind everything else, which it would make hard to read.
+        parts.insert(0, f'<path d="M{x:.1f} 70V{end + 6:.1f}" stroke="var(--muted)"/>')
+    return _wrap(picture, [*_draw_head(picture), *parts], end + _MARGIN)
 
 
 def _shorten(label: str) -> str:

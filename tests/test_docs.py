@@ -142,14 +142,14 @@ def test_index_lists_every_page() -> None:
 
 @each("page", PAGES, ids=lambda path: path.name)
 def test_make_targets_exist(page: Path) -> None:
-    targets = re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE)
     text = page.read_text(encoding="utf-8")
-    named = re.findall(r"(?:`|^\$ )make ([a-z]+)\b", text, re.MULTILINE)
+    named = re.findall(r"(?:`|^\$ )make ([a-z-]+)\b", text, re.MULTILINE)
     assert set(named) <= set(targets)
 
 
 def test_readme_lists_every_make_target() -> None:
-    targets = re.findall(r"^([a-z]+):.*## ", read("Makefile"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.MULTILINE)
     listed = {name.removeprefix("make ") for name in rows_of("README.md", "Targets")}
     assert listed == set(targets)
 
@@ -498,7 +498,7 @@ def test_commands_on_all_pages_are_there(page: Path) -> None:
 def test_targets_on_all_pages_are_there(page: Path) -> None:
     makefile = read("Makefile")
     text = page.read_text(encoding="utf-8")
-    for line in re.findall(r"^\$ make ([a-z ]+)", text, re.MULTILINE):
+    for line in re.findall(r"^\$ make ([a-z -]+)", text, re.MULTILINE):
         for target in line.split():
             assert f"\n{target}:" in makefile
 
