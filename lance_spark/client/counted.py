@@ -283,11 +283,15 @@ class CountedDriver(ABC):
         """List topics, all or those of some names, sorted by name.
 
         Raises:
-            RemoteProtocolError: the server claims more partitions than any has.
+            RemoteProtocolError: the server claims more partitions than any has, or none
+                of a topic that is asked for, which would be read as an empty one.
         """
         found = self.list_topics()
         if sum(found.values()) > _PARTITIONS_MAX:
             raise RemoteProtocolError(f"more than {_PARTITIONS_MAX} partitions in all")
+        for name in names or ():
+            if found.get(name, 1) < 1:
+                raise RemoteProtocolError(f"topic {name!r} has no partitions")
         return [
             TopicEntry(name, partitions=tuple(range(count)))
             for name, count in sorted(found.items())

@@ -15,6 +15,7 @@ from lance_spark.client import counted
 from lance_spark.client.config import ConnectionConfig
 from lance_spark.client.counted import CountedDriver, Fetched, digest
 from lance_spark.client.driver import LogRef, Traits, WriterSettings
+from lance_spark.client.log import LogClient
 from lance_spark.errors import (
     AppendConflictError,
     BrokerError,
@@ -23,6 +24,7 @@ from lance_spark.errors import (
     LanceError,
     OffsetOutOfRange,
     OperationTimeout,
+    RemoteProtocolError,
     RowError,
     StorageError,
     Timeout,
@@ -789,3 +791,28 @@ def test_a_digest_tells_records_apart() -> None:
     whole = make(ROWS)
     parts = digest(whole.cut(7, 40), digest(whole.cut(0, 7)))
     assert parts == digest(whole)
+
+
+# Topics.
+
+TO_PARTITION = pa.table({"value": [b"one"], "partition": [0]})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.append("orders", [b"one"]),
+        lambda client: client.append("orders", TO_PARTITION),
+        lambda client: list(client.read("orders")),
+    ],
+    ids=["append", "to partitions", "read"],
+)
+def test_a_topic_without_partitions(
+    server: Server, call: Callable[[LogClient], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no empty topic: nothing could be read of it, or written to it."""
+    monkeypatch.setattr(Driver, "list_topics", lambda self: {"orders": 0, "other": 1})
+    driver = Driver(server)
+    with pytest.raises(RemoteProtocolError, match="'orders' has no partitions"):
+        call(LogClient(driver))
+    assert [entry.name for entry in driver.topics()] == ["orders", "other"]
