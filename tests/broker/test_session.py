@@ -491,9 +491,11 @@ def test_a_flood_of_pushes_does_not_stop_the_reading(lines: LineClient) -> None:
         assert line.startswith("1 ")
     # Nor does a flood of requests stop the pushes.
     lines.send(*(f"{n} ping" for n in range(3, 103)))
-    got = [lines.next() for _ in range(300)]
-    last = got.index("102 pong")
-    assert sum(line.startswith("1 ") for line in got[:last]) > 10
+    got = [lines.next()]
+    # How many pushes were under way before depends on the machine.
+    while got[-1] != "102 pong":
+        got.append(lines.next())
+    assert sum(line.startswith("1 ") for line in got) > 10
 
 
 def test_a_request_that_fails_while_it_stands(
