@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import OptionError, RecordError
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

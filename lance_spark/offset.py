@@ -21,12 +21,13 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeGuard
 
 from lance_spark.errors import CheckpointError
 from lance_spark.model import MARK_BYTES_MAX, OffsetMark
+from lance_spark.value import dataclass
 
 __all__ = [
     "EARLIER_MAX",

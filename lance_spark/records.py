@@ -8,13 +8,14 @@ objects: all that is here are arrays of positions in buffers that belong to othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lance_spark.errors import LanceError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 
 _Bytes = NDArray[np.uint8]
 _Positions = NDArray[np.int64]

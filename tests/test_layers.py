@@ -4,8 +4,9 @@
                                                                     <- spark | cli
                                                                     <- testing
 
-and beside the values: `quantity`, what people type and how settings are checked;
-`offset`, what a checkpoint of Spark says; `html`, what notebooks show.
+and below the values `value`, which makes their classes; beside them `quantity`, what
+people type and how settings are checked; `offset`, what a checkpoint of Spark says;
+`html`, what notebooks show.
 
 The rule is the table `ALLOWED`; everything else here reads imports and compares. Local
 imports inside functions count. Those under `TYPE_CHECKING` count as far as they are of
@@ -29,13 +30,14 @@ SHIMS = (
 )
 
 # Each layer may import itself and these.
-_VALUES = {"errors", "model", "records"}
+_VALUES = {"value", "errors", "model", "records"}
 _BASE = {*_VALUES, "wire", "net", "store", "columnar"}
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "model": {"errors"},
-    "records": {"errors", "model"},
-    "kernel": {"errors", "model"},
+    "value": set(),
+    "errors": {"value"},
+    "model": {"value", "errors"},
+    "records": {"value", "errors", "model"},
+    "kernel": {"value", "errors", "model"},
     "quantity": _VALUES,
     "offset": _VALUES,
     "html": {*_VALUES, "quantity"},

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from lance_spark.errors import OptionError
@@ -19,6 +19,7 @@ from lance_spark.net.connect import connect
 from lance_spark.net.stream import Stream
 from lance_spark.net.tls import ClientTls
 from lance_spark.quantity import check_number, refuse_setting
+from lance_spark.value import dataclass
 
 # A server that waits can't be told to wait longer than a u32 of milliseconds, and
 # locks and polls take no more either.

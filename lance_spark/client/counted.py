@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -65,6 +65,7 @@ from lance_spark.model import Bounds, OffsetMark, Partition
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records, Spans
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection

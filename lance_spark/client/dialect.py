@@ -19,13 +19,13 @@ The answer to a batch is a push, too: `encode_batch` notes which number has whic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lance_spark.errors import BrokerError, ConnectionLost
 from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection

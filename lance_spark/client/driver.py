@@ -18,7 +18,6 @@ A protocol is one row of `_DRIVERS`, which names a `DriverModule`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -27,6 +26,7 @@ from lance_spark.client.config import ConnectionConfig as ConnectionConfig
 from lance_spark.errors import OptionError, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition, Retention
 from lance_spark.net.address import parse_addresses
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

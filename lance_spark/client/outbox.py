@@ -20,13 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lance_spark.errors import LanceError, Timeout, Undelivered
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_number
+from lance_spark.value import dataclass
 
 # More would only hide a server that does not answer.
 IN_FLIGHT_MAX = 1024

@@ -7,7 +7,6 @@ only modules here that know a protocol.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, cast
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from lance_spark.columnar.columns import (
 from lance_spark.errors import RecordError
 from lance_spark.model import Buffer, Scan
 from lance_spark.records import as_bytes
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.tlv import read_records, scan
 
 __all__ = ["DEFAULT_COLUMNS", "Decoded", "decode", "make_schema"]

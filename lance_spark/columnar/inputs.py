@@ -8,7 +8,7 @@ say; nothing here knows one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lance_spark import kernel
 from lance_spark.errors import OptionError, RowError
 from lance_spark.records import NO_SPANS, Records, Spans, as_bytes
+from lance_spark.value import dataclass
 
 # The columns that a write looks at, and those that it passes over, so that rows which
 # were read can be written. Whether `topic` and `partition` say where a row goes, the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lance_spark.errors import OptionError
+from lance_spark.value import dataclass
 
 PORT_MAX = 65535
 # None of these can be part of a host name; most come from a URL given as an address.

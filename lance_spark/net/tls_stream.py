@@ -16,13 +16,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from typing import cast
 
 from lance_spark.errors import ConnectionLost, LanceError, Timeout, TlsRefused
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream, byte_views, lost
+from lance_spark.value import dataclass
 
 # How much is read from the stream below at a time, and so how much of what came is
 # held here at most.

@@ -21,11 +21,11 @@ that have to read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from lance_spark.model import Partition
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     from lance_spark.client.driver import Ruler

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from lance_spark.errors import CheckpointError, OptionError
 from lance_spark.model import Partition
 from lance_spark.offset import PARTITION, StreamOffset, read_protocol
 from lance_spark.quantity import parse_time as parse_iso_time
+from lance_spark.value import dataclass
 
 # What Kafka's JSON says for the two ends of a topic.
 EARLIEST_OFFSET = -2

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import datasource as ds
+
+from lance_spark.value import dataclass
 
 # Each compares a column with a literal; null where the column is null.
 _COMPARE: dict[type[ds.Filter], Callable[..., Any]] = {

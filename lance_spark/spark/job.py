@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from lance_spark.client.driver import (
@@ -27,6 +27,7 @@ from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.model import find_name_fault
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.pool import lease
+from lance_spark.value import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
 from lance_spark.client.driver import ConnectionConfig, find_driver
@@ -25,6 +25,7 @@ from lance_spark.spark.bound import (
     Bound,
 )
 from lance_spark.spark.setting import BY_NAME, OPTIONS, Option, Scope, Values
+from lance_spark.value import dataclass
 
 # How large a Spark partition is at most, by the unit of positions.
 SIZE_OPTION = {"bytes": "maxPartitionBytes", "records": "maxPartitionRecords"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from lance_spark.client.driver import (
     Driver,
@@ -32,6 +31,7 @@ from lance_spark.spark.bound import (
     Bound,
 )
 from lance_spark.spark.options import SIZE_OPTION, ReadOptions
+from lance_spark.value import dataclass
 
 logger = logging.getLogger(__name__)
 

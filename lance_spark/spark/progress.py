@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lance_spark.html import render_table, show_bars, show_bytes, show_cell
+from lance_spark.value import dataclass
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

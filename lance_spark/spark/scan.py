@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -32,6 +31,7 @@ from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import check_range, make_gone, make_moved, report_loss
 from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import Projection
+from lance_spark.value import dataclass
 
 logger = logging.getLogger(__name__)
 

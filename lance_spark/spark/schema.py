@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import types as t
@@ -18,6 +17,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from lance_spark.client.driver import find_driver
 from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS, make_schema
 from lance_spark.errors import OptionError
+from lance_spark.value import dataclass
 
 # What each column of a read may be; the first is what it is by default. Which of them
 # a format has, the traits of its protocol say.

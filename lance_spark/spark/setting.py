@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Flag, auto
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from lance_spark.quantity import (
     within,
 )
 from lance_spark.spark.bound import parse_bound, parse_time
+from lance_spark.value import dataclass
 
 # Spark keeps an object on the driver and runs a task for each of them.
 PARTITIONS_MAX = 100_000

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -32,6 +31,7 @@ from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import find_carried, list_written
 from lance_spark.spark.task_writer import Placement, TaskWriter, TopicStage, route_rows
+from lance_spark.value import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial
 
 import numpy as np
@@ -50,6 +50,7 @@ from lance_spark.model import Partition, find_name_fault
 from lance_spark.spark.job import WriteJob, check_topics
 from lance_spark.spark.options import WriteOptions
 from lance_spark.spark.schema import ALL_CARRIED, Carried
+from lance_spark.value import dataclass
 
 logger = logging.getLogger(__name__)
 

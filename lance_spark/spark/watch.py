@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.client.driver import Driver, LogRef, list_topics
 from lance_spark.model import Partition, Retention
 from lance_spark.offset import StreamOffset
+from lance_spark.value import dataclass
 
 # How long the first answer takes that has nothing new; later ones take longer.
 _PAUSE_S_MIN = 0.1

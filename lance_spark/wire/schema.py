@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.records import Records
+from lance_spark.value import dataclass
 
 # The longest list. An item of some bytes is an object of a hundred.
 ITEMS_MAX = 2**16 - 1

@@ -35,6 +35,7 @@ OURS = {
     "lance_spark.errors",
     "lance_spark.model",
     "lance_spark.records",
+    "lance_spark.value",
     "lance_spark.wire.assembler",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ from lance_spark.model import Bounds, Partition
 from lance_spark.net.address import Address, parse_address
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records
+from lance_spark.value import dataclass
 from lance_spark.wire import fluvio as wire
 
 MIB = 1024 * 1024

@@ -9,7 +9,7 @@ followed by the same append: if it was stored, it is refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
@@ -38,6 +38,7 @@ from lance_spark.model import Bounds, Buffer, Partition
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_number, refuse_setting
 from lance_spark.records import Records
+from lance_spark.value import dataclass
 from lance_spark.wire import kimberlite as wire
 
 MIB = 1024 * 1024

@@ -7,7 +7,6 @@ options with a fetch, and takes a retention of 0 at its word.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.client.config import DURATION_S_MAX
@@ -18,6 +17,7 @@ from lance_spark.errors import OptionError, RemoteProtocolError
 from lance_spark.html import Cell, render_facts, render_table, show_retention, show_span
 from lance_spark.model import Retention
 from lance_spark.net.deadline import Deadline
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import (
     LIST_LIMITS,
     WAIT_POSITIONS_MAX,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_spark.client.config import ConnectionConfig
 from lance_spark.quantity import refuse_setting
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, parse_checksum
 
 # LWP §1.2.

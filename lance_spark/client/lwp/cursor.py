@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
@@ -26,6 +26,7 @@ from lance_spark.client.lwp.reader import (
 from lance_spark.columnar.decode import DEFAULT_COLUMNS, decode
 from lance_spark.errors import DataLoss, OptionError, RecordError
 from lance_spark.quantity import check_choice, check_number
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import Capability, RecordType, decode_record
 
 if TYPE_CHECKING:

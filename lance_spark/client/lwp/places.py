@@ -29,7 +29,7 @@ where it was seen to end was cut, or has lost more than it has got since.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -41,6 +41,7 @@ from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.reader import REMOVED, RecordReader
 from lance_spark.errors import DataLoss, RecordError
 from lance_spark.model import MARK_BYTES_MAX, Location, OffsetMark
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES
 from lance_spark.wire.lwp.chains import find_meeting, follow_chains
 

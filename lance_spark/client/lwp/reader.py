@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from lance_spark.errors import (
 from lance_spark.model import Scan
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_number
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import RECORD_HEADER_BYTES, Capability, scan
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024

@@ -12,7 +12,6 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from lance_spark.client.connection import Connection
@@ -31,6 +30,7 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_choice, check_number
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Record,

@@ -6,7 +6,6 @@ RustLog has no request for the end of a partition: it is searched by fetches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
@@ -25,6 +24,7 @@ from lance_spark.errors import (
 from lance_spark.model import Bounds, Buffer, Partition
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records
+from lance_spark.value import dataclass
 from lance_spark.wire import rustlog as wire
 
 TRAITS = Traits(

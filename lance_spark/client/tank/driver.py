@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from lance_spark.client.config import ConnectionConfig, Runtime
@@ -29,6 +29,7 @@ from lance_spark.errors import (
 from lance_spark.model import Bounds, Buffer, Partition
 from lance_spark.net.deadline import Deadline
 from lance_spark.records import NO_SPANS, Records
+from lance_spark.value import dataclass
 from lance_spark.wire import tank as wire
 
 MIB = 1024 * 1024
@@ -64,7 +65,8 @@ class Config(ConnectionConfig):
     servers: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        super(Config, self).__post_init__()
+        # With slots, `super()` without arguments means a class that is replaced.
+        ConnectionConfig.__post_init__(self)
         if self.auth_token is not None:
             raise OptionError(
                 "auth_token: TANK can't carry a token; where the broker asks for one, "

@@ -8,12 +8,12 @@ OTHER carries a text, so this is how errors are sent that have no number of thei
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lance_spark import errors
 from lance_spark.errors import BrokerError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.schema import Choice, Cursor, Form, Option, Struct
 
 OK = 0

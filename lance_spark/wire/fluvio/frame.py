@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
 from lance_spark.wire.schema import Form, make_number, make_text
 

@@ -14,10 +14,10 @@ all these answers have the correlation id of the request.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lance_spark.model import Bounds, Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.assembler import EMPTY
 from lance_spark.wire.fluvio.error import NO_ERROR, ErrorCode
 from lance_spark.wire.schema import (

@@ -8,11 +8,11 @@ that a list with one is malformed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lance_spark.errors import LocalProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.fluvio.error import NO_ERROR, ErrorCode
 from lance_spark.wire.fluvio.message import (
     SC_VERSION,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer
 from lance_spark.records import Records, Spans, as_bytes
+from lance_spark.value import dataclass
 from lance_spark.wire.fluvio.compression import (
     EXPANDED_BYTES_MAX,
     Codec,

@@ -14,10 +14,10 @@ Which number a message has, and which of its fields are there, depends on the fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.kimberlite.frame import (
     CANDIDATES,
     V5,

@@ -28,13 +28,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 from zlib import crc32
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
 from lance_spark.wire.schema import (
     Cursor,

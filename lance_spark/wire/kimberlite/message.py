@@ -8,13 +8,14 @@ a form, a `Wire`, they are there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any
 
 from lance_spark.errors import BrokerError
 from lance_spark.model import Buffer
 from lance_spark.records import NO_SPANS, Records
+from lance_spark.value import dataclass
 from lance_spark.wire.kimberlite.error import code_of, make_error, text_of
 from lance_spark.wire.kimberlite.frame import DataClass, Wire
 from lance_spark.wire.kimberlite.record import read_records, write_records

@@ -21,7 +21,6 @@ part. Nothing here reads more than it is given; what is fetched is up to the cal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from lance_spark.model import Buffer
 from lance_spark.records import as_bytes
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.record import (
     KEY_LENGTH_BYTES,
     RECORD_HEADER_BYTES,

@@ -8,11 +8,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Annotated, Any
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer, Retention
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.message import (
     U16,
     U32,

@@ -8,11 +8,11 @@ sends none of these unless the server lists the capability in its cluster status
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Annotated
 
 from lance_spark.model import CommitStatus, Location, StageContent
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.message import (
     TEXT,
     TOPIC_NAME,

@@ -12,11 +12,11 @@ data of a response is a view of the payload and is not looked at here.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntFlag
 
 from lance_spark.errors import RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.message import (
     Command,
     LayoutMessage,

@@ -24,7 +24,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, IntFlag
 from functools import cache
 from typing import NamedTuple
@@ -33,6 +33,7 @@ import crc32c
 
 from lance_spark.errors import LocalProtocolError, OptionError, RemoteProtocolError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
 from lance_spark.wire.lwp.record import RECORD_VALUE_BYTES_MAX
 

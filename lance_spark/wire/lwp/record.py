@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 
 from lance_spark.errors import LocalProtocolError, RecordError
 from lance_spark.model import Buffer
+from lance_spark.value import dataclass
 
 # LWP §8.7. The header of a record (type and length) is not part of this limit.
 RECORD_VALUE_BYTES_MAX = 16 * 1024 * 1024

@@ -15,7 +15,7 @@ and the same for one record at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from lance_spark import kernel
 from lance_spark.errors import OptionError, RecordError, RecordTooLarge, RowError
 from lance_spark.model import Buffer, Scan
 from lance_spark.records import Records, Spans, as_bytes
+from lance_spark.value import dataclass
 from lance_spark.wire.lwp.record import (
     KEY_BYTES_MAX,
     KEY_LENGTH_BYTES,

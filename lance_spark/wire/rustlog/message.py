@@ -12,12 +12,13 @@ made no sense. A server answers that with code 2 and goes on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from lance_spark.errors import BrokerError, RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.records import NO_SPANS, Records
+from lance_spark.value import dataclass
 from lance_spark.wire.rustlog import field
 from lance_spark.wire.rustlog.error import code_of, kind_of, name_kind
 from lance_spark.wire.rustlog.field import Field, Reader

@@ -9,11 +9,11 @@ here, which `record` reads and writes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lance_spark.errors import LocalProtocolError, RemoteProtocolError
 from lance_spark.model import Bounds, Buffer
+from lance_spark.value import dataclass
 from lance_spark.wire.schema import Cursor, Form, Many, Maybe, Struct, show
 from lance_spark.wire.tank.frame import FORM, Frame, Kind, encode_frame
 

@@ -16,7 +16,7 @@ of them at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from lance_spark.errors import (
 )
 from lance_spark.model import Buffer
 from lance_spark.records import Records, Spans, as_bytes
+from lance_spark.value import dataclass
 from lance_spark.wire.schema import Cursor
 from lance_spark.wire.tank.frame import FORM
 
