@@ -12,30 +12,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
-from operator import attrgetter
+from operator import attrgetter, ge, gt, le, lt
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
-    def dataclass(cls=None, /, *, frozen=False, slots=False, order=False, **others):
-        """Make a dataclass; frozen ones with slots are made here, except ordered ones.
+    def dataclass(cls=None, /, *, frozen=False, slots=False, **others):
+        """Make a dataclass; those that are frozen and have slots are made here.
 
         Args:
             cls: the class.
             frozen: fields can't be assigned.
             slots: there are no other attributes.
-            order: values can be sorted.
             others: as `dataclasses.dataclass` has them. For those made here these are
-                `eq`, `repr` and `kw_only`. They have no `InitVar`, and each field is a
-                parameter of `__init__`.
+                `eq`, `order`, `repr` and `kw_only`. They have no `InitVar`, and each
+                field is a parameter of `__init__`.
         """
 
         def make(cls):
-            if frozen and slots and not order:
+            if frozen and slots:
                 return _make_value(cls, **others)
-            flags = {"frozen": frozen, "slots": slots, "order": order}
+            flags = {"frozen": frozen, "slots": slots}
             return dataclasses.dataclass(**flags, **others)(cls)
 
         return make if cls is None else make(cls)
@@ -56,7 +55,12 @@ _NOT_GIVEN = _NotGiven()
 
 
 def _make_value(
-    cls: type[Any], *, eq: bool = True, repr: bool = True, kw_only: bool = False
+    cls: type[Any],
+    *,
+    eq: bool = True,
+    order: bool = False,
+    repr: bool = True,
+    kw_only: bool = False,
 ) -> type[Any]:
     # A class without a text would get one of its signature, which takes long to make.
     cls.__doc__ = cls.__doc__ or ""
@@ -70,6 +74,8 @@ def _make_value(
         methods["__repr__"] = _show
     if eq:
         methods |= _make_equal(every)
+    if order:
+        methods |= _make_order(every)
     own = dict(made.__dict__)
     # Python puts a None there for a class that has an `__eq__` of its own.
     if own.get("__hash__", MISSING) is None:
@@ -129,6 +135,25 @@ def _make_frozen(cls: type[Any], every: _Fields) -> _Methods:
         # Without these pickle would assign.
         "__getstate__": _get_state,
         "__setstate__": _set_state,
+    }
+
+
+def _make_order(every: _Fields) -> _Methods:
+    compared = _make_getter([each.name for each in every if each.compare])
+
+    def make(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def is_so(self: Any, other: Any) -> Any:
+            if other.__class__ is not self.__class__:
+                return NotImplemented
+            return compare(compared(self), compared(other))
+
+        return is_so
+
+    return {
+        "__lt__": make(lt),
+        "__le__": make(le),
+        "__gt__": make(gt),
+        "__ge__": make(ge),
     }
 
 

@@ -30,14 +30,16 @@ SHIMS = (
 )
 
 # Each layer may import itself and these.
-_VALUES = {"value", "errors", "model", "records"}
+_VALUES = {"late", "value", "checksum", "errors", "model", "records"}
 _BASE = {*_VALUES, "wire", "net", "store", "columnar"}
 ALLOWED: dict[str, set[str]] = {
+    "late": set(),
     "value": set(),
+    "checksum": set(),
     "errors": {"value"},
     "model": {"value", "errors"},
     "records": {"value", "errors", "model"},
-    "kernel": {"value", "errors", "model"},
+    "kernel": {"value", "checksum", "errors", "model"},
     "quantity": _VALUES,
     "offset": _VALUES,
     "html": {*_VALUES, "quantity"},

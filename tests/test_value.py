@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, field, fields, replace
+from operator import ge, gt, le, lt
 from statistics import median
 from typing import Any, ClassVar
 
@@ -194,7 +195,8 @@ def _observe(cls: type[Any], calls: Calls) -> list[object]:
         seen.append(_try(lambda one=one: setattr(copy.copy(one), "new", 5)) is None)
         for other in (*values, object()):
             seen += [one == other, one != other]
-            seen.append(_try(lambda one=one, other=other: one < other))
+            for compare in (lt, le, gt, ge):
+                seen.append(_try(lambda a=one, b=other, c=compare: c(a, b)))
     return seen
 
 
@@ -212,7 +214,6 @@ def test_values_travel() -> None:
     assert copy.deepcopy(kept) == kept == replace(kept)
     # The class itself is made here, and not by the standard decorator.
     assert type(kept).__eq__.__module__ == value.__name__
-    # An ordered one is the standard decorator's.
     assert pickle.loads(pickle.dumps(Partition("events", 1))) > Partition("events")
 
 

@@ -20,7 +20,7 @@ from lance_spark.client.driver import (
     Driver,
     ServerKind,
     StageCalls,
-    find_driver,
+    find_protocol,
     list_topics,
 )
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
@@ -89,7 +89,7 @@ class WriteJob:
             )
         needs = self.find_need_of_stages()
         protocol = self.options.client.protocol
-        if needs is not None and not find_driver(protocol).TRAITS.has_stages:
+        if needs is not None and not find_protocol(protocol).TRAITS.has_stages:
             what, instead = needs
             raise OptionError(
                 f"{what} is not possible with format {protocol}, which has no "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ from lance_spark.client.driver import (
 from lance_spark.errors import DataLoss, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
 from lance_spark.records import Records, Spans
+from lance_spark.value import dataclass
 
 FIRST = 1
 FETCH_RECORDS = 4
