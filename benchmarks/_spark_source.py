@@ -2,7 +2,8 @@
 
 `ceiling` reads Arrow batches that are there already, `discard` writes nowhere. Of
 streams, `ticks` has as many rows as a file says, and `bell` says through a pipe that
-rows have come. They are in a module of their own as Spark's workers have to import it.
+rows have come. They are in a module of their own as Spark's workers have to import it,
+and nothing here imports `lance_spark`, which would be part of the floor then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -24,11 +27,17 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
-    from pyspark.sql.types import StructType
 
 RECORD_BYTES = 100
 TOPIC = "events"
@@ -49,9 +58,7 @@ class CeilingSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import make_row_schema
-
-        return make_row_schema()
+        return make_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader."""
@@ -78,14 +85,46 @@ class _CeilingReader(DataSourceReader):
             yield batch.slice(0, partition.value - done)
 
 
+def make_schema() -> StructType:
+    """Make the columns of a topic."""
+    names = ("topic", "offset", "type", "key", "value", "timestamp")
+    kinds = (
+        *(StringType(), LongType(), ShortType()),
+        *(BinaryType(), BinaryType(), TimestampType()),
+    )
+    schema = StructType()
+    for name, kind in zip(names, kinds, strict=True):
+        schema = schema.add(name, kind)
+    return schema
+
+
 @lru_cache
 def make_batch(columns: tuple[str, ...]) -> pa.RecordBatch:
     """Make what a reader of topics makes of a fetch; a worker does so once."""
-    from lance_spark.columnar.decode import decode
+    rows = _BATCH_BYTES // RECORD_BYTES
+    arrays = {
+        "topic": _repeat(TOPIC.encode(), rows, pa.string()),
+        "offset": _make_integers(np.arange(0, rows * RECORD_BYTES, RECORD_BYTES)),
+        "type": _make_integers(np.ones(rows, np.int16)),
+        "key": pa.nulls(rows, pa.binary()),
+        "value": _repeat(b"v" * (RECORD_BYTES - 5), rows, pa.binary()),
+        "timestamp": pa.nulls(rows, pa.timestamp("us", "UTC")),
+    }
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], [*columns])
 
-    record = b"\x01" + (RECORD_BYTES - 5).to_bytes(4, "little")
-    data = (record + b"v" * (RECORD_BYTES - 5)) * (_BATCH_BYTES // RECORD_BYTES)
-    return decode(data, columns=columns, topic=TOPIC).batch
+
+# Not by `pa.array`, which imports pandas.
+
+
+def _repeat(value: bytes, rows: int, kind: pa.DataType) -> pa.Array:
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(value))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(value * rows)]
+    return pa.Array.from_buffers(kind, rows, buffers)
+
+
+def _make_integers(values: np.ndarray[Any, Any]) -> pa.Array:
+    kind = pa.int16() if values.itemsize == 2 else pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 class DiscardSource(DataSource):
@@ -121,9 +160,7 @@ class TicksSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import make_row_schema
-
-        return make_row_schema()
+        return make_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the reader."""

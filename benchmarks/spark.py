@@ -7,22 +7,25 @@ JVM and its Python worker. Everything runs in turns, and the median counts.
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pyarrow as pa
 
+import lance_spark
 from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.service import Service
@@ -43,6 +46,8 @@ _SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 _PARTITION_BYTES = 64 * MIB
+RECORD_BYTES = 100
+_SMALL_ROWS = 1000
 
 
 def run(report: Report) -> None:
@@ -57,6 +62,11 @@ def run(report: Report) -> None:
             ["records of 100 bytes", "records/s", "against, records/s", "ratio"],
             [*bench.compare_reads(), bench.compare_writes()],
             "One task at a time:",
+        )
+        report.add_table(
+            ["job", "median", "against", "to the floor"],
+            bench.compare_small_jobs(),
+            "Time of a job of 1000 records, in a session that has run others:",
         )
         report.add_table(
             ["planning", "100 MiB", "100 GiB", "ratio"],
@@ -78,12 +88,7 @@ class _Bench:
     quick: bool
 
     def __post_init__(self) -> None:
-        from benchmarks._spark_source import (
-            RECORD_BYTES,
-            TOPIC,
-            CeilingSource,
-            DiscardSource,
-        )
+        from benchmarks._spark_source import TOPIC, CeilingSource, DiscardSource
 
         self.spark.dataSource.register(CeilingSource)
         self.spark.dataSource.register(DiscardSource)
@@ -115,13 +120,45 @@ class _Bench:
 
     def compare_writes(self) -> list[str]:
         """Compare writing to a topic with a writer that discards its rows."""
-        literal = f"cast(repeat('v', {len(self._value)}) as binary) as value"
-        rows = self.spark.range(0, self._rows, 1, self._partitions).selectExpr(literal)
+        rows = self._make_rows(self._rows, self._partitions)
         took_s, ceiling_s = self._measure(
             partial(self._write, rows),
             partial(self._save, rows.write.format("discard").mode("append")),
         )
         return self._row("write, against a writer that discards", took_s, ceiling_s)
+
+    def compare_small_jobs(self) -> list[list[str]]:
+        """Compare jobs of few rows, whose time is that of Spark and of processes."""
+        rounds = self._rounds * 3
+        source, target = next(self._names), next(self._names)
+        self._fill(source, _SMALL_ROWS * RECORD_BYTES)
+        self.client.create_topic(target)
+        ceiling = {"rows": str(_SMALL_ROWS), "partitions": "1"}
+        read_s, read_floor_s = self._measure(
+            partial(self._read, partial(self._load, "lance", self._at(source), None)),
+            partial(self._read, partial(self._load, "ceiling", ceiling, None)),
+            rounds=rounds,
+        )
+        rows = self._make_rows(_SMALL_ROWS, 1)
+        writer = rows.write.format("lance").mode("append").options(**self._at(target))
+        write_s, write_floor_s = self._measure(
+            partial(self._save, writer),
+            partial(self._save, rows.write.format("discard").mode("append")),
+            rounds=rounds,
+        )
+        for topic in (source, target):
+            self.client.delete_topic(topic)
+        return [
+            [
+                what,
+                *(f"{each * 1000:.0f} ms" for each in (took_s, floor_s)),
+                format_ratio(took_s / floor_s),
+            ]
+            for what, took_s, floor_s in (
+                ("read, against ready-made batches", read_s, read_floor_s),
+                ("write, against a writer that discards", write_s, write_floor_s),
+            )
+        ]
 
     def compare_plans(self) -> list[list[str]]:
         """Compare planning a large topic with planning a small one."""
@@ -171,7 +208,7 @@ class _Bench:
     def _write(self, rows: DataFrame) -> float:
         name = next(self._names)
         writer = rows.write.format("lance").mode("append")
-        took_s = self._save(writer.options(servers=self.address, topic=name))
+        took_s = self._save(writer.options(**self._at(name)))
         # What it takes to delete a topic is no part of it, and disks are finite.
         self.client.delete_topic(name)
         return took_s
@@ -189,9 +226,15 @@ class _Bench:
 
     # How.
 
+    def _at(self, topic: str) -> dict[str, str]:
+        return {"servers": self.address, "topic": topic}
+
+    def _make_rows(self, rows: int, partitions: int) -> DataFrame:
+        literal = f"cast(repeat('v', {len(self._value)}) as binary) as value"
+        return self.spark.range(0, rows, 1, partitions).selectExpr(literal)
+
     def _load_topic(self, schema: str | None = None) -> Callable[[], DataFrame]:
-        options = {"servers": self.address, "topic": self._topic}
-        return partial(self._load, "lance", options, schema)
+        return partial(self._load, "lance", self._at(self._topic), schema)
 
     def _load_ceiling(self, schema: str | None = None) -> Callable[[], DataFrame]:
         options = {"rows": str(self._rows), "partitions": str(self._partitions)}
@@ -227,13 +270,15 @@ class _Bench:
 
 
 @contextmanager
-def run_session() -> Iterator[SparkSession]:
-    """Run a local Spark, one task at a time."""
+def run_session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """Run a local Spark, one task at a time, with some settings besides the usual."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # As an installed package has it, also where Python is told to write none.
+    compileall.compile_dir(Path(lance_spark.__file__).parent, quiet=1)
     builder = SparkSession.builder.master("local[1]").appName("lance-bench")
-    session = builder.config(map=_SETTINGS).getOrCreate()
+    session = builder.config(map={**_SETTINGS, **(settings or {})}).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     try:
         yield session

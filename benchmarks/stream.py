@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -51,6 +51,8 @@ _PARTS = (
     "commitOffsets",
 )
 _SPREAD = "10 % to 90 %"
+# Where rows come from and go; the first is the floor.
+_LANES = ("trivial to trivial", "topic to trivial", "topic to topic")
 
 
 def run(report: Report) -> None:
@@ -66,6 +68,12 @@ def run(report: Report) -> None:
             ["backlog", "micro-batches", "records/s", "batch read", "ratio"],
             bench.compare_catching_up(),
             "Records of 100 bytes through a stream, against a batch read of them:",
+        )
+        report.add_table(
+            ["from and to", "whole query", "outside of its batches", "to the floor"],
+            bench.compare_whole_queries(),
+            f"Time of a query of {_BATCH_ROWS} records with `Trigger.AvailableNow`, "
+            "from `start()` to its end:",
         )
         _add_lanes(report, bench.run_lanes())
 
@@ -203,41 +211,54 @@ class _Bench:
         took_ms = sum(each["durationMs"]["triggerExecution"] for each in batches)
         return took_ms / 1000, len(batches)
 
+    # A query from its start to its end.
+
+    def compare_whole_queries(self) -> list[list[str]]:
+        """Compare queries that read what there is and end."""
+        took: dict[str, list[tuple[float, float]]] = {what: [] for what in _LANES}
+        for what, counts in self._take_turns(_LANES):
+            for _ in range(3):
+                with self._make_lane(what) as (feed, drain):
+                    times = self._run_whole(feed, drain)
+                if counts:
+                    took[what].append(times)
+        wholes = [median(whole for whole, _ in took[what]) for what in _LANES]
+        outside = [median(rest for _, rest in took[what]) for what in _LANES]
+        return [
+            [
+                what,
+                *(f"{each * 1000:.0f} ms" for each in (whole_s, rest_s)),
+                format_ratio(whole_s / wholes[0]),
+            ]
+            for what, whole_s, rest_s in zip(_LANES, wholes, outside, strict=True)
+        ]
+
+    def _run_whole(self, feed: Feed, drain: Drain) -> tuple[float, float]:
+        """Give the seconds of a query, and those that are not of its micro-batches."""
+        feed.add(_BATCH_ROWS)
+        writer = feed.load(self.spark).writeStream.format(drain.format)
+        writer = writer.options(**drain.options).trigger(availableNow=True)
+        with self._make_directory() as checkpoint:
+            writer = writer.option("checkpointLocation", str(checkpoint))
+            start_s = time.perf_counter()
+            query = writer.start()
+            if not query.awaitTermination(PATIENCE_S):
+                raise TimeoutError("the query does not end")
+            took_s = time.perf_counter() - start_s
+        batches = _read_progress(query)
+        assert sum(each["numInputRows"] for each in batches) == _BATCH_ROWS
+        batches_ms = sum(each["durationMs"]["triggerExecution"] for each in batches)
+        return took_s, took_s - batches_ms / 1000
+
     # Small batches and single records.
 
     def run_lanes(self) -> dict[str, _Times]:
         """Time small batches and single records on their way from source to sink."""
-        lanes: dict[str, Callable[[_Times], None]] = {
-            "trivial to trivial": self._run_floor,
-            "topic to trivial": self._run_source,
-            "topic to topic": self._run_both,
-        }
-        times = {what: _Times() for what in lanes}
-        for what, counts in self._take_turns(lanes):
-            lanes[what](times[what] if counts else _Times())
+        times = {what: _Times() for what in _LANES}
+        for what, counts in self._take_turns(_LANES):
+            with self._make_lane(what) as (feed, drain):
+                self._run_lane(feed, drain, times[what] if counts else _Times())
         return times
-
-    def _run_floor(self, times: _Times) -> None:
-        with (
-            self._make_directory() as directory,
-            BellDrain.open(directory) as drain,
-        ):
-            self._run_lane(CounterFeed(directory), drain, times)
-
-    def _run_source(self, times: _Times) -> None:
-        with (
-            self._make_directory() as directory,
-            self._make_feed() as feed,
-            BellDrain.open(directory) as drain,
-        ):
-            self._run_lane(feed, drain, times)
-
-    def _run_both(self, times: _Times) -> None:
-        topic = next(self._names)
-        drain = TopicDrain(self.client, topic, self._make_options(topic))
-        with self._make_feed() as feed:
-            self._run_lane(feed, drain, times)
-        self.client.delete_topic(topic)
 
     def _run_lane(self, feed: Feed, drain: Drain, times: _Times) -> None:
         writer = feed.load(self.spark).writeStream.format(drain.format)
@@ -286,6 +307,22 @@ class _Bench:
             for name in order:
                 yield name, turn > 0
             order.reverse()
+
+    @contextmanager
+    def _make_lane(self, what: str) -> Iterator[tuple[Feed, Drain]]:
+        """Make what gives a query its rows, and what takes them."""
+        source, _, sink = what.partition(" to ")
+        with ExitStack() as stack:
+            directory = stack.enter_context(self._make_directory())
+            feed: Feed = CounterFeed(directory)
+            if source == "topic":
+                feed = stack.enter_context(self._make_feed())
+            if sink == "trivial":
+                yield feed, stack.enter_context(BellDrain.open(directory))
+                return
+            topic = next(self._names)
+            yield feed, TopicDrain(self.client, topic, self._make_options(topic))
+            self.client.delete_topic(topic)
 
     @contextmanager
     def _make_feed(self) -> Iterator[Feed]:
