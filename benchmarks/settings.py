@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,11 +149,13 @@ def add_bytecode(archive: Path, to: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(directory)
-        # Beside the source and never compared with it: an archive does not change.
-        compileall.compile_dir(
-            directory,
-            quiet=1,
-            legacy=True,
-            invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Of pyspark's own tests.
+            # Beside the source and never compared with it: an archive does not change.
+            compileall.compile_dir(
+                directory,
+                quiet=1,
+                legacy=True,
+                invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
+            )
         shutil.make_archive(str(to.with_suffix("")), "zip", directory)
