@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -321,14 +322,14 @@ def _read_bundle(data: _Bytes, at: int, seq: int, single: bool) -> _Bundle:
     return _Bundle(at, end, count, first, last, bool(flags & 0x40))
 
 
-def _count_alike(data: _Bytes, fixed: dict[int, int], size: int, most: int) -> int:
+def _count_alike(data: _Bytes, fixed: Iterable[int], size: int, most: int) -> int:
     """Count the records of some size that have the same lengths as the one before.
 
     Each is looked at where the one before it ends, so the count is certain.
 
     Args:
         data: the records.
-        fixed: where its lengths are, and which bits of these bytes matter.
+        fixed: where the bytes are that make its lengths.
         size: the size of each record.
         most: how many there may be.
     """
@@ -336,9 +337,9 @@ def _count_alike(data: _Bytes, fixed: dict[int, int], size: int, most: int) -> i
     while count < most:
         shape, step = min(window, most - count), (count + 1) * size
         good = np.ones(shape, np.bool_)
-        for at, bits in fixed.items():
+        for at in fixed:
             there = np.ndarray(shape, np.uint8, data, at + step, (size,))
-            good &= (there ^ data[at]) & np.uint8(bits) == 0
+            good &= there == data[at]
         if not good.all():
             return count + int(good.argmin())
         count += shape
@@ -346,8 +347,8 @@ def _count_alike(data: _Bytes, fixed: dict[int, int], size: int, most: int) -> i
     return count
 
 
-class _Table:
-    """Records as five columns: some stepped over in Python, runs found in bulk."""
+class _TankTable:
+    """Messages as five columns: some stepped over in Python, runs found in bulk."""
 
     def __init__(self, data: _Bytes) -> None:
         self._data = data
@@ -385,8 +386,6 @@ class _Table:
         self._parts.append(columns)
         return columns
 
-
-class _TankTable(_Table):
     def follow(self, bundle: _Bundle) -> None:
         at, end, count, first, last, sparse = bundle
         view = self._data[:end].data
@@ -440,13 +439,13 @@ class _TankTable(_Table):
         if at != end or seq != last:
             raise _Malformed
 
-    def _find_fixed(self, start: int, value: int, key: int) -> dict[int, int]:
-        """Say which bytes of a message make its flags and lengths, all bits of them."""
+    def _find_fixed(self, start: int, value: int, key: int) -> list[int]:
+        """Say which bytes of a message make its flags and lengths."""
         data = self._data
         time = range(start + 1, start + 1 if data[start] & 2 else start + 9)
         text = range(key, key + int(data[key - 1]) if key >= 0 else key)
         places = (at for at in range(start, value) if at not in time)
-        return {at: 0xFF for at in places if at not in text}
+        return [at for at in places if at not in text]
 
 
 _BATCH = struct.Struct(">8xi4xb4xh4xq22x")
@@ -454,132 +453,127 @@ _COUNT = struct.Struct(">i")
 _TIME_MAX = 2**63 - 1
 
 
-class _FluvioBatch(NamedTuple):
-    start: int
-    end: int
-    records: int
-    time: int
+# So many records at once: their columns stay in the processor's cache.
+_FLUVIO_ROWS = 1 << 15
 
 
 def walk_fluvio(data: _Bytes) -> tuple[_Positions, _Positions, int]:
     """Do what `kernel.walk_fluvio` says."""
-    table = _FluvioTable(data)
-    batches = array("q")
+    starts, batches, times = array("q"), array("q"), array("q")
     position = rows = 0
+    # Python only follows the lengths; fields are read of many records at once.
     with suppress(IndexError, struct.error, _Malformed):
         while position < len(data):
-            batch = _read_batch(data, position)
-            table.follow(batch)
+            end, count, time = _follow_batch(data, position, starts)
             batches.extend((position, rows))
-            position = batch.end
-            rows += batch.records
+            times.append(time)
+            position = end
+            rows += count
     places = np.frombuffer(batches, np.int64).reshape(-1, 2).T
-    return table.take(rows), places, position
+    # Starts in a batch that is not whole are left out.
+    table, good = _read_records(data, np.frombuffer(starts, np.int64)[:rows])
+    if good < rows:
+        batch = int(np.searchsorted(places[1], good, side="right")) - 1
+        rows, position = int(places[1, batch]), int(places[0, batch])
+        places, table = places[:, :batch], table[:, :rows]
+    counts = np.diff(places[1], append=rows)
+    bases = np.repeat(np.frombuffer(times, np.int64)[: len(counts)], counts)
+    # Deltas become times; the sum of a base and the cut delta does not overflow.
+    sums = bases + np.minimum(table[4], _TIME_MAX - np.maximum(bases, 0))
+    table[4] = np.where(bases > 0, sums, -1)
+    return table, places, position
 
 
-def _read_batch(data: _Bytes, at: int) -> _FluvioBatch:
+def _follow_batch(data: _Bytes, at: int, starts: array[int]) -> tuple[int, int, int]:
+    """Add where the records of a batch start; returns its end, their number and time.
+
+    Lengths are not checked, but that together they are those of the batch.
+    """
     length, magic, attributes, time = _BATCH.unpack_from(data.data, at)
     start = at + _BATCH.size + (4 if attributes & 0x10 else 0)
     end = at + 12 + length
     if magic != 2 or attributes & 7 or end > len(data) or start + 4 > end:
         raise _Malformed
     count = max(0, _COUNT.unpack_from(data.data, start)[0])
-    if count > (end - start - 4) // 7:
+    at = start + 4
+    if count > (end - at) // 7:
         raise _Malformed
-    return _FluvioBatch(start + 4, end, count, time)
-
-
-def _read_zigzag(view: memoryview, at: int) -> tuple[int, int]:
-    value = view[at]
-    if value < 0x80:
-        return value >> 1 ^ -(value & 1), at + 1
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        at += 1
+    view, append = data.data[:end], starts.append
+    for _ in range(count):
         byte = view[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 and value < 1 << 64:
-            return value >> 1 ^ -(value & 1), at + 1
-    raise _Malformed
+        append(at)
+        if byte < 0x80:
+            at += 1 + (byte >> 1)
+        elif (more := view[at + 1]) < 0x80:
+            at += 2 + ((byte & 0x7F | more << 7) >> 1)
+        else:
+            length, at = _read_varint(view, at, 64)
+            at += length >> 1
+    if at != end:
+        raise _Malformed
+    return end, count, time
 
 
-class _FluvioTable(_Table):
-    def follow(self, batch: _FluvioBatch) -> None:
-        at, end, count, base = batch
-        view = self._data[:end].data
-        number = size = alike = 0
-        while number < count:
-            start = at
-            length, at = _read_zigzag(view, at)
-            stop, delta_at = at + length, at + 1
-            if length < 1 or stop > end:
-                raise _Malformed
-            delta, at = _read_zigzag(view, delta_at)
-            _, tag = _read_zigzag(view, at)
-            offset_at, at, key, key_end = at, tag + 1, -1, -1
-            if view[tag]:
-                length, key = _read_zigzag(view, at)
-                at = key_end = key + length
-                if view[tag] > 1 or length < 0 or at > stop:
-                    raise _Malformed
-            length, value = _read_zigzag(view, at)
-            behind = value + length
-            if length < 0 or behind >= stop:
-                raise _Malformed
-            headers, at = _read_zigzag(view, behind)
-            if at > stop or (at < stop and not headers):
-                raise _Malformed
-            at = stop
-            time = min(base + delta, _TIME_MAX) if base > 0 else -1
-            row = value, behind, key, key_end, time
-            self._steps.extend(row)
-            number += 1
-            alike = alike + 1 if stop - start == size else 0
-            size = stop - start
-            if alike == _ALIKE:
-                alike = 0
-                loose = {
-                    **_find_loose(delta_at, offset_at),
-                    **_find_loose(offset_at, tag),
-                }
-                text = range(key, key_end)
-                fixed = {
-                    place: loose.get(place, 0xFF)
-                    for place in (*range(start, value), *range(behind, stop))
-                    # Attributes are not looked at, and neither is the key.
-                    if place != delta_at - 1 and place not in text
-                }
-                most = min(count - number, (end - at) // size)
-                run = _count_alike(self._data, fixed, size, most)
-                if run:
-                    columns = self._add_run(run, size, row)
-                    if key >= 0:
-                        columns[3] += np.arange(1, run + 1) * size
-                    if base > 0:
-                        deltas = self._read_deltas(delta_at, offset_at, size, run)
-                        columns[4] = base + np.minimum(deltas, _TIME_MAX - base)
-                    at, number = at + run * size, number + run
-        if at != end:
-            raise _Malformed
-
-    def _read_deltas(self, at: int, stop: int, size: int, run: int) -> _Positions:
-        """Read a zigzag varint of the same length from each record of a run."""
-        found = np.zeros(run, np.uint64)
-        for place in range(at, stop):
-            column = np.ndarray((run,), np.uint8, self._data, place + size, (size,))
-            bits = (column & np.uint8(0x7F)).astype(np.uint64)
-            found |= bits << np.uint64(7 * (place - at))
-        signs: _Positions = -(found & np.uint64(1)).view(np.int64)
-        deltas: _Positions = (found >> np.uint64(1)).view(np.int64) ^ signs
-        return deltas
+def _read_records(data: _Bytes, starts: _Positions) -> tuple[_Positions, int]:
+    """Give the columns of records, with deltas for times, up to one that is wrong."""
+    table = np.empty((5, len(starts)), np.int64)
+    for first in range(0, len(starts), _FLUVIO_ROWS):
+        some = slice(first, first + _FLUVIO_ROWS)
+        bad = _fill(table[:, some], data, starts[some])
+        if bad.any():
+            return table, first + int(bad.argmax())
+    return table, len(starts)
 
 
-def _find_loose(at: int, stop: int) -> dict[int, int]:
-    """Say which bits of a varint keep its length, and it from having too many."""
-    bits = dict.fromkeys(range(at, stop), 0x80)
-    if len(bits) == 10:
-        bits[stop - 1] = 0xFE
-    return bits
+def _fill(table: _Positions, data: _Bytes, starts: _Positions) -> NDArray[np.bool_]:
+    """Fill the columns of some records; returns which of them are wrong.
+
+    What is read of a record behind its end means nothing, and makes it wrong.
+    """
+    lengths, at, bad = _read_zigzags(data, starts)
+    stops = at + lengths
+    bad |= lengths < 1
+    table[4], at, is_long = _read_zigzags(data, at + 1)
+    bad |= is_long
+    _, at, is_long = _read_zigzags(data, at)
+    tags = data.take(at, mode="clip")
+    bad |= is_long | (tags > 1) | (at >= stops)
+    at += 1
+    table[2:4] = -1
+    keyed = np.flatnonzero(tags)
+    if len(keyed):
+        lengths, keys, is_long = _read_zigzags(data, at[keyed])
+        bad[keyed] |= is_long | (lengths < 0) | (lengths > stops[keyed] - keys)
+        at[keyed] = table[3, keyed] = keys + lengths
+        table[2, keyed] = keys
+    lengths, at, is_long = _read_zigzags(data, at)
+    bad |= is_long | (lengths < 0) | (lengths > stops - at)
+    table[0] = at
+    at += lengths
+    table[1] = at
+    headers, at, is_long = _read_zigzags(data, at)
+    bad |= is_long | (at > stops) | ((headers == 0) & (at != stops))
+    return bad
+
+
+def _read_zigzags(
+    data: _Bytes, at: _Positions
+) -> tuple[_Positions, _Positions, NDArray[np.bool_]]:
+    """Read a zigzag varint at each place; say where it ends, and if it is too long."""
+    byte = data.take(at, mode="clip")
+    found = (byte & 0x7F).astype(np.uint64)
+    ends, is_long = at + 1, np.zeros(len(at), np.bool_)
+    rows, shift = np.flatnonzero(byte > 0x7F), 7
+    while len(rows):
+        byte = data.take(ends[rows], mode="clip")
+        found[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        ends[rows] += 1
+        if shift == 63:
+            is_long[rows[byte > 1]] = True
+            break
+        rows, shift = rows[byte > 0x7F], shift + 7
+    signs = -(found & np.uint64(1)).view(np.int64)
+    return (found >> np.uint64(1)).view(np.int64) ^ signs, ends, is_long
 
 
 def walk_lengths(data: _Bytes, count: int, fixed: bool) -> tuple[_Positions, int]:
@@ -608,9 +602,7 @@ def walk_lengths(data: _Bytes, count: int, fixed: bool) -> tuple[_Positions, int
             if alike == _ALIKE:
                 alike = 0
                 most = min(count, (len(view) - at) // size)
-                run = _count_alike(
-                    data, dict.fromkeys(range(start, value), 0xFF), size, most
-                )
+                run = _count_alike(data, range(start, value), size, most)
                 parts.append(np.frombuffer(steps, np.int64).reshape(-1, 2).T)
                 steps = array("q")
                 ends = end + size * np.arange(1, run + 1)
