@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from lance_spark.client.driver import find_driver, protocols
+from lance_spark.client.driver import find_protocol, protocols
 from lance_spark.wire import fluvio, kimberlite, lwp, rustlog, tank
 from lance_spark.wire.rustlog.error import _ROWS as RUSTLOG_ERRORS
 
@@ -37,7 +37,7 @@ def render_traits() -> str:
     """Write what the drivers say of their protocols."""
     rows = []
     for name in protocols():
-        module = find_driver(name)
+        module = find_protocol(name)
         traits = module.TRAITS
         rows.append(
             [
@@ -62,7 +62,7 @@ def render_carried() -> str:
         "timestamp": "time of the record",
         "type": "type, and Null records",
     }
-    columns = {name: find_driver(name).TRAITS.columns for name in protocols()}
+    columns = {name: find_protocol(name).TRAITS.columns for name in protocols()}
     rows = [
         [text, *("yes" if column in columns[name] else _NONE for name in columns)]
         for column, text in what.items()

@@ -29,13 +29,15 @@ SHIMS = (
 )
 
 # Each layer may import itself and these.
-_VALUES = {"errors", "model", "records"}
+_VALUES = {"late", "checksum", "errors", "model", "records"}
 _BASE = {*_VALUES, "wire", "net", "store", "columnar"}
 ALLOWED: dict[str, set[str]] = {
+    "late": set(),
+    "checksum": set(),
     "errors": set(),
     "model": {"errors"},
     "records": {"errors", "model"},
-    "kernel": {"errors", "model"},
+    "kernel": {"checksum", "errors", "model"},
     "quantity": _VALUES,
     "offset": _VALUES,
     "html": {*_VALUES, "quantity"},

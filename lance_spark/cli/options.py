@@ -16,7 +16,7 @@ import click
 
 from lance_spark.client import ClientConfig, LanceClient
 from lance_spark.client.config import DURATION_S_MAX, ConnectionConfig
-from lance_spark.client.driver import find_driver, open_driver, protocols
+from lance_spark.client.driver import find_protocol, open_driver, protocols
 from lance_spark.client.log import LogClient
 from lance_spark.errors import OptionError, StoreError
 from lance_spark.net.address import parse_address, parse_addresses
@@ -73,7 +73,7 @@ def split_servers(text: str) -> tuple[str | None, str]:
     if not mark:
         protocol, servers = "", text
     else:
-        find_driver(protocol)
+        find_protocol(protocol)
     parse_addresses(servers, default_port=1)
     return protocol or None, servers
 
@@ -274,7 +274,7 @@ def make_config(given: Mapping[str, Any]) -> ConnectionConfig:
     if named and asked and named != asked:
         raise OptionError(f"--protocol {asked} is not that of --servers {named}://")
     protocol = named or asked or ClientConfig.protocol
-    kind = find_driver(protocol).Config
+    kind = find_protocol(protocol).Config
     known = {field.name for field in fields(kind)}
     if protocol not in _TOKENS:
         known.remove("auth_token")

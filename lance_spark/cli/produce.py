@@ -15,8 +15,8 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from lance_spark.checksum import crc32c
 from lance_spark.cli.display import count, show_progress
 from lance_spark.cli.options import (
     NUMBER,

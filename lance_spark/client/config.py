@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lance_spark.errors import OptionError
 from lance_spark.net.address import Address, parse_addresses
-from lance_spark.net.connect import connect
-from lance_spark.net.stream import Stream
-from lance_spark.net.tls import ClientTls
 from lance_spark.quantity import check_number, refuse_setting
+
+if TYPE_CHECKING:
+    from lance_spark.net.stream import Stream
+    from lance_spark.net.tls import ClientTls
 
 # A server that waits can't be told to wait longer than a u32 of milliseconds, and
 # locks and polls take no more either.
@@ -102,6 +103,8 @@ class ConnectionConfig:
         """What the network layer needs for TLS; None without it."""
         if not self.tls:
             return None
+        from lance_spark.net.tls import ClientTls
+
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key)
 
     def _check_types(self) -> None:
@@ -133,6 +136,13 @@ def _check_duration(name: str, value: float) -> None:
         refuse_setting(name, value, wanted)
 
 
+def _connect(*arguments: Any, **settings: Any) -> Stream:
+    # Late, as some processes of Spark read settings and never connect.
+    from lance_spark.net.connect import connect
+
+    return connect(*arguments, **settings)
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The network, the time and chance.
@@ -144,7 +154,7 @@ class Runtime:
         random: gives numbers in [0, 1).
     """
 
-    connect: Callable[..., Stream] = connect
+    connect: Callable[..., Stream] = _connect
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[threading.Event, float], object] = threading.Event.wait
     random: Callable[[], float] = random.random

@@ -33,10 +33,10 @@ from lance_spark.model import Buffer
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline, Waker
 from lance_spark.net.stream import Stream
-from lance_spark.net.tls import make_client_context
 
 if TYPE_CHECKING:
     from lance_spark.client.outbox import OutgoingBatch
+    from lance_spark.net.tls import TlsContext
 
 # How long to listen for a server's reason once it takes no more bytes.
 LAST_WORDS_S = 2.0
@@ -144,11 +144,11 @@ class Connection:
             RemoteProtocolError: it does not speak the protocol.
             Timeout: the deadline passed.
         """
-        tls, runtime = config.tls_settings, runtime or Runtime()
+        runtime = runtime or Runtime()
         stream = runtime.connect(
             address,
             deadline=deadline,
-            tls=None if tls is None else make_client_context(tls),
+            tls=_make_tls(config),
             server_name=config.tls_server_name,
         )
         connection = cls(
@@ -457,3 +457,13 @@ class Connection:
 def _seconds(deadline: Deadline) -> float:
     """Give what is left of a deadline, as much as a lock can wait."""
     return min(deadline.remaining(), threading.TIMEOUT_MAX)
+
+
+def _make_tls(config: ConnectionConfig) -> TlsContext | None:
+    settings = config.tls_settings
+    if settings is None:
+        return None
+    # Late, as OpenSSL takes longer to load than all else that a connection needs.
+    from lance_spark.net.tls import make_client_context
+
+    return make_client_context(settings)

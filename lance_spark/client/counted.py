@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.client.config import ConnectionConfig, Runtime
 from lance_spark.client.dialect import Dialect
 from lance_spark.client.driver import (

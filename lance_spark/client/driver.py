@@ -12,7 +12,8 @@ driver for the finder of that name:
     probed    the bytes are searched for records
     counted   positions are record numbers, so arithmetic finds them
 
-A protocol is one row of `_DRIVERS`, which names a `DriverModule`.
+A protocol is one row of `_PROTOCOLS`, which names a `ProtocolModule` and a
+`DriverModule`.
 """
 
 from __future__ import annotations
@@ -690,30 +691,41 @@ class CountedRuler:
 # The protocols there are.
 
 
-class DriverModule(Protocol):
-    """What the module of a protocol's driver has to have."""
+class ProtocolModule(Protocol):
+    """What the module with the settings of a protocol has to have."""
 
     # What the protocol can do at best; a driver may know more of its server.
     TRAITS: Traits
     # How its servers are reached; its `protocol` is the traits'.
     Config: type[ConnectionConfig]
 
+
+class DriverModule(Protocol):
+    """What the module with the driver of a protocol has to have."""
+
     def open_driver(self, config: Any, *, once: bool = False) -> Driver:
         """Connect to a server; with `once` each is tried once."""
 
 
-_DRIVERS = {
-    "fluvio": "lance_spark.client.fluvio.driver",
-    "kimberlite": "lance_spark.client.kimberlite.driver",
-    "lance": "lance_spark.client.lwp.driver",
-    "rustlog": "lance_spark.client.rustlog.driver",
-    "tank": "lance_spark.client.tank.driver",
+def _name_modules(package: str) -> tuple[str, str]:
+    home = f"lance_spark.client.{package}"
+    return f"{home}.config", f"{home}.driver"
+
+
+# The two modules of each protocol, a `ProtocolModule` and a `DriverModule`. The second
+# needs the whole client of its protocol, and only a process that connects imports it.
+_PROTOCOLS = {
+    "fluvio": _name_modules("fluvio"),
+    "kimberlite": _name_modules("kimberlite"),
+    "lance": _name_modules("lwp"),
+    "rustlog": _name_modules("rustlog"),
+    "tank": _name_modules("tank"),
 }
 
 
 def protocols() -> list[str]:
     """List the protocols that have a driver."""
-    return sorted(_DRIVERS)
+    return sorted(_PROTOCOLS)
 
 
 def check_servers(text: str) -> str:
@@ -726,18 +738,13 @@ def check_servers(text: str) -> str:
     return text.strip()
 
 
-def find_driver(protocol: str) -> DriverModule:
-    """Find the driver of a protocol.
+def find_protocol(protocol: str) -> ProtocolModule:
+    """Find what a protocol can do and which settings it has.
 
     Raises:
         OptionError: the protocol is unknown.
     """
-    module = _DRIVERS.get(protocol)
-    if module is None:
-        raise OptionError(
-            f"protocol {protocol!r} is unknown: give {', '.join(sorted(_DRIVERS))}"
-        )
-    return cast("DriverModule", import_module(module))
+    return cast("ProtocolModule", import_module(_find_modules(protocol)[0]))
 
 
 def open_driver(config: ConnectionConfig, *, once: bool = False) -> Driver:
@@ -750,7 +757,17 @@ def open_driver(config: ConnectionConfig, *, once: bool = False) -> Driver:
     Raises:
         LanceError: no server can be reached.
     """
-    return find_driver(config.protocol).open_driver(config, once=once)
+    module = import_module(_find_modules(config.protocol)[1])
+    return cast("DriverModule", module).open_driver(config, once=once)
+
+
+def _find_modules(protocol: str) -> tuple[str, str]:
+    modules = _PROTOCOLS.get(protocol)
+    if modules is None:
+        raise OptionError(
+            f"protocol {protocol!r} is unknown: give {', '.join(sorted(_PROTOCOLS))}"
+        )
+    return modules
 
 
 def warn_if_new(driver: Driver, topic: str, bounds: Iterable[Bounds]) -> None:

@@ -25,7 +25,7 @@ from lance_spark.client.driver import (
     LogRef,
     TopicEntry,
     WriterSettings,
-    find_driver,
+    find_protocol,
     open_driver,
     protocols,
     warn_if_new,
@@ -60,7 +60,7 @@ def connect(url: str, **settings: Any) -> LogClient:
         raise OptionError(
             f"address {url!r} names no protocol: begin with one of {known}"
         )
-    kind = find_driver(protocol).Config
+    kind = find_protocol(protocol).Config
     names = {field.name for field in fields(kind)} - {"servers"}
     unknown = sorted(settings.keys() - names)
     if unknown:

@@ -7,6 +7,7 @@ of a write. No record becomes a Python object. No protocol is known here, except
 
 from lance_spark.columnar.columns import DEFAULT_COLUMNS as DEFAULT_COLUMNS
 from lance_spark.columnar.columns import TYPES as TYPES
+from lance_spark.columnar.columns import make_integers as make_integers
 from lance_spark.columnar.columns import make_schema as make_schema
 from lance_spark.columnar.columns import write_good_records as write_good_records
 from lance_spark.columnar.columns import write_records as write_records

@@ -161,7 +161,9 @@ def _build(
     build: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
         **_BUILDERS,
         "topic": lambda _, kind: _repeat(str(topic), rows, kind),
-        "partition": lambda _, kind: pa.array(np.full(rows, partition, np.int32), kind),
+        "partition": lambda _, kind: make_integers(
+            np.full(rows, partition, np.int32), kind
+        ),
     }
     arrays = [build[field.name](records, field.type) for field in schema]
     if arrays:
@@ -169,6 +171,17 @@ def _build(
     # A batch without columns still has rows, which only a struct can say.
     nothing = pa.Array.from_buffers(pa.struct([]), rows, [None])
     return pa.RecordBatch.from_struct_array(nothing)
+
+
+def make_integers(values: NDArray[np.integer], kind: pa.DataType) -> pa.Array:
+    """Make an array of integers, without a copy.
+
+    Unlike `pa.array` it does not look for pandas, which takes a fresh process longer to
+    import than everything that a task of Spark needs.
+    """
+    assert values.itemsize * 8 == kind.bit_width
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, data])
 
 
 def _repeat(text: str, rows: int, kind: pa.DataType) -> pa.Array:
@@ -183,7 +196,7 @@ def _repeat(text: str, rows: int, kind: pa.DataType) -> pa.Array:
 def _build_type(records: Records, kind: pa.DataType) -> pa.Array:
     if records.types is None:
         return pa.nulls(len(records), kind)
-    return pa.array(records.types.astype(np.int16, copy=False), kind)
+    return make_integers(records.types.astype(np.int16, copy=False), kind)
 
 
 def _build_timestamp(records: Records, kind: pa.DataType) -> pa.Array:
@@ -240,8 +253,8 @@ def _build_key(records: Records, kind: pa.DataType) -> pa.Array:
 
 
 _BUILDERS: dict[str, Callable[[Records, pa.DataType], pa.Array]] = {
-    "offset": lambda records, kind: pa.array(records.find_positions(), kind),
-    "next_offset": lambda records, kind: pa.array(records.find_nexts(), kind),
+    "offset": lambda records, kind: make_integers(records.find_positions(), kind),
+    "next_offset": lambda records, kind: make_integers(records.find_nexts(), kind),
     "type": _build_type,
     "key": _build_key,
     "value": _build_value,

@@ -199,8 +199,11 @@ def read_flags(column: pa.Array) -> _Flags:
         return np.ones(len(column), np.bool_)
     if column.null_count == len(column):
         return np.zeros(len(column), np.bool_)
-    flags: _Flags = column.is_valid().to_numpy(zero_copy_only=False)
-    return flags
+    # Not `is_valid`, for which Arrow imports all of its functions.
+    bits = np.frombuffer(column.buffers()[0], np.uint8)
+    end = column.offset + len(column)
+    flags = np.unpackbits(bits, count=end, bitorder="little")[column.offset :]
+    return flags.view(np.bool_)
 
 
 def _read_spans(column: pa.Array, valid: _Flags) -> Spans:

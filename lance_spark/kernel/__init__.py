@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lance_spark.kernel import twin
 from lance_spark.model import Buffer
 
-_compiled: ModuleType | None = None
+# Where the functions below come from.
+_source: ModuleType
 try:
     from lance_spark.kernel import compiled
 
-    _compiled = compiled
-except ImportError:
-    pass  # pip found no compiler.
+    _source = compiled
+except ImportError:  # pip found no compiler.
+    from lance_spark.kernel import twin
+
+    _source = twin
 
 # Whether the compiled functions were built.
-COMPILED = _compiled is not None
-# Where the functions below come from.
-_source: ModuleType = _compiled or twin
+COMPILED = _source.__name__.endswith(".compiled")
 
 # The data, where each span of it starts, and where it ends: (n,) int64 each.
 Part = tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.model import Buffer
 
 _Bytes = NDArray[np.uint8]

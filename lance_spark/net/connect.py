@@ -7,13 +7,15 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lance_spark.errors import ConnectionLost, OptionError, Timeout
 from lance_spark.net.address import Address
 from lance_spark.net.deadline import WRITABLE, Deadline, wait_ready
 from lance_spark.net.stream import SocketStream, Stream
-from lance_spark.net.tls import TlsContext, handshake
+
+if TYPE_CHECKING:
+    from lance_spark.net.tls import TlsContext
 
 # What getaddrinfo gives: family, kind, protocol, name, address.
 _Target = tuple[int, int, int, str, Any]
@@ -46,6 +48,9 @@ def connect(
     stream = _connect_any(address, deadline)
     if tls is None:
         return stream
+    # Late, as OpenSSL takes longer to load than all else that a connection needs.
+    from lance_spark.net.tls import handshake
+
     return handshake(stream, tls, deadline, server_name=server_name or address.host)
 
 
@@ -115,4 +120,6 @@ def _resolve(address: Address, deadline: Deadline) -> list[_Target]:
 
 def _look_up(address: Address, flags: int) -> list[_Target]:
     kind = socket.SOCK_STREAM
-    return [*socket.getaddrinfo(address.host, address.port, type=kind, flags=flags)]
+    # As bytes, for which Python does not load the tables of international names.
+    host = address.host.encode() if address.host.isascii() else address.host
+    return [*socket.getaddrinfo(host, address.port, type=kind, flags=flags)]

@@ -19,10 +19,9 @@ from lance_spark.model import Bounds, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.admission import Backlog, BatchLimit, admit
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.options import ReadOptions, describe_missing
 from lance_spark.spark.planning import (
     check_range,
-    describe_missing,
     find_cut,
     is_marked_right,
     make_gone,

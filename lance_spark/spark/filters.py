@@ -13,33 +13,35 @@ and by Arrow alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import datasource as ds
 
+# Filters, and Arrow's functions for them. The functions are found where filters are
+# applied: `pyarrow.compute` makes them when it is imported, and most reads push none.
+
 # Each compares a column with a literal; null where the column is null.
-_COMPARE: dict[type[ds.Filter], Callable[..., Any]] = {
-    ds.EqualTo: pc.equal,
-    ds.EqualNullSafe: pc.equal,
-    ds.GreaterThan: pc.greater,
-    ds.GreaterThanOrEqual: pc.greater_equal,
-    ds.LessThan: pc.less,
-    ds.LessThanOrEqual: pc.less_equal,
+_COMPARE: dict[type[ds.Filter], str] = {
+    ds.EqualTo: "equal",
+    ds.EqualNullSafe: "equal",
+    ds.GreaterThan: "greater",
+    ds.GreaterThanOrEqual: "greater_equal",
+    ds.LessThan: "less",
+    ds.LessThanOrEqual: "less_equal",
 }
-_MATCH: dict[type[ds.Filter], Callable[..., Any]] = {
-    ds.StringStartsWith: pc.starts_with,
-    ds.StringEndsWith: pc.ends_with,
-    ds.StringContains: pc.match_substring,
+_MATCH: dict[type[ds.Filter], str] = {
+    ds.StringStartsWith: "starts_with",
+    ds.StringEndsWith: "ends_with",
+    ds.StringContains: "match_substring",
 }
-_NULLNESS: dict[type[ds.Filter], Callable[..., Any]] = {
-    ds.IsNull: pc.is_null,
-    ds.IsNotNull: pc.is_valid,
+_NULLNESS: dict[type[ds.Filter], str] = {
+    ds.IsNull: "is_null",
+    ds.IsNotNull: "is_valid",
 }
 _EQUAL = (ds.EqualTo, ds.EqualNullSafe)
 
@@ -71,14 +73,18 @@ class Pushed:
         """Say whether records of a topic can be wanted, so that others are not read."""
         if self.topics is not None and topic not in self.topics:
             return False
-        name = pa.record_batch({"topic": pa.array([topic])})
         mine = [test for test in self.predicates if _column(test) == "topic"]
+        if not mine:
+            return True
+        name = pa.record_batch({"topic": pa.array([topic])})
         return all(_test(test, name)[0].as_py() for test in mine)
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Keep the rows that fulfil the predicates; it has the columns they name."""
         if not self.predicates or not batch.num_rows:
             return batch
+        import pyarrow.compute as pc
+
         # Null and not null is null or false, and a row of either is dropped.
         wanted = reduce(pc.and_, (_test(test, batch) for test in self.predicates))
         if wanted.true_count == batch.num_rows:
@@ -195,6 +201,8 @@ def _add(pushed: Pushed, test: ds.Filter) -> Pushed:
 
 def _test(test: ds.Filter, batch: pa.RecordBatch) -> pa.Array:
     """Say for each row whether a filter holds; null where Spark has null."""
+    import pyarrow.compute as pc
+
     negated = isinstance(test, ds.Not)
     inner = test.child if isinstance(test, ds.Not) else test
     column = batch.column(_column(inner))
@@ -207,13 +215,16 @@ def _test(test: ds.Filter, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _evaluate(test: ds.Filter, column: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
     kind = type(test)
     if kind in _NULLNESS:
-        return _NULLNESS[kind](column)
+        return getattr(pc, _NULLNESS[kind])(column)
     literals = [value for value in _literals(test) if value is not None]
     if kind in _MATCH:
-        return _MATCH[kind](column, pattern=literals[0])
+        return getattr(pc, _MATCH[kind])(column, pattern=literals[0])
     if kind is ds.In:
         return pc.is_in(column, value_set=pa.array(literals, column.type))
-    found = _COMPARE[kind](column, pa.scalar(literals[0], column.type))
+    compare = getattr(pc, _COMPARE[kind])
+    found = compare(column, pa.scalar(literals[0], column.type))
     return found.fill_null(False) if kind is ds.EqualNullSafe else found

@@ -20,13 +20,12 @@ from lance_spark.client.driver import (
     Driver,
     ServerKind,
     StageCalls,
-    find_driver,
+    find_protocol,
     list_topics,
 )
 from lance_spark.errors import LanceError, OptionError, TopicNotFound
 from lance_spark.model import find_name_fault
-from lance_spark.spark.options import WriteOptions
-from lance_spark.spark.planning import describe_missing
+from lance_spark.spark.options import WriteOptions, describe_missing
 from lance_spark.spark.pool import lease
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class WriteJob:
             )
         needs = self.find_need_of_stages()
         protocol = self.options.client.protocol
-        if needs is not None and not find_driver(protocol).TRAITS.has_stages:
+        if needs is not None and not find_protocol(protocol).TRAITS.has_stages:
             what, instead = needs
             raise OptionError(
                 f"{what} is not possible with format {protocol}, which has no "

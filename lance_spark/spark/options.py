@@ -7,14 +7,13 @@ value of a secret option.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from lance_spark.client.driver import ConnectionConfig, find_driver
+from lance_spark.client.driver import ConnectionConfig, find_protocol
 from lance_spark.errors import OptionError
 from lance_spark.model import Partition
 from lance_spark.spark.bound import (
@@ -184,7 +183,7 @@ def parse_read_options(
     scope = Scope.STREAM_READ if is_stream else Scope.BATCH_READ
     values = _read_values(options, protocol, scope)
     _check_topic_is_named(values)
-    unit = find_driver(values.protocol).TRAITS.unit
+    unit = find_protocol(values.protocol).TRAITS.unit
     start, end = _pick_bounds(values)
     return _make(
         ReadOptions,
@@ -205,7 +204,7 @@ def _name_stream(values: Values) -> tuple[str, ...] | None:
 
 def _check_topic_is_named(values: Values) -> None:
     named = {"topic", "topicPattern", "streamId"} & values.keys()
-    lists = find_driver(values.protocol).TRAITS.lists_topics
+    lists = find_protocol(values.protocol).TRAITS.lists_topics
     if named or ("metadata" in values and lists):
         return
     if lists:
@@ -241,7 +240,7 @@ _Made = TypeVar("_Made", ReadOptions, WriteOptions)
 
 def _make(kind: type[_Made], values: Values, **given: Any) -> _Made:
     """Make options: a field that is not given is the option of the same name."""
-    config = find_driver(values.protocol).Config
+    config = find_protocol(values.protocol).Config
     settings = {each.name for each in fields(config)}
     # What the user does not say is the configuration's own default.
     named = [BY_NAME[name] for name in values]
@@ -309,6 +308,8 @@ def _suggest(key: str, protocol: str) -> str:
         return (
             "it is an option of Kafka's source, which has no counterpart: leave it out"
         )
+    import difflib  # Only a name that is wrong needs it.
+
     near = difflib.get_close_matches(name, there, n=1)
     if near:
         return f"did you mean {there[near[0]]}?"
@@ -415,7 +416,7 @@ def _check_metadata(values: Values) -> None:
 
 
 def _check_stream_id(values: Values) -> None:
-    traits = find_driver(values.protocol).TRAITS
+    traits = find_protocol(values.protocol).TRAITS
     if "streamId" in values and len(values["topic"] or ()) > 1:
         raise OptionError(
             f"option streamId is one stream, and option topic has "
@@ -439,7 +440,7 @@ def _check_named(values: Values, name: str) -> None:
             f"option {name} has offsets of format {bound.protocol}, which mean nothing "
             f"to {values.protocol}: leave it out"
         )
-    traits = find_driver(values.protocol).TRAITS
+    traits = find_protocol(values.protocol).TRAITS
     for partition, offset in bound.offsets:
         if offset not in _WORDS:
             where = f"option {name}: topic {partition.topic!r}: offset"
@@ -516,7 +517,7 @@ def _check_transaction(values: Values) -> None:
 
 def _check_written(values: Values) -> None:
     """Check that the protocol can do what a write asks for."""
-    traits, given = find_driver(values.protocol).TRAITS, values["compression"]
+    traits, given = find_protocol(values.protocol).TRAITS, values["compression"]
     if given not in traits.compressions:
         raise OptionError(
             f"option compression: {values.protocol} has no {given!r}: give "
@@ -533,3 +534,14 @@ def _check_written(values: Values) -> None:
             f"option partition is {partition}, and partitions {values['partitions']}: "
             "partitions are counted from 0"
         )
+
+
+def describe_missing(config: ConnectionConfig, topics: Sequence[str]) -> str:
+    """Say that topics which are named do not exist, and what to do."""
+    if config.finds_by_id:
+        told = config.describe_missing(topics[0])
+        return f"{told}, or none that this client may use: correct option streamId"
+    return (
+        f"no topic is named {', '.join(map(repr, topics))}, or none that this client "
+        "may use; create it, or correct the option topic"
+    )

@@ -32,7 +32,7 @@ from lance_spark.spark.bound import (
     AtTime,
     Bound,
 )
-from lance_spark.spark.options import SIZE_OPTION, ReadOptions
+from lance_spark.spark.options import SIZE_OPTION, ReadOptions, describe_missing
 
 logger = logging.getLogger(__name__)
 
@@ -252,17 +252,6 @@ def _explain_missing(
                 "partitions, such as tank"
             )
     return describe_missing(config, missing)
-
-
-def describe_missing(config: ConnectionConfig, topics: Sequence[str]) -> str:
-    """Say that topics which are named do not exist, and what to do."""
-    if config.finds_by_id:
-        told = config.describe_missing(topics[0])
-        return f"{told}, or none that this client may use: correct option streamId"
-    return (
-        f"no topic is named {', '.join(map(repr, topics))}, or none that this client "
-        "may use; create it, or correct the option topic"
-    )
 
 
 def _check_named(bound: AtOffsets, names: Sequence[str]) -> None:

@@ -1,4 +1,7 @@
-"""The batch readers that Spark plans with on the driver and reads with in tasks."""
+"""The batch readers that Spark plans with on the driver and reads with in tasks.
+
+Planning and reading are done in different processes, and each imports what it uses.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,7 @@ from lance_spark.client.driver import Driver, Range, Split, TopicEntry
 from lance_spark.errors import TopicDeleted, TopicNotFound
 from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
-from lance_spark.spark.planning import (
-    cut_ranges,
-    find_bounds,
-    find_topics,
-    resolve_ranges,
-)
 from lance_spark.spark.pool import lease
-from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import (
     make_arrow_schema,
     make_topics_schema,
@@ -52,6 +48,8 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """List the topics that the options choose, all if they name none."""
+        from lance_spark.spark.planning import find_topics
+
         with lease(self._options.client) as driver:
             chosen = find_topics(driver, self._options)
             rows = [row for entry in chosen for row in _describe(driver, entry)]
@@ -62,6 +60,8 @@ class TopicsReader(DataSourceReader):
 
 def _describe(driver: Driver, entry: TopicEntry) -> Iterator[dict[str, Any]]:
     """Give a row for each partition; none if the topic is gone by now."""
+    from lance_spark.spark.planning import find_bounds
+
     try:
         found = find_bounds(driver, entry)
     except (TopicNotFound, TopicDeleted):
@@ -130,6 +130,12 @@ class LanceReader(DataSourceReader):
         Spark has pickled this reader for the tasks already: what they have to know
         is in the splits.
         """
+        from lance_spark.spark.planning import (
+            cut_ranges,
+            find_topics,
+            resolve_ranges,
+        )
+
         if self._options.push_filters and not self._is_offered:
             logger.warning(
                 "option pushFilters is set, but Spark offered no filter for this read: "
@@ -157,6 +163,8 @@ class LanceReader(DataSourceReader):
         split: Split | None = partition.value
         if split is None:
             return iter(())
+        from lance_spark.spark.scan import ReadTask, read_split
+
         pushed, _ = push_filters(self._filters, narrow=_can_narrow(split.range))
         return read_split(ReadTask(self._options, self._projection, pushed), split)
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -27,11 +28,13 @@ from lance_spark.errors import (
 )
 from lance_spark.records import Records
 from lance_spark.spark.bound import AtOffsets
-from lance_spark.spark.filters import Pushed
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.planning import check_range, make_gone, make_moved, report_loss
 from lance_spark.spark.pool import lease
 from lance_spark.spark.schema import Projection
+
+if TYPE_CHECKING:
+    from lance_spark.spark.filters import Pushed
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +59,12 @@ class ReadTask:
     Args:
         options: what the user has said.
         projection: which columns are wanted.
-        pushed: which rows are wanted.
+        pushed: which rows are wanted; None for all.
     """
 
     options: ReadOptions
     projection: Projection
-    pushed: Pushed
+    pushed: Pushed | None = None
 
 
 def read_split(task: ReadTask, split: Split) -> Iterator[pa.RecordBatch]:
@@ -374,7 +377,7 @@ class SplitReader:
             except RecordError as fault:
                 reason = f"topic {at.topic!r}: {fault.reason}; {self._remedy}"
                 raise self._explain(fault, reason) from fault
-        rows = task.pushed.select(batch)
+        rows = batch if task.pushed is None else task.pushed.select(batch)
         for start in range(0, rows.num_rows, _ROWS_MAX):
             columns = rows.slice(start, _ROWS_MAX).columns
             # The same but for what may be null, which Spark compares too.

@@ -6,7 +6,6 @@ session is needed for any of it. How Arrow columns are built is `columnar`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
-from lance_spark.client.driver import find_driver
+from lance_spark.client.driver import find_protocol
 from lance_spark.columnar import IGNORED_COLUMNS, WRITE_COLUMNS, make_schema
 from lance_spark.errors import OptionError
 
@@ -51,7 +50,7 @@ TOPICS_SCHEMA = (
 
 def make_topics_schema(protocol: str = "lance") -> StructType:
     """Make the schema of a read that lists topics."""
-    if "partition" not in find_driver(protocol).TRAITS.columns:
+    if "partition" not in find_protocol(protocol).TRAITS.columns:
         return TOPICS_SCHEMA
     fields = [*TOPICS_SCHEMA]
     return StructType(
@@ -80,13 +79,13 @@ _NESTED = (t.ArrayType, t.MapType, StructType, t.VariantType)
 
 def make_row_schema(protocol: str = "lance") -> StructType:
     """Make the schema of a read for which the user names no columns."""
-    columns = find_driver(protocol).TRAITS.columns
+    columns = find_protocol(protocol).TRAITS.columns
     return StructType([StructField(name, _READABLE[name][0]) for name in columns])
 
 
 def _list_readable(protocol: str) -> dict[str, tuple[DataType, ...]]:
     """List the columns that a format can be asked for."""
-    traits = find_driver(protocol).TRAITS
+    traits = find_protocol(protocol).TRAITS
     names = [*traits.columns]
     if "timestamp" in names:
         names.append("timestamp_ns")
@@ -173,6 +172,8 @@ def _check_fields(
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
+    import difflib  # Only a name that is wrong needs it.
+
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -14,17 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lance_spark.client.driver import Driver, Split, TopicEntry, find_driver
+from lance_spark.client.driver import Driver, Split, TopicEntry, find_protocol
 from lance_spark.errors import DataLoss, TopicDeleted, TopicNotFound
 from lance_spark.model import OffsetMark, Partition
 from lance_spark.offset import StreamOffset, TopicPlace
 from lance_spark.spark.batch_end import BatchEnd, LossLog, LostMeanwhile
 from lance_spark.spark.bound import EARLIEST_OFFSET, LATEST_OFFSET, AtOffsets, Bound
-from lance_spark.spark.options import ReadOptions
+from lance_spark.spark.options import ReadOptions, describe_missing
 from lance_spark.spark.planning import (
     check_offsets,
     cut_ranges,
-    describe_missing,
     find_bounds,
     find_topics,
     resolve_batch,
@@ -64,7 +63,7 @@ class StreamPlanner:
         )
         self._clock = clock
         self._sleep = sleep
-        traits = find_driver(options.client.protocol).TRAITS
+        traits = find_protocol(options.client.protocol).TRAITS
         self._first = traits.first_position
         self._losses = LossLog(options.fail_on_data_loss, traits.unit)
         # The start of a query that has no checkpoint.

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,12 +30,14 @@ from lance_spark.client.driver import ConnectionConfig, Driver, LogRef, open_dri
 from lance_spark.errors import BrokerError, LanceError
 from lance_spark.model import Partition
 from lance_spark.offset import StreamOffset
-from lance_spark.spark.filters import push_filters
 from lance_spark.spark.options import ReadOptions
 from lance_spark.spark.pool import clear_pool
-from lance_spark.spark.scan import ReadTask, read_split
 from lance_spark.spark.schema import project
-from lance_spark.spark.stream import StreamPlanner
+
+# Of the processes that have a reader one plans, others read, and one only pickles it:
+# each imports what it uses.
+if TYPE_CHECKING:
+    from lance_spark.spark.stream import StreamPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +125,8 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
+            from lance_spark.spark.stream import StreamPlanner
+
             self._planner = StreamPlanner(self._options)
         return self._planner
 
@@ -138,8 +142,9 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a split."""
-        nothing, _ = push_filters((), narrow=False)
-        task = ReadTask(self._options, self._projection, nothing)
+        from lance_spark.spark.scan import ReadTask, read_split
+
+        task = ReadTask(self._options, self._projection)
         return read_split(task, partition.value)
 
 

@@ -27,7 +27,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lance_spark.client.driver import (
@@ -36,7 +35,7 @@ from lance_spark.client.driver import (
     Staged,
     WriterSettings,
 )
-from lance_spark.columnar import IGNORED_COLUMNS, hash_keys
+from lance_spark.columnar import IGNORED_COLUMNS, hash_keys, make_integers
 from lance_spark.errors import (
     LanceError,
     OptionError,
@@ -390,7 +389,8 @@ class Routed:
         """Copy rows that are in shared memory, so that it can go."""
         if not self.is_shared:
             return self
-        rows = self.rows.take(pa.array(np.arange(self.rows.num_rows)))
+        every = np.arange(self.rows.num_rows, dtype=np.int64)
+        rows = self.rows.take(make_integers(every, pa.int64()))
         return replace(self, rows=rows, is_shared=False)
 
 
@@ -473,28 +473,26 @@ def route_rows(
         if is_together:
             rows = batch.slice(start, count)
         else:
-            rows = batch.take(pa.array(origin))
+            rows = batch.take(make_integers(origin, pa.uint32()))
         yield Routed(to, rows, first_row, origin, is_shared=is_together)
         start += count
 
 
 def _check_carried(batch: pa.RecordBatch, first_row: int, carried: Carried) -> None:
     """Check that rows have nothing that their records could not hold."""
-    faults = [
-        (
-            batch.column(name).is_valid(),
-            f"its {name} is not null, and this format can't carry it: drop the column "
-            f"{name}, or set it to null",
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if name in carried.refused and column.null_count < len(column):
+            raise RowError(
+                f"its {name} is not null, and this format can't carry it: drop the "
+                f"column {name}, or set it to null",
+                first_row + column.is_valid().index(True).as_py(),
+            )
+    if carried.needs_value and batch.column("value").null_count:
+        raise RowError(
+            "its value is null, which can't be written to this format: filter it out",
+            first_row + batch.column("value").is_null().index(True).as_py(),
         )
-        for name in batch.schema.names
-        if name in carried.refused
-    ]
-    if carried.needs_value:
-        text = "its value is null, which can't be written to this format: filter it out"
-        faults.append((batch.column("value").is_null(), text))
-    for is_wrong, text in faults:
-        if is_wrong.true_count:
-            raise RowError(text, first_row + pc.index(is_wrong, True).as_py())
 
 
 def _read_targets(
@@ -522,7 +520,9 @@ def _read_targets(
         )
         raise RowError(reason, first_row + row)
     pairs = codes.astype(np.int64) * _PARTITIONS_END + numbers
-    encoded = pa.array(pairs).dictionary_encode()
+    if (pairs == pairs[0]).all():
+        return [Partition(names[0], int(numbers[0]))], codes
+    encoded = make_integers(pairs, pa.int64()).dictionary_encode()
     targets = [divmod(pair, _PARTITIONS_END) for pair in encoded.dictionary.to_pylist()]
     indices: NDArray[np.int32] = encoded.indices.to_numpy()
     return [Partition(names[code], number) for code, number in targets], indices
@@ -559,7 +559,7 @@ def _read_topics(
     if not _is_text(column.type):
         raise OptionError(f"column topic must be string, not {column.type}: cast it")
     if column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
+        row = column.is_null().index(True).as_py()
         raise RowError(
             "no topic: give it one, filter such rows out, or set option topic, which "
             "is for all rows",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
+from lance_spark.checksum import crc32c
 from lance_spark.errors import DamagedFile, RecordError, StoreError
 from lance_spark.model import Framing
 from lance_spark.store.consumers import parse_consumers

@@ -26,8 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.errors import StoreClosed, StoreWriteFailed
 from lance_spark.store.entrylog import (
     NO_MARK,

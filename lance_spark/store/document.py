@@ -29,8 +29,7 @@ from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from crc32c import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.errors import DamagedFile, StoreClosed, StoreError
 from lance_spark.store.files import Files, list_ids, read_file, replace_file
 

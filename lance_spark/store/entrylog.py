@@ -24,8 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.errors import StoreError
 from lance_spark.store.files import File, Files, remove_if_there
 

@@ -48,8 +48,9 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
+
+from lance_spark.checksum import crc32c
 
 MAGIC = b"LSINDEX0"
 VERSION = 1

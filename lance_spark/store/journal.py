@@ -35,8 +35,7 @@ from operator import xor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.errors import StoreError
 from lance_spark.store.entrylog import (
     NO_MARK,

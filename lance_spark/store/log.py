@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.errors import (
     AppendConflict,
     StoreError,

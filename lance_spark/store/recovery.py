@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.model import Framing
 from lance_spark.store.config import Fsync
 from lance_spark.store.context import Context

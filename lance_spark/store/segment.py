@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.errors import Corrupt, StoreError
 from lance_spark.store.files import File, Files, remove_if_there
 from lance_spark.store.format import (

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.errors import BatchGap, StageMismatch, StageUnknown, StoreError
 from lance_spark.model import Buffer
 from lance_spark.store.context import Context

@@ -25,7 +25,7 @@ from lance_spark.cli.options import (
     shown_log,
 )
 from lance_spark.client import ClientConfig
-from lance_spark.client.driver import find_driver, protocols
+from lance_spark.client.driver import find_protocol, protocols
 from lance_spark.errors import ConnectionLost, OptionError, StoreError
 from tests.cli.conftest import Run
 
@@ -119,7 +119,7 @@ def test_options_are_those_of_the_client() -> None:
     fields = {
         name
         for protocol in protocols()
-        for name in find_driver(protocol).Config.__dataclass_fields__
+        for name in find_protocol(protocol).Config.__dataclass_fields__
     }
     assert set(_NAMES) - {"timeout_s"} <= fields
 

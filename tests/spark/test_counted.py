@@ -33,7 +33,8 @@ class CountedDataSource(LogDataSource):
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     """A server with topic `a` of three partitions, one of them empty, and `b`."""
-    monkeypatch.setitem(drivers._DRIVERS, "counted", "tests.spark.counted")
+    modules = ("tests.spark.counted", "tests.spark.counted")
+    monkeypatch.setitem(drivers._PROTOCOLS, "counted", modules)
     # Its servers list their topics.
     pattern = replace(options._BY_KEY["topicpattern"], formats=None)
     monkeypatch.setitem(options._BY_KEY, "topicpattern", pattern)

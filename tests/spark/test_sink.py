@@ -170,7 +170,7 @@ def test_compressed_rows_are_stored_plain(
         blocks.append(compress(data))
         return blocks[-1]
 
-    monkeypatch.setattr("lance_spark.client.lwp.writer.compress", note)
+    monkeypatch.setattr("lance_spark.wire.lwp.compress", note)
     job = make_job(broker, topic="a", compression="lz4", delivery=delivery)
     run_job(job, [values(bytes(10_000))])
     assert [len(block) < 1000 for block in blocks] == [True]

@@ -13,7 +13,6 @@ ALLOWED = {
     "abc",
     "collections",
     "copy",
-    "crc32c",
     "dataclasses",
     "enum",
     "functools",
@@ -32,7 +31,9 @@ ALLOWED = {
 }
 OURS = {
     "lance_spark",
+    "lance_spark.checksum",
     "lance_spark.errors",
+    "lance_spark.late",
     "lance_spark.model",
     "lance_spark.records",
     "lance_spark.wire.assembler",

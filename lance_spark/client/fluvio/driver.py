@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, connect, show
 from lance_spark.client.dialect import ConnectionEnded
-from lance_spark.client.driver import Traits
+from lance_spark.client.fluvio.config import TRAITS as TRAITS
+from lance_spark.client.fluvio.config import Config as Config
 from lance_spark.client.fluvio.dialect import FluvioDialect
 from lance_spark.client.link import Build, Dialer, Link
 from lance_spark.client.retry import Decision, Retry
@@ -40,14 +41,6 @@ from lance_spark.records import Records
 from lance_spark.wire import fluvio as wire
 
 MIB = 1024 * 1024
-TRAITS = Traits(
-    "fluvio",
-    "records",
-    "counted",
-    columns=("topic", "partition", "offset", "timestamp", "key", "value"),
-    compressions=tuple(codec.name.lower() for codec in wire.Codec),
-)
-ISOLATIONS = ("read_uncommitted", "read_committed")
 # A broker of this library takes no larger message, unless its settings say so.
 _APPEND_BYTES_MAX = 8 * MIB
 _RECORD_BYTES_MAX = 16 * MIB - 2**10
@@ -59,38 +52,7 @@ _OFFSET_MAX = 2**62
 # From so many on, links to SPUs are closed that the SC does not name any more.
 _LINKS_MAX = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ConnectionConfig):
-    """How the controllers (SC) of a Fluvio cluster are reached; they name the SPUs.
-
-    Args:
-        isolation: `read_committed` reads what all replicas have, and waits for them
-            when it writes; `read_uncommitted` does not.
-
-    Raises:
-        OptionError: a value can't be used. Fluvio can't carry a token.
-    """
-
-    protocol: ClassVar[str] = "fluvio"
-    default_port: ClassVar[int] = 9003
-
-    servers: str = "127.0.0.1"
-    isolation: str = "read_uncommitted"
-
-    def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one named here.
-        ConnectionConfig.__post_init__(self)
-        if self.isolation not in ISOLATIONS:
-            raise OptionError(
-                f"isolation {self.isolation!r} is unknown: give "
-                f"{' or '.join(ISOLATIONS)}"
-            )
-        if self.auth_token is not None:
-            raise OptionError(
-                "auth_token: Fluvio can't carry a token; where the broker asks for "
-                "one, use TLS with a client certificate (tls_cert)"
-            )
+assert [*TRAITS.compressions] == [codec.name.lower() for codec in wire.Codec]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lance_spark.client.config import DURATION_S_MAX
 from lance_spark.client.connection import Connection
 from lance_spark.client.inbox import Pending
 from lance_spark.client.lwp.dialect import LwpDialect
 from lance_spark.errors import OptionError, RemoteProtocolError
-from lance_spark.html import Cell, render_facts, render_table, show_retention, show_span
 from lance_spark.model import Retention
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire.lwp import (
@@ -31,6 +30,9 @@ from lance_spark.wire.lwp import (
     TopicInfo,
     WaitResponse,
 )
+
+if TYPE_CHECKING:
+    from lance_spark.html import Cell
 
 # A plain server takes a limit of 0 at its word and deletes everything. These are as
 # good as no limit: 285 years, which in nanoseconds still fit 64 bits, and 8 EiB.
@@ -54,6 +56,8 @@ class ShownTopic(TopicInfo):
     __hash__ = TopicInfo.__hash__
 
     def _repr_html_(self) -> str:
+        from lance_spark.html import render_facts  # For notebooks alone.
+
         facts = dict(zip(_COLUMNS, _row(self), strict=True))
         return render_facts(facts, caption=f"topic {facts.pop('topic')}")
 
@@ -62,6 +66,8 @@ class TopicList(list[ShownTopic]):
     """A list of topics that notebooks show as a table."""
 
     def _repr_html_(self) -> str:
+        from lance_spark.html import render_table
+
         return render_table(_COLUMNS, [_row(info) for info in self])
 
 
@@ -204,6 +210,8 @@ def to_shown_topic(info: TopicInfo) -> ShownTopic:
 
 
 def _row(info: TopicInfo) -> tuple[Cell, ...]:
+    from lance_spark.html import show_retention, show_span
+
     found = info.details
     log = show_span(found.get("log_start"), found.get("log_end"))
     records = found.get("record_count")

@@ -1,4 +1,8 @@
-"""The settings of a client of LWP servers."""
+"""What LWP can do, and how its servers are reached.
+
+Every process that Spark starts reads this, also those that never connect: so nothing of
+the protocol's wire is imported here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_spark.client.config import ConnectionConfig
+from lance_spark.client.driver import Traits
+from lance_spark.errors import OptionError
 from lance_spark.quantity import refuse_setting
-from lance_spark.wire.lwp import PAYLOAD_BYTES_MAX, parse_checksum
 
+TRAITS = Traits(
+    "lance",
+    "bytes",
+    "located",
+    columns=("topic", "offset", "type", "key", "value", "timestamp"),
+    waits=True,
+    compressions=("none", "lz4"),
+    has_stages=True,
+    # A header, and no value.
+    record_units_min=5,
+    split_units=64 * 1024 * 1024,
+)
 # LWP §1.2.
 DEFAULT_PORT = 1992
+CHECKSUMS = ("crc32c", "crc32", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +58,8 @@ class ClientConfig(ConnectionConfig):
 
     protocol: ClassVar[str] = "lance"
     default_port: ClassVar[int] = DEFAULT_PORT
-    response_bytes_min: ClassVar[int] = PAYLOAD_BYTES_MAX
+    # The largest value of a record, and room for what is around it.
+    response_bytes_min: ClassVar[int] = 16 * 1024 * 1024 + 64 * 1024
 
     servers: str = f"127.0.0.1:{DEFAULT_PORT}"
     checksum: str = "crc32c"
@@ -48,6 +67,13 @@ class ClientConfig(ConnectionConfig):
     def __post_init__(self) -> None:
         if not isinstance(self.checksum, str):
             refuse_setting("checksum", self.checksum, "a text")
-        parse_checksum(self.checksum)
+        if self.checksum not in CHECKSUMS:
+            raise OptionError(
+                f"checksum {self.checksum!r} is unknown; use crc32c, crc32 or auto"
+            )
         # With slots, `super()` without arguments means a class that is replaced.
         ConnectionConfig.__post_init__(self)
+
+
+# By the name that all protocols have it.
+Config = ClientConfig

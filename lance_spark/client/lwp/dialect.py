@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lance_spark.client.connection import Connection
 from lance_spark.client.dialect import (
@@ -23,7 +23,6 @@ from lance_spark.client.dialect import (
 )
 from lance_spark.client.inbox import Pending
 from lance_spark.client.lwp.config import ClientConfig
-from lance_spark.client.outbox import OutgoingBatch
 from lance_spark.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -38,6 +37,9 @@ from lance_spark.net.address import Address
 from lance_spark.net.deadline import Deadline
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import Checksum, Command, Frame, FrameType, Message
+
+if TYPE_CHECKING:
+    from lance_spark.client.outbox import OutgoingBatch
 
 # Anything else in answer means that client and server are out of step. Unsubscribe is
 # answered by an Ack frame, which is no message.

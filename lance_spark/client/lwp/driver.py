@@ -13,16 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from lance_spark.client import (
-    Capability,
-    LanceClient,
-    Producer,
-    RecordReader,
-    StageWriter,
-    TopicInfo,
-    consumer_id,
-)
-from lance_spark.client import ClientConfig as Config
 from lance_spark.client.driver import (
     CheckServer,
     Committed,
@@ -39,31 +29,34 @@ from lance_spark.client.driver import (
     Unread,
     WriterSettings,
 )
-from lance_spark.client.lwp import places
-from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
+from lance_spark.client.lwp.client import LanceClient
+from lance_spark.client.lwp.config import CHECKSUMS
+from lance_spark.client.lwp.config import TRAITS as TRAITS
+from lance_spark.client.lwp.config import Config as Config
 from lance_spark.errors import OptionError, TopicDeleted, TopicNotFound, Unsupported
 from lance_spark.model import Bounds, OffsetMark, Partition
-from lance_spark.wire.lwp import RECORD_HEADER_BYTES, read_records
+from lance_spark.wire.lwp import (
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    Capability,
+    Checksum,
+    TopicInfo,
+)
 
+# Each of these is imported by the methods that use it: of the processes that Spark
+# starts for a query some read, others write, and most do neither.
 if TYPE_CHECKING:
     from lance_spark.client.connection import Connection
-    from lance_spark.records import Records
-
-TRAITS = Traits(
-    "lance",
-    "bytes",
-    "located",
-    columns=("topic", "offset", "type", "key", "value", "timestamp"),
-    waits=True,
-    compressions=("none", "lz4"),
-    has_stages=True,
-    record_units_min=RECORD_HEADER_BYTES,
-    split_units=64 * 1024 * 1024,
-)
+    from lance_spark.client.lwp.reader import LogReader
+    from lance_spark.client.lwp.writer import StageWriter, TopicWriter
 
 # All records of a micro-batch go through the driver of the query if the server is a
 # plain one, because its ends are found by reading.
 PLAIN_BATCH_BYTES = 64 * 1024 * 1024
+
+assert TRAITS.record_units_min == RECORD_HEADER_BYTES
+assert Config.response_bytes_min == PAYLOAD_BYTES_MAX
+assert [*CHECKSUMS] == [*(each.value for each in Checksum), "auto"]
 
 _NEEDS = {"locate": Capability.LOCATE.value, "stages": Capability.STAGED_COMMIT.value}
 _GONE = (TopicNotFound, TopicDeleted)
@@ -176,10 +169,16 @@ class _LanceDriver:
 
     def is_mark_right(self, log: LogRef, position: int, known: OffsetMark) -> bool:
         """Compare the bytes before an offset and at the head of the log."""
+        from lance_spark.client.lwp import places
+
         return places.is_mark_right(self.client, log, position, known)
 
     def is_range_right(self, piece: Range) -> bool:
         """Compare the head of the log and both ends of a range, if it has a mark."""
+        if piece.mark is None:
+            return True
+        from lance_spark.client.lwp import places
+
         return places.is_range_right(self.client, piece)
 
     # Reading and writing.
@@ -194,11 +193,13 @@ class _LanceDriver:
         first_fetch_bytes: int | None = None,
         last_end: int | None = None,
         on_bad: Literal["fail", "skip"] = "fail",
-    ) -> _LogReader:
+    ) -> LogReader:
         """Read the records that start in [start, end)."""
+        from lance_spark.client.lwp.reader import FETCH_BYTES_MAX, LogReader
+
         # Answers of LWP are in order: a fetch that waits would hold up other calls.
         client = self.client.dedicated() if end is None else self.client
-        reader = _LogReader(
+        reader = LogReader(
             client,
             log.topic,
             start,
@@ -218,15 +219,17 @@ class _LanceDriver:
         options: WriterSettings,
         create_topic: bool,
         check: CheckServer,
-    ) -> _TopicWriter:
+    ) -> TopicWriter:
         """Write rows to a topic, each at least once."""
         if to.number:
             raise OptionError(
                 f"topic {to.topic!r} has no partition {to.number}: topics of LWP have "
                 "the partition 0 alone"
             )
+        from lance_spark.client.lwp.writer import TopicWriter
+
         # Any of the servers may answer when a connection has to be made anew.
-        return _TopicWriter(
+        return TopicWriter(
             self.client,
             to.topic,
             create_topic=create_topic,
@@ -240,6 +243,8 @@ class _LanceDriver:
 
     def commit_position(self, log: LogRef, group: str, position: int) -> None:
         """Commit an offset under the number of the group's name."""
+        from lance_spark.client.lwp.offsets import consumer_id
+
         self.client.commit_offset(log.topic_id, consumer_id(group), position)
 
 
@@ -284,6 +289,8 @@ class LwpDriver(_LanceDriver):
 
     def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> Ruler:
         """Make a ruler that asks."""
+        from lance_spark.client.lwp import places
+
         return places.LocatedRuler(self.client, log.topic_id)
 
     def count_unread(self, log: LogRef, position: int) -> Unread:
@@ -310,6 +317,8 @@ class LwpDriver(_LanceDriver):
 
     def find_with(self, name: FinderName) -> RecordFinder:
         """Return the finder of a plan."""
+        from lance_spark.client.lwp import places
+
         finder = places.LocatedFinder if name == "located" else places.ProbedFinder
         return finder(self.client)
 
@@ -341,6 +350,9 @@ class PlainDriver(_LanceDriver):
 
     def make_ruler(self, log: LogRef, *, fetch_bytes: int) -> Ruler:
         """Make a ruler that walks over the records."""
+        from lance_spark.client.lwp import places
+        from lance_spark.client.lwp.reader import FETCH_BYTES_MAX
+
         fetch_bytes = min(fetch_bytes, FETCH_BYTES_MAX)
         return places.WalkedRuler(self.client, log.topic, log.topic_id, fetch_bytes)
 
@@ -350,10 +362,14 @@ class PlainDriver(_LanceDriver):
 
     def mark_position(self, log: LogRef, position: int, log_end: int) -> OffsetMark:
         """Look at the bytes before an offset and at the head of the log."""
+        from lance_spark.client.lwp import places
+
         return places.mark_offset(self.client, log, position, log_end)
 
     def mark_range(self, piece: Range, log_end: int) -> Range:
         """Look at the head of the log and at both ends of a range."""
+        from lance_spark.client.lwp import places
+
         return replace(piece, mark=places.mark_range(self.client, piece, log_end))
 
     def choose_finder(self, splitting: str) -> FinderName:
@@ -367,6 +383,8 @@ class PlainDriver(_LanceDriver):
         """Return the finder of a plan, which may have been made for another server."""
         if name == "located":
             raise self.make_unsupported("a read that was planned with locate", "locate")
+        from lance_spark.client.lwp import places
+
         return places.ProbedFinder(self.client)
 
 
@@ -386,6 +404,8 @@ class LwpStages:
         check: CheckServer,
     ) -> StageWriter:
         """Open a stage for a topic that need not exist yet."""
+        from lance_spark.client.lwp.writer import StageWriter
+
         settings = _read_settings(options)
         return StageWriter(
             self._client,
@@ -418,44 +438,6 @@ class LwpStages:
     def abort(self, writer_id: str, sequence: int) -> int:
         """Drop the stages of a job; return how many there were."""
         return self._client.abort_stages(writer_id, sequence)
-
-
-class _LogReader(RecordReader):
-    """Turns chunks into records."""
-
-    last_end: int | None = None
-    skips = False
-    skipped = (0, 0)
-    own_client: LanceClient | None = None
-
-    def close(self) -> None:
-        super().close()
-        if self.own_client is not None:
-            self.own_client.close()
-
-    def next_records(self, wait_s: float = 0.0) -> Records | None:
-        chunk = self.next_chunk(wait_s)
-        if chunk is None:
-            return None
-        if self.last_end is not None and chunk.end > self.last_end:
-            chunk, _ = chunk.split(chunk.records - 1)
-        records = read_records(
-            chunk.data,
-            base_offset=chunk.start,
-            found=chunk.found,
-            on_bad="skip" if self.skips else "stop",
-        )
-        if self.skips and len(records) < chunk.records:
-            sizes = records.find_nexts() - records.find_positions()
-            count, size = self.skipped
-            count += chunk.records - len(records)
-            self.skipped = count, size + len(chunk.data) - int(sizes.sum())
-        return records
-
-
-class _TopicWriter(Producer):
-    def finish(self) -> None:
-        self.close()
 
 
 def _describe_server(connection: Connection) -> ServerKind:

@@ -41,8 +41,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from crc32c import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.errors import LanceError, OptionError
 

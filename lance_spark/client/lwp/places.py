@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
+from lance_spark.checksum import crc32c
 from lance_spark.client.driver import Extent, LogRef, Range, Split
 from lance_spark.client.lwp.client import LanceClient
 from lance_spark.client.lwp.reader import REMOVED, RecordReader

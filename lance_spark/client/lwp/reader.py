@@ -39,7 +39,8 @@ from lance_spark.errors import (
 from lance_spark.model import Scan
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_number
-from lance_spark.wire.lwp import RECORD_HEADER_BYTES, Capability, scan
+from lance_spark.records import Records
+from lance_spark.wire.lwp import RECORD_HEADER_BYTES, Capability, read_records, scan
 
 FETCH_BYTES_DEFAULT = 4 * 1024 * 1024
 # What a server in the field can answer at most: 16 MiB with both headers.
@@ -479,6 +480,41 @@ class RecordReader:
         self._drop_rest()
         reason = f"topic {self.topic!r}: {fault.reason}"
         return type(fault)(reason, self.position, truncated=fault.truncated)
+
+
+class LogReader(RecordReader):
+    """Turns chunks into records, for drivers."""
+
+    last_end: int | None = None
+    skips = False
+    skipped = (0, 0)
+    own_client: LanceClient | None = None
+
+    def close(self) -> None:
+        """Give up what is under way, and close a client of its own."""
+        super().close()
+        if self.own_client is not None:
+            self.own_client.close()
+
+    def next_records(self, wait_s: float = 0.0) -> Records | None:
+        """Return the next records with their positions; None at the log's end."""
+        chunk = self.next_chunk(wait_s)
+        if chunk is None:
+            return None
+        if self.last_end is not None and chunk.end > self.last_end:
+            chunk, _ = chunk.split(chunk.records - 1)
+        records = read_records(
+            chunk.data,
+            base_offset=chunk.start,
+            found=chunk.found,
+            on_bad="skip" if self.skips else "stop",
+        )
+        if self.skips and len(records) < chunk.records:
+            sizes = records.find_nexts() - records.find_positions()
+            count, size = self.skipped
+            count += chunk.records - len(records)
+            self.skipped = count, size + len(chunk.data) - int(sizes.sum())
+        return records
 
 
 def _skip(fetched: Fetched, size: int) -> Fetched:

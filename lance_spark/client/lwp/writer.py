@@ -31,13 +31,13 @@ from lance_spark.errors import (
 from lance_spark.model import Buffer
 from lance_spark.net.deadline import Deadline
 from lance_spark.quantity import check_choice, check_number
+from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Record,
     RecordType,
     StageContent,
     check_plain_type,
-    compress,
     encode_record,
 )
 
@@ -144,7 +144,7 @@ class ServerRules:
             # The batch was taken while another server was there.
             raise LanceError(f"{connection.address} is a plain server: {_NULL_FAULT}")
         if self.options.compresses and batch.compressed is None:
-            block = compress(batch.payload)
+            block = wire.compress(batch.payload)
             batch.compressed = len(block) < batch.size
             if batch.compressed:
                 batch.payload = block
@@ -443,6 +443,14 @@ class Producer(Writer):
 
     def __repr__(self) -> str:
         return f"<Producer to {self.topic!r}>"
+
+
+class TopicWriter(Producer):
+    """Writes to a topic, for drivers."""
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self.close()
 
 
 class StageWriter(Writer):

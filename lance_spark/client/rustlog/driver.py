@@ -6,15 +6,15 @@ RustLog has no request for the end of a partition: it is searched by fetches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, connect, show
 from lance_spark.client.dialect import ConnectionEnded
-from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
+from lance_spark.client.rustlog.config import TRAITS as TRAITS
+from lance_spark.client.rustlog.config import Config as Config
 from lance_spark.errors import (
     ConnectionLost,
     InvalidPayload,
@@ -27,13 +27,6 @@ from lance_spark.net.deadline import Deadline
 from lance_spark.records import Records
 from lance_spark.wire import rustlog as wire
 
-TRAITS = Traits(
-    "rustlog",
-    "records",
-    "counted",
-    columns=("topic", "partition", "offset", "value"),
-)
-DIALECTS = ("binary", "json")
 # In JSON a byte is up to three digits and a comma.
 _JSON_GROWTH = 4
 _HEAD_BYTES = 64
@@ -41,38 +34,7 @@ _HEAD_BYTES = 64
 # leave the processor's cache take half as much time again.
 _FETCH_BYTES_MAX = 1024 * 1024
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ConnectionConfig):
-    """How RustLog's servers are reached.
-
-    Args:
-        dialect: `binary`, which RustLog's broker speaks, or `json`, which only its
-            specification has.
-
-    Raises:
-        OptionError: a value can't be used. RustLog can't carry a token.
-    """
-
-    protocol: ClassVar[str] = "rustlog"
-    default_port: ClassVar[int] = 9092
-    response_bytes_min: ClassVar[int] = wire.FRAME_BYTES_MAX
-
-    servers: str = "127.0.0.1"
-    dialect: str = "binary"
-
-    def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one named here.
-        ConnectionConfig.__post_init__(self)
-        if self.dialect not in DIALECTS:
-            raise OptionError(
-                f"dialect {self.dialect!r} is unknown: give {' or '.join(DIALECTS)}"
-            )
-        if self.auth_token is not None:
-            raise OptionError(
-                "auth_token: RustLog can't carry a token; where the broker asks for "
-                "one, use TLS with a client certificate (tls_cert)"
-            )
+assert Config.response_bytes_min == wire.FRAME_BYTES_MAX
 
 
 class RustlogDialect:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from lance_spark.client.config import ConnectionConfig, Runtime
+from lance_spark.client.config import Runtime
 from lance_spark.client.connection import Connection
 from lance_spark.client.counted import CountedDriver, Fetched, connect, show
 from lance_spark.client.dialect import ConnectionEnded
-from lance_spark.client.driver import Traits
 from lance_spark.client.inbox import Pending
+from lance_spark.client.tank.config import TRAITS as TRAITS
+from lance_spark.client.tank.config import Config as Config
 from lance_spark.errors import (
     ConnectionLost,
-    OptionError,
     RecordError,
     RemoteProtocolError,
     TlsRefused,
@@ -32,14 +32,6 @@ from lance_spark.records import NO_SPANS, Records
 from lance_spark.wire import tank as wire
 
 MIB = 1024 * 1024
-TRAITS = Traits(
-    "tank",
-    "records",
-    "counted",
-    columns=("topic", "partition", "offset", "timestamp", "key", "value"),
-    first_position=wire.SEQ_FIRST,
-    compressions=("none", "snappy"),
-)
 # A broker of this library takes no larger message, unless its settings say so.
 _APPEND_BYTES_MAX = 8 * MIB
 _RECORD_BYTES_MAX = 16 * MIB - 2**10
@@ -49,27 +41,7 @@ _REQUESTS_MAX = 2**32
 # No message has this number; positions have 64 bits with a sign.
 _SEQ_MAX = 2**62
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ConnectionConfig):
-    """How TANK's servers are reached.
-
-    Raises:
-        OptionError: a value can't be used. TANK can't carry a token.
-    """
-
-    protocol: ClassVar[str] = "tank"
-    default_port: ClassVar[int] = 11011
-
-    servers: str = "127.0.0.1"
-
-    def __post_init__(self) -> None:
-        super(Config, self).__post_init__()
-        if self.auth_token is not None:
-            raise OptionError(
-                "auth_token: TANK can't carry a token; where the broker asks for one, "
-                "use TLS with a client certificate (tls_cert)"
-            )
+assert TRAITS.first_position == wire.SEQ_FIRST
 
 
 class TankDialect:

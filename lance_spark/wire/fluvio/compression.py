@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import pyarrow as pa
-from crc32c import crc32c
 
+from lance_spark.checksum import crc32c
 from lance_spark.errors import PayloadOverLimit, RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.fluvio.frame import FORM

@@ -27,10 +27,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from lance_spark import kernel
+from lance_spark.checksum import crc32c
 from lance_spark.errors import (
     LocalProtocolError,
     RecordError,

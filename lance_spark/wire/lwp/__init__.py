@@ -9,13 +9,13 @@ docs/codec.md is the guide. What is not listed here is private to the package.
 # fmt: off
 # ruff: noqa: I001
 
+from typing import TYPE_CHECKING
+
+from lance_spark.late import find_late
 from lance_spark.model import CommitStatus, StageContent
 from lance_spark.wire.assembler import PAYLOAD_BYTES_FIRST
 from lance_spark.wire.lwp.catalog import (
     REQUESTS, RESPONSES, decode_request, decode_response, encode_message,
-)
-from lance_spark.wire.lwp.compression import (
-    compress, decompress, decompressed_bytes_max,
 )
 from lance_spark.wire.lwp.control import (
     Authenticate, AuthenticateResponse, ClusterStatus, CommitAck, CommitOffset,
@@ -46,10 +46,15 @@ from lance_spark.wire.lwp.record import (
     RECORD_HEADER_BYTES, RECORD_VALUE_BYTES_MAX, Record, RecordType, decode_record,
     decode_records, encode_record,
 )
-from lance_spark.wire.lwp.tlv import (
-    Payload, check_plain_type, check_records, read_records, scan, validate,
-    write_batch, write_payloads, write_records,
-)
+
+if TYPE_CHECKING:
+    from lance_spark.wire.lwp.compression import (
+        compress, decompress, decompressed_bytes_max,
+    )
+    from lance_spark.wire.lwp.tlv import (
+        Payload, check_plain_type, check_records, read_records, scan, validate,
+        write_batch, write_payloads, write_records,
+    )
 
 __all__ = [
     "ERROR_CODES", "HEADER_BYTES", "LIST_LIMITS", "OFFSET_MAX", "PAYLOAD_BYTES_FIRST",
@@ -77,3 +82,14 @@ __all__ = [
     "identify_checksum", "parse_checksum", "read_records", "scan", "validate",
     "write_batch", "write_payloads", "write_records",
 ]
+
+# What is done with records needs NumPy, the kernel or LZ4. A client that only asks a
+# server for something needs none of them.
+_COMPRESSION, _TLV = f"{__name__}.compression", f"{__name__}.tlv"
+__getattr__, __dir__ = find_late(__name__, {
+    "compress": _COMPRESSION, "decompress": _COMPRESSION,
+    "decompressed_bytes_max": _COMPRESSION,
+    "Payload": _TLV, "check_plain_type": _TLV, "check_records": _TLV,
+    "read_records": _TLV, "scan": _TLV, "validate": _TLV, "write_batch": _TLV,
+    "write_payloads": _TLV, "write_records": _TLV,
+})

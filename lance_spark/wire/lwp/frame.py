@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 from functools import cache
 from typing import NamedTuple
 
-import crc32c
-
+from lance_spark.checksum import crc32c
 from lance_spark.errors import LocalProtocolError, OptionError, RemoteProtocolError
 from lance_spark.model import Buffer
 from lance_spark.wire.assembler import EMPTY, PAYLOAD_BYTES_FIRST, Assembler
@@ -50,7 +49,7 @@ class Checksum(Enum):
     def update(self, data: Buffer, value: int = 0) -> int:
         """Return the checksum of `data`, continued from the checksum `value`."""
         if self is Checksum.CRC32C:
-            return crc32c.crc32c(data, value)
+            return crc32c(data, value)
         return zlib.crc32(data, value)
 
 
@@ -117,6 +116,8 @@ class FrameFlags(IntFlag):
 
 
 _FLAGS_KNOWN = 0x7F
+# Where they are in a header.
+_FLAGS_AT = 5
 
 
 @cache
@@ -127,11 +128,18 @@ def _encode_prefix(flags: int, checksum: Checksum) -> bytes:
 
 # Up to its CRC a good header is one of 256 byte strings, so that a look into a table
 # checks magic, version, reserved bits and CRC at once and tells flags and algorithm.
-_PREFIXES: Mapping[bytes, tuple[FrameFlags, Checksum]] = {
-    _encode_prefix(flags, checksum): (FrameFlags(flags), checksum)
-    for flags in range(_FLAGS_KNOWN + 1)
-    for checksum in Checksum
-}
+# Those that came are in it: few ever do, and a process may be short.
+_PREFIXES: dict[bytes, tuple[FrameFlags, Checksum]] = {}
+
+
+def _learn_prefix(prefix: bytes) -> tuple[FrameFlags, Checksum] | tuple[None, None]:
+    """Give what a prefix says that is not in the table yet; None if it is not good."""
+    flags = prefix[_FLAGS_AT]
+    for checksum in Checksum:
+        if flags <= _FLAGS_KNOWN and prefix == _encode_prefix(flags, checksum):
+            _PREFIXES[prefix] = found = FrameFlags(flags), checksum
+            return found
+    return None, None
 
 
 class FrameType(Enum):
@@ -245,7 +253,8 @@ def decode_header(
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise RemoteProtocolError(f"a header needs {HEADER_BYTES} bytes")
-    flags, made_with = _PREFIXES.get(bytes(view[:_PREFIX_BYTES]), (None, None))
+    prefix = bytes(view[:_PREFIX_BYTES])
+    flags, made_with = _PREFIXES.get(prefix) or _learn_prefix(prefix)
     if flags is None or made_with is None or checksum not in (made_with, None):
         raise _diagnose(view, checksum)
     return Header(flags, *_FIELDS.unpack_from(view, _PREFIX_BYTES)), made_with

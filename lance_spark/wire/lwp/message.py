@@ -502,6 +502,18 @@ class Message(ABC):
         """
 
 
+class _Layout:
+    """Finds the fields of a message when it is first written or read.
+
+    A process that serves one query of Spark has few of the messages.
+    """
+
+    def __get__(self, _: object, kind: type[LayoutMessage]) -> Mapping[str, Field]:
+        types = inspect.get_annotations(kind, eval_str=True).items()
+        kind.LAYOUT = {name: each.__metadata__[0] for name, each in types}
+        return kind.LAYOUT
+
+
 class LayoutMessage(Message):
     """A message that is the fields of its dataclass, in their order.
 
@@ -515,8 +527,7 @@ class LayoutMessage(Message):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        types = inspect.get_annotations(cls, eval_str=True).items()
-        cls.LAYOUT = {name: kind.__metadata__[0] for name, kind in types}
+        cls.LAYOUT = _Layout()  # type: ignore[assignment]  # It gives such a mapping.
 
     def encode_payload(self) -> list[Buffer]:
         pairs = self.LAYOUT.items()
