@@ -86,6 +86,8 @@ _PACE_BYTES = 64 * 1024
 # that the error arrives before the reset that unread data would cause.
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 2.0
+# Has passed at all times.
+_AT_ONCE = Deadline.after(0)
 
 FrameT = TypeVar("FrameT")
 
@@ -416,9 +418,9 @@ class Session(ABC, Generic[FrameT]):
                 return None
             if frame is not None:
                 return frame
-            if self._owed and not self._stream.wait_readable(Deadline.after(0)):
-                self._settle()
             if self._standing:
+                if self._owed and not self._stream.wait_readable(_AT_ONCE):
+                    self._settle()
                 self._wait_standing()
             if not self._fill():
                 self._settle()
@@ -428,15 +430,28 @@ class Session(ABC, Generic[FrameT]):
         """Read what has come; False at the end of the stream."""
         if not self._reserve():
             return False
-        room = self._parser.buffer_for_read()
-        self._turn.renew()
-        size = self._receive(room)
+        size = self._receive_more() if self._owed else None
+        if size is None:
+            room = self._parser.buffer_for_read()
+            self._turn.renew()
+            size = self._receive(room)
+            self._turn.take()
         if size == 0:
             return False
-        self._turn.take()
         self._count("received_bytes", size)
         self._parser.bytes_written(size)
         return True
+
+    def _receive_more(self) -> int | None:
+        """Read what a client has pipelined; None if that is all, and owed no more.
+
+        Without a wait there is nothing to give the turn back for.
+        """
+        try:
+            return self._stream.recv_into(self._parser.buffer_for_read(), _AT_ONCE)
+        except Timeout:
+            self._settle()
+            return None
 
     def _receive(self, room: memoryview) -> int:
         idle = Deadline.after(self._idle_timeout_s)

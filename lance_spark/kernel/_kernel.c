@@ -14,8 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Below this a copy takes less time than giving up the GIL and getting it back. */
-#define UNLOCKED_BYTES_MIN (64 * 1024)
+/* Below this the work takes less time than giving up the GIL and getting it back. */
+#define UNLOCKED_BYTES_MIN (128 * 1024)
 
 static int
 is_aligned(const Py_buffer *buffer)
@@ -75,10 +75,13 @@ follow_tlv_py(PyObject *module, PyObject *args)
         !is_aligned(&starts) || length_max > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "follow_tlv: argument out of range");
     } else {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *unlocked = NULL;
+        if (data.len >= UNLOCKED_BYTES_MIN)
+            unlocked = PyEval_SaveThread();
         count = follow_tlv(data.buf, data.len, &position, starts.buf, count, capacity,
                            length_max);
-        Py_END_ALLOW_THREADS
+        if (unlocked != NULL)
+            PyEval_RestoreThread(unlocked);
         result = Py_BuildValue("nn", position, count);
     }
     PyBuffer_Release(&data);

@@ -749,8 +749,8 @@ class Store:
 
 def _check_starts(starts: NDArray[np.int64], length: int) -> None:
     """Refuse starts that can't be those of records in so many bytes."""
-    rising = len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) > 0).all())
-    if not rising or starts[-1] >= length:
+    rising = bool((starts[1:] > starts[:-1]).all())
+    if not len(starts) or starts[0] or not rising or starts[-1] >= length:
         raise StoreError(
             "record starts have to rise from 0 and stay below the batch's "
             f"{length} bytes; leave them out to have them found"

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.client import LogClient, connect
-from lance_spark.errors import LanceError
+from lance_spark.errors import LanceError, Timeout
 from lance_spark.wire import fluvio, kimberlite, rustlog, tank
 from lance_spark.wire.fluvio.compression import compress
 from tests.broker.rustlog.kit import make
@@ -81,6 +81,18 @@ def read_all(client: LogClient) -> None:
     """Read the topic as far as the server says that it goes."""
     first = client.driver.traits.first_position
     check_rows(rows_of(client.read("orders", fetch_bytes=100)), first)
+
+
+def read_truth(client: LogClient) -> None:
+    """Read the topic of a server that does not lie, however busy the machine is."""
+    over_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return read_all(client)
+        except Timeout:
+            # The times are those of a client that is lied to.
+            if time.monotonic() > over_s:
+                raise
 
 
 def read_range(client: LogClient) -> None:
@@ -830,7 +842,7 @@ def server(protocol: str) -> Iterator[Any]:
 def test_a_lie_is_told_in_time(server: Any, protocol: str, name: str) -> None:
     work, kind, lie = LIARS[protocol].lies[name]
     with connect(f"{protocol}://{server.address}", **TIMES) as client:
-        read_all(client)
+        read_truth(client)
         server.lie = lambda request, answer: (
             lie(request, answer) if isinstance(request, kind) else None
         )
@@ -846,7 +858,7 @@ def test_a_lie_is_told_in_time(server: Any, protocol: str, name: str) -> None:
         assert grown < GROWTH_BYTES_MAX, f"{grown / MIB:.0f} MiB"
         # It was the lie: the same client goes on with the truth.
         server.lie = None
-        read_all(client)
+        read_truth(client)
 
 
 @pytest.mark.parametrize("protocol", LIARS)
@@ -863,7 +875,7 @@ def test_damaged_answers(server: Any, protocol: str, work: Work) -> None:
 
     times = {**TIMES, "request_timeout_s": 0.1, "retry_timeout_s": 0.15}
     failures = 0
-    with connect(f"{protocol}://{server.address}", **TIMES) as client:
+    with connect(f"{protocol}://{server.address}") as client:
         client.driver.topics(["orders"])
     for _ in range(12):
         server.lie = damage
@@ -876,5 +888,5 @@ def test_damaged_answers(server: Any, protocol: str, work: Work) -> None:
             pass  # Only a checksum would tell.
     assert failures
     server.lie = None
-    with connect(f"{protocol}://{server.address}", **TIMES) as client:
+    with connect(f"{protocol}://{server.address}") as client:
         client.driver.topics(["orders"])

@@ -38,6 +38,9 @@ from lance_spark.wire.lwp.record import RECORD_VALUE_BYTES_MAX
 # The header CRC covers bytes 0 to 7 and is stored in bytes 8 to 11 (LWP §9.3).
 PROTECTED_BYTES = 8
 _HEADER_CRC = struct.Struct("<I")
+# Below this a checksum takes less time than to get the interpreter's lock back from
+# another connection.
+_UNLOCKED_BYTES_MIN = 128 * 1024
 
 
 class Checksum(Enum):
@@ -49,7 +52,7 @@ class Checksum(Enum):
     def update(self, data: Buffer, value: int = 0) -> int:
         """Return the checksum of `data`, continued from the checksum `value`."""
         if self is Checksum.CRC32C:
-            return crc32c(data, value)
+            return crc32c(data, value, len(data) >= _UNLOCKED_BYTES_MIN)
         return zlib.crc32(data, value)
 
 
