@@ -23,16 +23,30 @@ from lance_spark.client import LanceClient, Producer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 RECORD_BYTES = 100
 # Anything takes that long only if it hangs.
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 
 def make_rows(rows: int) -> pa.Table:
     """Make rows that are records of 100 bytes."""
     value = b"v" * (RECORD_BYTES - 5)
     return pa.table({"value": pa.array([value] * rows, pa.binary())})
+
+
+def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
+    """Run a query that ends by itself.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    query = writer.start()
+    if not query.awaitTermination(PATIENCE_S):
+        query.stop()
+        raise TimeoutError("the query does not end")
+    return query
 
 
 class Feed(ABC):

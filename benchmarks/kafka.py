@@ -35,6 +35,7 @@ from benchmarks._kafka_side import (
     Side,
 )
 from benchmarks._session import run_broker, run_session
+from benchmarks._stream_lane import PATIENCE_S, run_to_end
 from benchmarks._turns import MIB, Took, measure, time_call, touch_memory
 from benchmarks.plot import draw_pictures
 from benchmarks.report import (
@@ -69,8 +70,6 @@ _ALIKE = 0.05
 _WARM_BATCHES, _BATCHES = 5, 20
 # Spark's own measure of a task.
 _TASK_BYTES = 128 * MIB
-# Anything takes that long only if it hangs.
-_PATIENCE_S = 600
 
 
 @dataclass(frozen=True)
@@ -218,10 +217,7 @@ class Bench:
                 return time_call(lambda: drain(stream.trigger(availableNow=True)))
 
         def drain(stream: DataStreamWriter) -> None:
-            query = stream.start()
-            if not query.awaitTermination(_PATIENCE_S):
-                query.stop()
-                raise TimeoutError("the query does not end")
+            query = run_to_end(stream)
             assert sum(each["numInputRows"] for each in query.recentProgress) == rows
 
         what = f"stream of {format_rate(rows)} rows, `AvailableNow`"
@@ -314,7 +310,7 @@ class Bench:
 @contextmanager
 def give_up_with(cancel: Callable[[], object]) -> Iterator[None]:
     """Cancel what hangs, which makes the call fail that waits for it."""
-    timer = threading.Timer(_PATIENCE_S, cancel)
+    timer = threading.Timer(PATIENCE_S, cancel)
     timer.daemon = True
     timer.start()
     try:

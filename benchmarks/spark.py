@@ -22,6 +22,7 @@ from unittest import mock
 import pyarrow as pa
 
 from benchmarks._session import run_broker, run_session
+from benchmarks._stream_lane import run_to_end
 from benchmarks._turns import MIB, Took, measure, time_call
 from benchmarks.report import Report, format_ms, format_rate, format_ratio, format_s
 from lance_spark.broker import EmbeddedBroker
@@ -37,7 +38,6 @@ GIB = 1024 * MIB
 VALUES = {"100 bytes": 100, "1 KB": 1000, "10 KB": 10_000, "1 MB": 1_000_000}
 SMALL_ROWS = 1000
 _PARTITION_BYTES = 64 * MIB
-_PATIENCE_S = 600
 
 
 def run(report: Report) -> None:
@@ -258,14 +258,9 @@ class _Bench:
         stream = reader.option("startingOffsets", "earliest").load()
         writer = stream.writeStream.format("noop").trigger(availableNow=True)
 
-        def drain(checkpoint: str) -> None:
-            query = writer.option("checkpointLocation", checkpoint).start()
-            if not query.awaitTermination(_PATIENCE_S):
-                query.stop()
-                raise TimeoutError("the query does not end")
-
         with tempfile.TemporaryDirectory(dir=self.directory) as checkpoint:
-            return time_call(partial(drain, checkpoint))
+            writer = writer.option("checkpointLocation", checkpoint)
+            return time_call(lambda: run_to_end(writer))
 
     def _plan(self, options: dict[str, str]) -> Took:
         def plan() -> None:

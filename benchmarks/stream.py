@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._session import run_broker, run_session
 from benchmarks._stream_lane import (
-    PATIENCE_S,
     RECORD_BYTES,
     BellDrain,
     CounterFeed,
@@ -35,6 +34,7 @@ from benchmarks._stream_lane import (
     TopicDrain,
     TopicFeed,
     make_rows,
+    run_to_end,
 )
 from benchmarks._turns import MIB, Took, collect, take_turns, time_call
 from benchmarks.report import Report, format_ms, format_rate, format_ratio, format_s
@@ -222,9 +222,7 @@ class _Bench:
         stream = reader.option("startingOffsets", "earliest").load()
         writer = stream.writeStream.format("noop").trigger(availableNow=True)
         with self._make_directory() as checkpoint:
-            query = writer.option("checkpointLocation", str(checkpoint)).start()
-            if not query.awaitTermination(PATIENCE_S):
-                raise TimeoutError("the query does not end")
+            query = run_to_end(writer.option("checkpointLocation", str(checkpoint)))
         batches = _read_progress(query)
         assert sum(each["numInputRows"] for each in batches) == rows
         took_ms = sum(each["durationMs"]["triggerExecution"] for each in batches)
@@ -270,18 +268,10 @@ class _Bench:
         if sink == "topic":
             self.client.create_topic(target)
             writer = writer.format("lance").options(**self._make_options(target))
-        queries = []
-
-        def run_query() -> None:
-            query = writer.start()
-            queries.append(query)
-            if not query.awaitTermination(PATIENCE_S):
-                query.stop()
-                raise TimeoutError("the query does not end")
-
+        queries: list[StreamingQuery] = []
         with self._make_directory() as checkpoint:
             writer = writer.option("checkpointLocation", str(checkpoint))
-            took = time_call(run_query)
+            took = time_call(lambda: queries.append(run_to_end(writer)))
         if sink == "topic":
             self.client.delete_topic(target)
         batches = _read_progress(queries[0])
