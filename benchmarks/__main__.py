@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import sys
+import time
 from collections.abc import Callable
 
 import benchmarks
+from benchmarks._turns import touch_memory
 from benchmarks.plot import draw_pictures
 from benchmarks.report import DOCS, Report, write_tables
 
@@ -38,10 +41,15 @@ def main() -> None:
     unknown = [name for name in options.names if name not in there]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(there)}")
+    if not options.quick:
+        touch_memory()
     for name in options.names or there:
+        start_s = time.monotonic()
         report = Report(quick=options.quick)
         there[name](report)
         print(f"{report.text}\n")
+        took_s = time.monotonic() - start_s
+        print(f"{name} took {took_s:.0f} s", file=sys.stderr)
         if not options.quick:
             write_tables(DOCS, name, report.text)
     if not options.quick:

@@ -7,7 +7,7 @@ revisions have: `LanceClient`, `Producer`, `RecordReader`, `encode`, `decode`,
 
 It first prints the list of figures. Then it reads the name of a figure per line and
 answers with two rates: per second, and per second of processor time. It ends when its
-input does.
+input does. Other benchmarks use the clocks of this file, and how it answers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -84,9 +84,14 @@ def read_cpu_s() -> float:
     total_s = sum(ended_s.get(pid, 0.0) for pid in family)
     for pid in family:
         with suppress(OSError):
-            # What clock_getcpuclockid(3) makes of a process id, on Linux.
-            total_s += time.clock_gettime((~pid << 3) | 2)
+            total_s += read_process_s(pid)
     return total_s
+
+
+def read_process_s(pid: int) -> float:
+    """Read the processor time of one process, without those that it has started."""
+    # What clock_getcpuclockid(3) makes of a process id, on Linux.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def make_values(rows: int, size: int) -> pa.Array:
@@ -239,14 +244,26 @@ def measure_spark(stack: ExitStack, directory: Path) -> Figures:
 PARTS = {"broker": measure_broker, "columnar": measure_columnar, "spark": measure_spark}
 
 
+def open_answers() -> TextIO:
+    """Keep standard output for answers: what a JVM prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def answer(answers: TextIO, figures: Mapping[str, Callable[[], object]]) -> None:
+    """Say what there is to measure, then measure what is asked for."""
+    print(json.dumps(list(figures)), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(figures[json.loads(line)]()), file=answers, flush=True)
+
+
 def main() -> None:
     """Answer for the parts that the command line names."""
     home = Path(lance_spark.__file__).parent.parent
     # A tree that measures the other one's code would find a ratio of exactly one.
     assert home.resolve() == Path.cwd().resolve(), f"{home} is not {Path.cwd()}"
-    # Standard output is for answers: what a JVM prints goes to standard error.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answers = open_answers()
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="lance-compare-")
         directory = Path(stack.enter_context(temporary))
@@ -257,9 +274,7 @@ def main() -> None:
         }
         for measure in figures.values():
             measure()  # The first call of each warms up, and does not count.
-        print(json.dumps(list(figures)), file=answers, flush=True)
-        for line in sys.stdin:
-            print(json.dumps(figures[json.loads(line)]()), file=answers, flush=True)
+        answer(answers, figures)
 
 
 if __name__ == "__main__":

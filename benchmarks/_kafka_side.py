@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._stream_lane import TopicFeed, make_rows
+from benchmarks._turns import MIB
 from lance_spark.client import LanceClient, Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MIB = 1024 * 1024
 _ADMIN_S = 60
 
 # What an expert sets for throughput. A reader asks for much at once, gets all of it in

@@ -2,7 +2,8 @@
 
 `ceiling` reads Arrow batches that are there already, `discard` writes nowhere. Of
 streams, `ticks` has as many rows as a file says, and `bell` says through a pipe that
-rows have come. They are in a module of their own as Spark's workers have to import it.
+rows have come. They are in a module of their own as Spark's workers have to import it,
+and it imports nothing of `lance_spark`, which would be part of the floor then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -26,17 +29,21 @@ from pyspark.sql.datasource import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-RECORD_BYTES = 100
-TOPIC = "events"
 # What `bell` writes into its pipe for each micro-batch that has rows: how many, and
 # when its task had the last of them, by the clock that all processes share.
 RING = struct.Struct("<qq")
+# The columns of a topic. `tests/test_bench.py` compares them with those of a read.
+SCHEMA = (
+    "topic string, offset bigint, type smallint, key binary, value binary, "
+    "timestamp timestamp"
+)
 # As much as a reader of topics fetches at once.
 _BATCH_BYTES = 4 * 1024 * 1024
+_TOPIC = "events"
+_TICK_BYTES = 95
 
 
 class CeilingSource(DataSource):
@@ -47,45 +54,75 @@ class CeilingSource(DataSource):
         """Return the name of the format."""
         return "ceiling"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import make_row_schema
-
-        return make_row_schema()
+        return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader."""
         return _CeilingReader(
             tuple(schema.names),
-            int(self.options["rows"]),
-            int(self.options["partitions"]),
+            *(int(self.options[name]) for name in ("rows", "partitions", "size")),
         )
 
 
 class _CeilingReader(DataSourceReader):
-    def __init__(self, columns: tuple[str, ...], rows: int, partitions: int) -> None:
+    def __init__(
+        self, columns: tuple[str, ...], rows: int, partitions: int, size: int
+    ) -> None:
         self._columns = columns
         self._rows = rows
         self._partitions = partitions
+        self._size = size
 
     def partitions(self) -> Sequence[InputPartition]:
         share, rest = divmod(self._rows, self._partitions)
         return [InputPartition(share + (n < rest)) for n in range(self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batch = make_batch(self._columns)
-        for done in range(0, partition.value, batch.num_rows):
-            yield batch.slice(0, partition.value - done)
+        return repeat_batch(self._columns, self._size, partition.value)
+
+
+def repeat_batch(
+    columns: tuple[str, ...], size: int, rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Give one batch over and over, as many rows of it as are wanted."""
+    batch = make_batch(columns, size)
+    for done in range(0, rows, batch.num_rows):
+        yield batch.slice(0, rows - done)
 
 
 @lru_cache
-def make_batch(columns: tuple[str, ...]) -> pa.RecordBatch:
-    """Make what a reader of topics makes of a fetch; a worker does so once."""
-    from lance_spark.columnar.decode import decode
+def make_batch(columns: tuple[str, ...], size: int) -> pa.RecordBatch:
+    """Make what a reader of topics makes of a fetch; a worker does so once.
 
-    record = b"\x01" + (RECORD_BYTES - 5).to_bytes(4, "little")
-    data = (record + b"v" * (RECORD_BYTES - 5)) * (_BATCH_BYTES // RECORD_BYTES)
-    return decode(data, columns=columns, topic=TOPIC).batch
+    Args:
+        columns: their names.
+        size: of each value.
+    """
+    rows = max(1, _BATCH_BYTES // size)
+    arrays = {
+        "topic": _repeat(_TOPIC.encode(), rows, pa.string()),
+        "offset": _make_integers(np.arange(0, rows * size, size), pa.int64()),
+        "type": _make_integers(np.ones(rows, np.int16), pa.int16()),
+        "key": pa.nulls(rows, pa.binary()),
+        "value": _repeat(b"v" * size, rows, pa.binary()),
+        "timestamp": pa.nulls(rows, pa.timestamp("us", "UTC")),
+    }
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], [*columns])
+
+
+# Not by `pa.array`, which imports pandas.
+
+
+def _repeat(value: bytes, rows: int, kind: pa.DataType) -> pa.Array:
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(value))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(value * rows)]
+    return pa.Array.from_buffers(kind, rows, buffers)
+
+
+def _make_integers(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 class DiscardSource(DataSource):
@@ -119,11 +156,9 @@ class TicksSource(DataSource):
         """Return the name of the format."""
         return "ticks"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """Return the columns that a topic has."""
-        from lance_spark.spark.schema import make_row_schema
-
-        return make_row_schema()
+        return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the reader."""
@@ -148,7 +183,7 @@ class _TicksReader(DataSourceStreamReader):
         return [InputPartition(rows)] if rows else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield make_batch(self._columns).slice(0, partition.value)
+        return repeat_batch(self._columns, _TICK_BYTES, partition.value)
 
 
 class BellSource(DataSource):

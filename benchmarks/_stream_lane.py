@@ -1,8 +1,8 @@
 """The ways of the stream benchmark: where rows come from, and where they go.
 
 A feed adds rows to what a query reads; a drain takes what it writes and tells when rows
-have come. Of each there is one of ours, a topic, and one that does nothing and shows
-what the engine takes by itself.
+have come. Of each there is one of ours, a topic, and two that do nothing and show what
+the engine takes by itself: with sources and sinks in Python, and without any.
 """
 
 from __future__ import annotations
@@ -22,16 +22,31 @@ from lance_spark.client import LanceClient, Producer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 RECORD_BYTES = 100
 # Anything takes that long only if it hangs.
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 
 def make_rows(rows: int) -> pa.Table:
     """Make rows that are records of 100 bytes."""
     value = b"v" * (RECORD_BYTES - 5)
     return pa.table({"value": pa.array([value] * rows, pa.binary())})
+
+
+def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
+    """Run a query that ends by itself.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    query = writer.start()
+    if not query.awaitTermination(PATIENCE_S):
+        query.stop()
+        raise TimeoutError("the query does not end")
+    return query
 
 
 class Feed(ABC):
@@ -43,7 +58,26 @@ class Feed(ABC):
 
     @abstractmethod
     def add(self, rows: int) -> None:
-        """Add rows, a thousand at most; they are there when this returns."""
+        """Add rows; they are there when this returns."""
+
+
+class MachineFeed(Feed):
+    """Spark's own source of rows in the JVM, which always has the next ones.
+
+    Args:
+        rows: of each micro-batch.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def load(self, spark: SparkSession) -> DataFrame:
+        """Make the stream."""
+        reader = spark.readStream.format("rate-micro-batch")
+        return reader.option("rowsPerBatch", self._rows).load()
+
+    def add(self, rows: int) -> None:
+        """Do nothing."""
 
 
 class CounterFeed(Feed):
@@ -91,7 +125,9 @@ class TopicFeed(Feed):
         return reader.option("startingOffsets", "earliest").load()
 
     def add(self, rows: int) -> None:
-        """Add rows."""
+        """Add rows; up to a thousand of them are one batch."""
+        if rows > self._rows.num_rows:
+            self._rows = make_rows(rows)
         self._producer.write(self._rows.slice(0, rows))
         self._producer.flush()
 
@@ -108,6 +144,10 @@ class Drain(ABC):
         self.format = format
         self.options = options
 
+    def follow(self, query: StreamingQuery) -> None:
+        """Take note of the query that has been started."""
+        self._query = query
+
     @abstractmethod
     def wait_for(self, rows: int) -> int | None:
         """Wait until so many more rows are committed.
@@ -118,6 +158,26 @@ class Drain(ABC):
         Raises:
             TimeoutError: they do not come.
         """
+
+
+class NoopDrain(Drain):
+    """Spark's own sink that forgets rows; the query's progress tells of them."""
+
+    def __init__(self) -> None:
+        super().__init__("noop", {})
+        self._seen = -1
+
+    def wait_for(self, rows: int) -> int | None:
+        """Wait until another micro-batch has had rows, however many."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            last = self._query.lastProgress
+            if last and last["numInputRows"] and last["batchId"] > self._seen:
+                self._seen = last["batchId"]
+                return None
+            # Looking more often would take time from the query.
+            time.sleep(0.02)
+        raise TimeoutError("no micro-batch comes")
 
 
 class BellDrain(Drain):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +23,12 @@ import pyarrow as pa
 
 from benchmarks._frames import FrameSender
 from benchmarks._lnc_client import LncClient
+from benchmarks._session import run_broker
+from benchmarks._turns import MIB, collect
 from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.client import Consumer, LanceClient, Producer
 from lance_spark.columnar.encode import encode
 
-MIB = 1024 * 1024
 _CONNECTIONS = 16
 
 # Takes what it is sent, or sends as much as it is asked for, and nothing else.
@@ -54,30 +54,27 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 def run(report: Report) -> None:
     """Measure."""
-    with tempfile.TemporaryDirectory() as directory:
-        broker = ["-m", "lance_spark", "broker", "--listen", "127.0.0.1:0"]
-        broker += ["--fsync", "none", "--checksum", "auto", "--data-dir", directory]
-        with (
-            _process(*broker, word=4) as address,
-            _process("-c", _COPIER, str(MIB), word=0) as copier,
-            LanceClient(address) as client,
-        ):
-            bench = _Bench(client, copier, quick=report.quick)
-            report.add_table(
-                ["records", "records/s", "bytes/s", "raw copy", "to raw copy"],
-                [*bench.compare_copies(100), *bench.compare_copies(1000)],
-                "One client, batches of 1 MiB:",
-            )
-            report.add_table(
-                ["", "1 connection", f"{_CONNECTIONS} connections", "ratio"],
-                bench.compare_connections(),
-                "Bytes per second over one connection and over many, records of 1000:",
-            )
-            report.add_table(
-                ["100-byte records", "ours", "`lnc-client`", "ratio"],
-                bench.compare_lnc_client(LncClient(address)),
-                "Records per second, against `lnc-client` 0.2.9 on the same broker:",
-            )
+    with (
+        run_broker(checksum="auto") as broker,
+        _run_copier() as copier,
+        LanceClient(broker.address) as client,
+    ):
+        bench = _Bench(client, copier, quick=report.quick)
+        report.add_table(
+            ["records", "records/s", "bytes/s", "raw copy", "to raw copy"],
+            [*bench.compare_copies(100), *bench.compare_copies(1000)],
+            "One client, batches of 1 MiB:",
+        )
+        report.add_table(
+            ["", "1 connection", f"{_CONNECTIONS} connections", "ratio"],
+            bench.compare_connections(),
+            "Bytes per second over one connection and over many, records of 1000:",
+        )
+        report.add_table(
+            ["100-byte records", "ours", "`lnc-client`", "ratio"],
+            bench.compare_lnc_client(LncClient(broker.address)),
+            "Records per second, against `lnc-client` 0.2.9 on the same broker:",
+        )
 
 
 @dataclass
@@ -88,7 +85,7 @@ class _Bench:
 
     def __post_init__(self) -> None:
         self._names = (f"bench-{number}" for number in count())
-        self._rounds = 3 if self.quick else 15
+        self._rounds = 2 if self.quick else 14
         # Little enough for the page cache, in which a topic that was deleted leaves
         # its pages to the next one.
         self._size = (16 if self.quick else 64) * MIB
@@ -271,16 +268,12 @@ class _Bench:
             self.client.delete_topic(name)
 
     def _measure(self, *calls: Callable[[], float]) -> list[float]:
-        """Make calls in turns, so that they meet the same machine.
+        """Make calls in turns; the median of what each returns counts.
 
-        Each returns how long it took; the median of each counts. The best would
-        compare the luckiest moments of several processes on few cores.
+        The best would compare the luckiest moments of several processes on few cores.
         """
-        took: list[list[float]] = [[] for _ in calls]
-        for _ in range(self._rounds):
-            for times, call in zip(took, calls, strict=True):
-                times.append(call())
-        return [median(times) for times in took]
+        named = {str(number): call for number, call in enumerate(calls)}
+        return [median(took) for took in collect(named, self._rounds).values()]
 
 
 def _make_table(record_bytes: int, size: int) -> pa.Table:
@@ -290,15 +283,13 @@ def _make_table(record_bytes: int, size: int) -> pa.Table:
 
 
 @contextmanager
-def _process(*arguments: str, word: int) -> Iterator[str]:
-    """Run a child that prints its address as some word of its first line."""
-    child = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    with child:
+def _run_copier() -> Iterator[str]:
+    """Run a child that copies; give its address."""
+    command = [sys.executable, "-c", _COPIER, str(MIB)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            yield child.stdout.readline().split()[word].rstrip(",")
+            yield child.stdout.readline().strip()
         finally:
             child.terminate()
 

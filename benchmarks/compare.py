@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import random
 import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from benchmarks._child import Child
 from benchmarks._figures import PARTS
 from benchmarks.report import format_rate
 
@@ -41,7 +39,6 @@ _CHECKOUT = Path(__file__).resolve().parent.parent
 _MEASURING_CODE = (Path(__file__).parent / "_figures.py").read_text(encoding="utf-8")
 # Which tree is measured, turn by turn.
 _TURNS = ("base", "new", "new", "base")
-_ANSWER_S = 300.0
 _RESAMPLES = 2000
 
 
@@ -71,55 +68,13 @@ class Ratio:
         return f"{self.middle:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-class Tree:
-    """A process that takes figures of one tree when it is asked to."""
-
-    def __init__(self, directory: Path, parts: Sequence[str]) -> None:
-        with ExitStack() as stack:
-            self._stderr = stack.enter_context(tempfile.TemporaryFile())
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", _MEASURING_CODE, *parts],
-                cwd=directory,  # `-c` looks for modules here first.
-                env={**os.environ, "PYTHONPATH": str(directory)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                text=True,
-            )
-            self._files = stack.pop_all()
-
-    def list_figures(self) -> list[str]:
-        """Wait until the tree is ready; give the names of its figures."""
-        names: list[str] = self._read()
-        return names
-
-    def measure(self, figure: str) -> list[float]:
-        """Take a figure once: per second, and per second of processor time."""
-        assert self._child.stdin is not None
-        print(json.dumps(figure), file=self._child.stdin, flush=True)
-        rates: list[float] = self._read()
-        return rates
-
-    def _read(self) -> Any:
-        assert self._child.stdout is not None
-        # A process that hangs is killed, which ends the wait for its answer.
-        watchdog = threading.Timer(_ANSWER_S, self._child.kill)
-        watchdog.start()
-        try:
-            line = self._child.stdout.readline()
-        finally:
-            watchdog.cancel()
-        if not line:
-            self._child.wait(_ANSWER_S)
-            self._stderr.seek(0)
-            text = self._stderr.read().decode(errors="replace")
-            raise SystemExit(f"a tree ended instead of answering:\n{text[-4000:]}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process, which stops its brokers."""
-        with self._files:
-            self._child.communicate(timeout=_ANSWER_S)
+def start_tree(directory: Path, parts: Sequence[str]) -> Child:
+    """Start a process that takes figures of one tree."""
+    return Child(
+        ["-c", _MEASURING_CODE, *parts],
+        directory=directory,  # `-c` looks for modules here first.
+        environment={"PYTHONPATH": str(directory)},
+    )
 
 
 @contextmanager
@@ -149,13 +104,15 @@ class Comparison:
         self._wall: dict[str, list[float]] = defaultdict(list)
         self._cpu: dict[str, list[float]] = defaultdict(list)
 
-    def add_round(self, trees: dict[str, Tree], figures: list[str], turns: int) -> None:
+    def add_round(
+        self, trees: dict[str, Child], figures: list[str], turns: int
+    ) -> None:
         """Take all figures of both trees, in turns."""
         for figure in figures:
             took: dict[str, list[list[float]]] = {"base": [], "new": []}
             for _ in range(turns):
                 for name in _TURNS:
-                    took[name].append(trees[name].measure(figure))
+                    took[name].append(trees[name].ask(figure))
             pairs = list(zip(took["new"], took["base"], strict=True))
             self._rates[figure] += [new[0] for new in took["new"]]
             self._wall[figure].append(median(new[0] / base[0] for new, base in pairs))
@@ -187,9 +144,9 @@ def compare(base: Path, parts: Sequence[str], *, rounds: int, turns: int) -> Com
         with ExitStack() as stack:
             trees = {}
             for name in names:
-                trees[name] = Tree(directories[name], parts)
-                stack.callback(trees[name].close)
-                figures = trees[name].list_figures()
+                child = start_tree(directories[name], parts)
+                trees[name] = stack.enter_context(child)
+                figures = child.read()
             comparison.add_round(trees, figures, turns)
     return comparison
 

@@ -5,7 +5,7 @@ python -m benchmarks.kafka --quick     rough figures; the docs are left alone
 
 It is no part of `make bench`, as it fetches Kafka and, where the installed PySpark has
 no Kafka source yet, another PySpark; all of it stays in .build/kafka. Both brokers are
-processes of their own on this machine, with their files in one temporary directory.
+processes of their own on this machine, with their files below the temporary directory.
 Each keeps its defaults: ours syncs before it acknowledges, Kafka's does not.
 """
 
@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -26,10 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks._figures import read_cpu_s
 from benchmarks._kafka_setup import BROKER_VERSION, Kafka, prepare, run_kafka
 from benchmarks._kafka_side import (
-    MIB,
     TUNED_SINK,
     TUNED_SOURCE,
     KafkaCluster,
@@ -37,18 +34,20 @@ from benchmarks._kafka_side import (
     LanceSide,
     Side,
 )
+from benchmarks._session import run_broker, run_session
+from benchmarks._stream_lane import PATIENCE_S, run_to_end
+from benchmarks._turns import MIB, Took, measure, time_call, touch_memory
 from benchmarks.plot import draw_pictures
 from benchmarks.report import (
     DOCS,
     Report,
+    format_ms,
     format_rate,
     format_ratio,
-    take_turns,
+    format_s,
     write_tables,
 )
-from benchmarks.spark import run_session
 from lance_spark.client import LanceClient
-from lance_spark.testing import BrokerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -62,31 +61,15 @@ TITLE = "Records per second, or the time of one"
 _SMALL_ROWS = 1000
 # Small things are over soon, so that more of them can be measured.
 _SMALL_REPEATS = 4
+# A stream has five million rows of 100 bytes where other things have 256 MiB.
+_STREAM_ROW_BYTES = 256 * MIB / 5e6
 _VALUE_BYTES = {"100 bytes": 100, "1 KB": 1000, "10 KB": 10_000}
+# Ratios that differ from 1 by less say nothing.
+_ALIKE = 0.05
 # Of each query: the first micro-batches are slower, as processes start.
 _WARM_BATCHES, _BATCHES = 5, 20
 # Spark's own measure of a task.
 _TASK_BYTES = 128 * MIB
-# Anything takes that long only if it hangs.
-_PATIENCE_S = 600
-
-
-@dataclass(frozen=True)
-class Took:
-    """What something took: seconds by the clock, and of processors.
-
-    Processors are counted for this process and all below it: the JVM of Spark, its
-    Python workers and both brokers, of which one has nothing to do.
-    """
-
-    wall_s: float
-    cpu_s: float
-
-    @classmethod
-    def middle(cls, times: Sequence[Took]) -> Took:
-        """Take the medians."""
-        walls, cpus = [x.wall_s for x in times], [x.cpu_s for x in times]
-        return cls(median(walls), median(cpus))
 
 
 @dataclass(frozen=True)
@@ -112,16 +95,32 @@ class Line:
     def list_seconds(self) -> list[str]:
         """Write what each side took by the clock, and of processors."""
         took = [self.took[side] for side in SIDES]
-        return [self.what, *(f"{s:.3g}" for x in took for s in (x.wall_s, x.cpu_s))]
+        return [self.what, *(format_s(s) for x in took for s in (x.wall_s, x.cpu_s))]
 
     def _format(self, wall_s: float) -> str:
         if self.rows is None:
-            return f"{wall_s * 1000:.0f} ms"
+            return format_ms(wall_s)
         return format_rate(self.rows / wall_s)
+
+
+def describe(lines: Sequence[Line], other: str) -> str:
+    """Say in words where `lance` is ahead of another side, and where it is behind."""
+    found: dict[str, list[str]] = {"ahead": [], "behind": [], "as fast": []}
+    for line in lines:
+        ratio = line.took[other].wall_s / line.took[SIDES[0]].wall_s
+        where = "ahead" if ratio > 1 + _ALIKE else "behind"
+        found["as fast" if abs(ratio - 1) <= _ALIKE else where].append(line.what)
+    said = [
+        f"{where} in {len(each)} of {len(lines)} ({'; '.join(each)})"
+        for where, each in found.items()
+        if each
+    ]
+    return f"- To {other}, {SIDES[0]} is {', '.join(said)}."
 
 
 def add_tables(report: Report, lines: Sequence[Line]) -> None:
     """Write what was measured."""
+    report.add_text("\n".join(describe(lines, side) for side in reversed(SIDES[1:])))
     ratios = [f"to {side}" for side in SIDES[1:]]
     report.add_table(
         ["", *SIDES, *ratios],
@@ -134,16 +133,6 @@ def add_tables(report: Report, lines: Sequence[Line]) -> None:
         [line.list_seconds() for line in lines],
         "Seconds by the clock, and of processors: Spark, its workers and both brokers:",
     )
-
-
-def measure(calls: Mapping[str, Callable[[], Took]], rounds: int) -> dict[str, Took]:
-    """Make calls in turns; the medians count, after a round that does not."""
-    took: dict[str, list[Took]] = {side: [] for side in calls}
-    for side, counts in take_turns(calls, rounds):
-        one = calls[side]()
-        if counts:
-            took[side].append(one)
-    return {side: Took.middle(times) for side, times in took.items()}
 
 
 class Bench:
@@ -179,16 +168,17 @@ class Bench:
             small = [self._read(f"read of {_SMALL_ROWS} rows", topics)]
         small.append(self._write(f"write of {_SMALL_ROWS} rows", 100))
         small.append(self._run_lanes())
-        reads, writes, streams = [], [], []
+        with self._fill(100, rows := round(self._size / _STREAM_ROW_BYTES)) as topics:
+            stream = self._catch_up(topics, rows)
+        reads, writes = [], []
         for what, value_bytes in _VALUE_BYTES.items():
             rows = self._size // value_bytes
             with self._fill(value_bytes, rows) as topics:
                 reads.append(self._read(f"read, all columns, {what}", topics, rows))
                 if value_bytes == 100:
                     reads.append(self._read_values(what, topics, rows))
-                    streams.append(self._catch_up(topics, rows))
             writes.append(self._write(f"write, {what}", value_bytes, rows))
-        return [*reads, *writes, *streams, *small]
+        return [*reads, *writes, stream, *small]
 
     # Batches.
 
@@ -227,10 +217,7 @@ class Bench:
                 return time_call(lambda: drain(stream.trigger(availableNow=True)))
 
         def drain(stream: DataStreamWriter) -> None:
-            query = stream.start()
-            if not query.awaitTermination(_PATIENCE_S):
-                query.stop()
-                raise TimeoutError("the query does not end")
+            query = run_to_end(stream)
             assert sum(each["numInputRows"] for each in query.recentProgress) == rows
 
         what = f"stream of {format_rate(rows)} rows, `AvailableNow`"
@@ -320,20 +307,10 @@ class Bench:
             yield directory
 
 
-def time_call(call: Callable[[], object]) -> Took:
-    """Time a call."""
-    # The time it takes to look at processes is no part of the measurement.
-    cpu_s = read_cpu_s()
-    start_s = time.perf_counter()
-    call()
-    wall_s = time.perf_counter() - start_s
-    return Took(wall_s, read_cpu_s() - cpu_s)
-
-
 @contextmanager
 def give_up_with(cancel: Callable[[], object]) -> Iterator[None]:
     """Cancel what hangs, which makes the call fail that waits for it."""
-    timer = threading.Timer(_PATIENCE_S, cancel)
+    timer = threading.Timer(PATIENCE_S, cancel)
     timer.daemon = True
     timer.start()
     try:
@@ -349,7 +326,7 @@ def run_sides(kafka: Kafka, *, size: int, rounds: int, tasks: int) -> list[Line]
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (directory / "kafka").mkdir()
         kafka_address = stack.enter_context(run_kafka(kafka, directory / "kafka"))
-        broker = stack.enter_context(BrokerProcess(directory / "lance"))
+        broker = stack.enter_context(run_broker(fsync="batch"))
         client = stack.enter_context(LanceClient(broker.address))
         spark = stack.enter_context(run_session(tasks, **{"spark.jars": jars}))
         cluster = KafkaCluster(spark, kafka_address, partitions=tasks)
@@ -373,6 +350,8 @@ def main() -> None:
     add("--size", type=int, help="MiB that are read and written at once")
     add("--ivy-settings", type=Path, help="for a mirror of Maven Central")
     options = parser.parse_args()
+    if not options.quick:
+        touch_memory()
     load = f"a load of {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     kafka = prepare(options.ivy_settings)
     report = Report(quick=options.quick)

@@ -142,10 +142,10 @@ PICTURES = (
     Picture(
         "spark",
         "spark",
-        "Records per second of one task, and of what it is compared with",
+        "Bytes per second of one task, and the most that a Python source can have",
         (
-            Series("One task at a time", "records/s", "lance_spark"),
-            Series("One task at a time", "against, records/s", "compared with"),
+            Series("Bytes of values per second", "`lance`", "lance_spark"),
+            Series("Bytes of values per second", "ceiling", "ceiling"),
         ),
     ),
     Picture(

@@ -7,7 +7,7 @@ A table of benchmark NAME stands in the docs between `<!-- bench:NAME -->` and t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -57,26 +57,22 @@ def time_best_s(call: Callable[[], object], budget_s: float) -> float:
     return best
 
 
-def take_turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
-    """Say who is next, and whether it counts.
-
-    In the first round the JVM compiles what it has not seen before. It gets faster for
-    long after that, and other things on a machine come and go, so that every other
-    round goes backwards: what is always last would look best.
-    """
-    order = list(names)
-    for turn in range(1 + rounds):
-        for name in order:
-            yield name, turn > 0
-        order.reverse()
-
-
 def format_rate(per_second: float, unit: str = "") -> str:
     """Write a rate with three digits."""
     for prefix, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if per_second >= factor:
             return f"{per_second / factor:.3g} {prefix}{unit}".rstrip()
     return f"{per_second:.3g} {unit}".rstrip()
+
+
+def format_s(seconds: float) -> str:
+    """Write seconds with three digits."""
+    return f"{seconds:.3g}"
+
+
+def format_ms(seconds: float) -> str:
+    """Write a time that is best read in ms."""
+    return f"{seconds * 1000:.0f} ms"
 
 
 def format_ratio(ratio: float) -> str:

@@ -7,23 +7,24 @@ JVM and its Python worker. Everything runs in turns, and the median counts.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from statistics import median
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pyarrow as pa
 
-from benchmarks.report import Report, format_rate, format_ratio
+from benchmarks._session import run_broker, run_session
+from benchmarks._stream_lane import run_to_end
+from benchmarks._turns import MIB, Took, measure, time_call
+from benchmarks.report import Report, format_ms, format_rate, format_ratio, format_s
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.broker.service import Service
 from lance_spark.client import LanceClient, Producer
@@ -32,41 +33,47 @@ from lance_spark.model import Location
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-MIB = 1024 * 1024
 GIB = 1024 * MIB
 
-_SETTINGS: dict[str, bool | float | int | str | None] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "2g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
+VALUES = {"100 bytes": 100, "1 KB": 1000, "10 KB": 10_000, "1 MB": 1_000_000}
+SMALL_ROWS = 1000
 _PARTITION_BYTES = 64 * MIB
 
 
 def run(report: Report) -> None:
     """Measure."""
     with (
-        run_broker() as address,
-        LanceClient(address) as client,
+        run_broker() as broker,
+        LanceClient(broker.address) as client,
         run_session() as spark,
+        tempfile.TemporaryDirectory() as directory,
     ):
-        bench = _Bench(spark, client, address, quick=report.quick)
+        bench = _Bench(spark, client, broker.address, directory, quick=report.quick)
+        heads = ["`lance`", "ceiling", "CPU s", "CPU s, ceiling", "of the ceiling"]
         report.add_table(
-            ["records of 100 bytes", "records/s", "against, records/s", "ratio"],
-            [*bench.compare_reads(), bench.compare_writes()],
-            "One task at a time:",
+            ["values", *heads],
+            bench.compare_sizes(),
+            "Bytes of values per second, and processor seconds, one task at a time:",
+        )
+        report.add_table(
+            ["job", "`lance`", "trivial", "CPU s", "CPU s, trivial", "to trivial"],
+            bench.compare_small_jobs(),
+            f"Time of a job of {SMALL_ROWS} rows, in a session that has run others:",
+        )
+        report.add_table(
+            ["rows", *bench.growth_sizes, "time", "CPU"],
+            bench.compare_growth(),
+            "How the time grows with ten times the rows:",
+        )
+        report.add_table(
+            ["topic", "reader", "writer", "broker", "more than with the smallest"],
+            compare_memory(quick=report.quick),
+            "Most memory of a worker that reads or writes a topic in one partition:",
         )
         report.add_table(
             ["planning", "100 MiB", "100 GiB", "ratio"],
             bench.compare_plans(),
             "Time to plan a read, in Spark, of topics that are said to be so large:",
-        )
-        report.add_table(
-            ["topic", "peak of the worker", "more than the smallest"],
-            bench.compare_memory(),
-            "Memory of a worker that reads a topic in one partition:",
         )
 
 
@@ -75,53 +82,106 @@ class _Bench:
     spark: SparkSession
     client: LanceClient
     address: str
+    directory: str
     quick: bool
 
     def __post_init__(self) -> None:
-        from benchmarks._spark_source import (
-            RECORD_BYTES,
-            TOPIC,
-            CeilingSource,
-            DiscardSource,
-        )
+        from benchmarks._spark_source import CeilingSource, DiscardSource
 
         self.spark.dataSource.register(CeilingSource)
         self.spark.dataSource.register(DiscardSource)
-        self._topic = TOPIC
-        self._value = b"v" * (RECORD_BYTES - 5)
         self._names = (f"bench-{number}" for number in count())
-        self._rounds = 3 if self.quick else 9
-        self._size = (64 if self.quick else 512) * MIB
-        self._rows = self._size // RECORD_BYTES
-        self._partitions = -(-self._size // _PARTITION_BYTES)
+        # Even, so that each order comes as often as the other.
+        self._rounds = 2 if self.quick else 6
+        self._size = (32 if self.quick else 256) * MIB
+        self._growth = (8 * MIB, 80 * MIB) if self.quick else (64 * MIB, 640 * MIB)
 
-    def compare_reads(self) -> list[list[str]]:
-        """Compare reading a topic with reading batches that are there already."""
-        self._fill(self._topic, self._size)
-        columns = "value binary"
-        all_s, all_ceiling_s, value_s, value_ceiling_s = self._measure(
-            partial(self._read, self._load_topic()),
-            partial(self._read, self._load_ceiling()),
-            partial(self._read, self._load_topic(columns)),
-            partial(self._read, self._load_ceiling(columns)),
+    @property
+    def growth_sizes(self) -> list[str]:
+        """What the sizes are called whose times are compared."""
+        return [f"{size // MIB} MiB" for size in self._growth]
+
+    def compare_sizes(self) -> list[list[str]]:
+        """Compare with a source of ready-made batches, and a sink that discards."""
+        found: dict[str, list[list[str]]] = {}
+        for what, size in VALUES.items():
+            rows = self._size // size
+            topic = self._fill(size, rows)
+            value = "value binary"
+            took = measure(
+                {
+                    "read, all columns": self._read(topic),
+                    "read, all columns, ceiling": self._read_ceiling(size, rows),
+                    "read, `value` only": self._read(topic, value),
+                    "read, `value` only, ceiling": self._read_ceiling(
+                        size, rows, value
+                    ),
+                    "write": self._write(size, rows),
+                    "write, ceiling": self._discard(size, rows),
+                },
+                self._rounds,
+            )
+            self.client.delete_topic(topic)
+            for verb in [name for name in took if not name.endswith("ceiling")]:
+                ours, most = took[verb], took[f"{verb}, ceiling"]
+                rates = [format_rate(rows * size / x.wall_s, "B") for x in (ours, most)]
+                cpus = [format_s(x.cpu_s) for x in (ours, most)]
+                ratio = format_ratio(most.wall_s / ours.wall_s)
+                row = [f"{verb}, {what}", *rates, *cpus, ratio]
+                found.setdefault(verb, []).append(row)
+        return [row for each in found.values() for row in each]
+
+    def compare_small_jobs(self) -> list[list[str]]:
+        """Compare jobs of few rows, whose time is that of Spark and of processes."""
+        size = VALUES["100 bytes"]
+        source, target = self._fill(size, SMALL_ROWS), next(self._names)
+        self.client.create_topic(target)
+        took = measure(
+            {
+                "read": self._read(source),
+                "read, trivial": self._read_ceiling(size, SMALL_ROWS),
+                "write": self._append(target, size, SMALL_ROWS),
+                "write, trivial": self._discard(size, SMALL_ROWS),
+            },
+            self._rounds * 4,
         )
-        self.client.delete_topic(self._topic)
-        ready = "against ready-made batches"
+        for topic in (source, target):
+            self.client.delete_topic(topic)
         return [
-            self._row(f"read, all columns, {ready}", all_s, all_ceiling_s),
-            self._row(f"read, `value` only, {ready}", value_s, value_ceiling_s),
-            self._row("read, `value` only, against all columns", value_s, all_s),
+            [
+                f"{verb} of {SMALL_ROWS} rows",
+                *(format_ms(x.wall_s) for x in (ours, floor)),
+                *(format_s(x.cpu_s) for x in (ours, floor)),
+                format_ratio(ours.wall_s / floor.wall_s),
+            ]
+            for verb in ("read", "write")
+            for ours, floor in [(took[verb], took[f"{verb}, trivial"])]
         ]
 
-    def compare_writes(self) -> list[str]:
-        """Compare writing to a topic with a writer that discards its rows."""
-        literal = f"cast(repeat('v', {len(self._value)}) as binary) as value"
-        rows = self.spark.range(0, self._rows, 1, self._partitions).selectExpr(literal)
-        took_s, ceiling_s = self._measure(
-            partial(self._write, rows),
-            partial(self._save, rows.write.format("discard").mode("append")),
-        )
-        return self._row("write, against a writer that discards", took_s, ceiling_s)
+    def compare_growth(self) -> list[list[str]]:
+        """Compare the time of many rows with that of a tenth of them."""
+        size = VALUES["100 bytes"]
+        calls: dict[str, Callable[[], Took]] = {}
+        topics = []
+        for name, total in zip(self.growth_sizes, self._growth, strict=True):
+            topics.append(self._fill(size, total // size))
+            calls[f"read {name}"] = self._read(topics[-1])
+            calls[f"stream {name}"] = partial(self._catch_up, topics[-1])
+            calls[f"write {name}"] = self._write(size, total // size)
+        took = measure(calls, 2)
+        for topic in topics:
+            self.client.delete_topic(topic)
+        lines = []
+        for verb, what in (
+            ("read", "read, all columns"),
+            ("write", "write"),
+            ("stream", "stream, `AvailableNow`"),
+        ):
+            few, many = (took[f"{verb} {name}"] for name in self.growth_sizes)
+            grown = (many.wall_s / few.wall_s, many.cpu_s / few.cpu_s)
+            times = [format_s(x.wall_s) + " s" for x in (few, many)]
+            lines.append([what, *times, *(f"{each:.1f} x" for each in grown)])
+        return lines
 
     def compare_plans(self) -> list[list[str]]:
         """Compare planning a large topic with planning a small one."""
@@ -136,123 +196,124 @@ class _Bench:
                 ),
             ):
                 there = {"servers": address, **options}
-                small_s, large_s = self._measure(
-                    partial(self._plan, {**there, "topic": "small"}),
-                    partial(self._plan, {**there, "topic": "large"}),
-                    rounds=self._rounds * 3,
+                took = measure(
+                    {
+                        name: partial(self._plan, {**there, "topic": name})
+                        for name in sizes
+                    },
+                    self._rounds * 3,
                 )
-                times = [f"{took_s * 1000:.0f} ms" for took_s in (small_s, large_s)]
+                small_s, large_s = (took[name].wall_s for name in sizes)
+                times = [format_ms(took_s) for took_s in (small_s, large_s)]
                 rows.append([what, *times, format_ratio(large_s / small_s)])
-        return rows
-
-    def compare_memory(self) -> list[list[str]]:
-        """Compare the memory that a large topic takes with that of a small one."""
-        rows: list[list[str]] = []
-        least = 0
-        for size in (64 * MIB, 256 * MIB if self.quick else 4 * GIB):
-            name = next(self._names)
-            self._fill(name, size)
-            command = [sys.executable, "-m", "benchmarks._spark_worker"]
-            done = subprocess.run(
-                [*command, self.address, name], capture_output=True, check=True
-            )
-            self.client.delete_topic(name)
-            peak = int(done.stdout)
-            least = least or peak
-            more = (peak - least) // MIB
-            rows.append([f"{size // MIB} MiB", f"{peak // MIB} MiB", f"{more} MiB"])
         return rows
 
     # What is measured.
 
-    def _read(self, frame: Callable[[], DataFrame]) -> float:
-        return self._save(frame().write.format("noop").mode("overwrite"))
+    def _read(self, topic: str, schema: str | None = None) -> Callable[[], Took]:
+        return partial(self._load, "lance", self._at(topic), schema)
 
-    def _write(self, rows: DataFrame) -> float:
-        name = next(self._names)
-        writer = rows.write.format("lance").mode("append")
-        took_s = self._save(writer.options(servers=self.address, topic=name))
-        # What it takes to delete a topic is no part of it, and disks are finite.
-        self.client.delete_topic(name)
-        return took_s
+    def _read_ceiling(
+        self, size: int, rows: int, schema: str | None = None
+    ) -> Callable[[], Took]:
+        partitions = -(-rows * size // _PARTITION_BYTES)
+        options = {"rows": rows, "partitions": partitions, "size": size}
+        shown = {name: str(value) for name, value in options.items()}
+        return partial(self._load, "ceiling", shown, schema)
 
-    def _plan(self, options: dict[str, str]) -> float:
-        start = time.perf_counter()
-        frame: Any = self.spark.read.format("lance").options(**options).load()
-        frame._jdf.queryExecution().executedPlan().execute().getNumPartitions()
-        return time.perf_counter() - start
+    def _load(self, source: str, options: dict[str, str], schema: str | None) -> Took:
+        def load() -> None:
+            reader = self.spark.read.format(source).options(**options)
+            frame = (reader if schema is None else reader.schema(schema)).load()
+            frame.write.format("noop").mode("overwrite").save()
 
-    def _save(self, writer: DataFrameWriter) -> float:
-        start = time.perf_counter()
-        writer.save()
-        return time.perf_counter() - start
+        return time_call(load)
+
+    def _write(self, size: int, rows: int) -> Callable[[], Took]:
+        frame = self._make_rows(size, rows)
+
+        def write() -> Took:
+            name = next(self._names)
+            writer = frame.write.format("lance").mode("append")
+            took = time_call(writer.options(**self._at(name)).save)
+            # What it takes to delete a topic is no part of it, and disks are finite.
+            self.client.delete_topic(name)
+            return took
+
+        return write
+
+    def _append(self, topic: str, size: int, rows: int) -> Callable[[], Took]:
+        writer = self._make_rows(size, rows).write.format("lance").mode("append")
+        return partial(self._save, writer.options(**self._at(topic)))
+
+    def _discard(self, size: int, rows: int) -> Callable[[], Took]:
+        writer = self._make_rows(size, rows).write.format("discard")
+        return partial(self._save, writer.mode("append"))
+
+    def _save(self, writer: DataFrameWriter) -> Took:
+        return time_call(writer.save)
+
+    def _catch_up(self, topic: str) -> Took:
+        reader = self.spark.readStream.format("lance").options(**self._at(topic))
+        stream = reader.option("startingOffsets", "earliest").load()
+        writer = stream.writeStream.format("noop").trigger(availableNow=True)
+
+        with tempfile.TemporaryDirectory(dir=self.directory) as checkpoint:
+            writer = writer.option("checkpointLocation", checkpoint)
+            return time_call(lambda: run_to_end(writer))
+
+    def _plan(self, options: dict[str, str]) -> Took:
+        def plan() -> None:
+            frame: Any = self.spark.read.format("lance").options(**options).load()
+            frame._jdf.queryExecution().executedPlan().execute().getNumPartitions()
+
+        return time_call(plan)
 
     # How.
 
-    def _load_topic(self, schema: str | None = None) -> Callable[[], DataFrame]:
-        options = {"servers": self.address, "topic": self._topic}
-        return partial(self._load, "lance", options, schema)
+    def _at(self, topic: str) -> dict[str, str]:
+        return {"servers": self.address, "topic": topic}
 
-    def _load_ceiling(self, schema: str | None = None) -> Callable[[], DataFrame]:
-        options = {"rows": str(self._rows), "partitions": str(self._partitions)}
-        return partial(self._load, "ceiling", options, schema)
+    def _make_rows(self, size: int, rows: int) -> DataFrame:
+        value = f"cast(repeat('v', {size}) as binary) as value"
+        partitions = -(-rows * size // _PARTITION_BYTES)
+        return self.spark.range(0, rows, 1, partitions).selectExpr(value)
 
-    def _load(
-        self, source: str, options: dict[str, str], schema: str | None
-    ) -> DataFrame:
-        reader = self.spark.read.format(source).options(**options)
-        return (reader if schema is None else reader.schema(schema)).load()
-
-    def _fill(self, topic: str, size: int) -> None:
+    def _fill(self, size: int, rows: int) -> str:
+        topic = next(self._names)
         self.client.create_topic(topic)
-        piece = pa.table({"value": pa.array([self._value] * 200_000, pa.binary())})
-        rows = size // (len(self._value) + 5)
+        piece = pa.array([b"v" * size] * min(rows, 16 * MIB // size), pa.binary())
+        table = pa.table({"value": piece})
         with Producer(self.client, topic) as producer:
-            for done in range(0, rows, piece.num_rows):
-                producer.write(piece.slice(0, rows - done))
-
-    def _measure(
-        self, *calls: Callable[[], float], rounds: int | None = None
-    ) -> list[float]:
-        """Make calls in turns; the median of each counts, after one that does not."""
-        took: list[list[float]] = [[] for _ in calls]
-        for _ in range((rounds or self._rounds) + 1):
-            for times, call in zip(took, calls, strict=True):
-                times.append(call())
-        return [median(times[1:]) for times in took]
-
-    def _row(self, what: str, took_s: float, other_s: float) -> list[str]:
-        rates = [format_rate(self._rows / each) for each in (took_s, other_s)]
-        return [what, *rates, format_ratio(other_s / took_s)]
+            for done in range(0, rows, table.num_rows):
+                producer.write(table.slice(0, rows - done))
+        return topic
 
 
-@contextmanager
-def run_session(tasks: int = 1, **settings: str) -> Iterator[SparkSession]:
-    """Run a local Spark, by default one task at a time."""
-    from pyspark.sql import SparkSession
+def compare_memory(*, quick: bool) -> list[list[str]]:
+    """Compare the memory that a large topic takes with that of a small one."""
+    from benchmarks._spark_worker import VALUE_BYTES, read_peak_bytes
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{tasks}]").appName("lance-bench")
-    session = builder.config(map={**_SETTINGS, **settings}).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
-@contextmanager
-def run_broker() -> Iterator[str]:
-    """Run a broker in a child; give its address."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "lance_spark", "broker", "--fsync", "none"]
-        command += ["--listen", "127.0.0.1:0", "--data-dir", directory]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            try:
-                assert child.stdout is not None
-                yield child.stdout.readline().split()[4].rstrip(",")
-            finally:
-                child.terminate()
+    lines: list[list[str]] = []
+    least: list[int] = []
+    # Its own broker, as the most that a process has had stays.
+    with run_broker() as broker, LanceClient(broker.address) as client:
+        for size in (64 * MIB, 256 * MIB if quick else 4 * GIB):
+            topic = client.create_topic(f"memory-{size}").name
+            peaks = {}
+            for verb in ("write", "read"):
+                command = [sys.executable, "-m", "benchmarks._spark_worker", verb]
+                command += [broker.address, topic, str(size // VALUE_BYTES)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+                peaks[verb] = int(done.stdout)
+            client.delete_topic(topic)
+            status = Path(f"/proc/{broker.pid}/status")
+            now = [peaks["read"], peaks["write"], read_peak_bytes(status)]
+            least = least or now
+            more = max(peak - other for peak, other in zip(now, least, strict=True))
+            shown = [f"{each // MIB} MiB" for each in (size, *now, more)]
+            lines.append(shown)
+    return lines
 
 
 @contextmanager

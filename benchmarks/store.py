@@ -1,8 +1,8 @@
 """The store against the plain file operations that it is made of.
 
 Each pair of figures comes from the same run on the same disk, in turns, each as the
-best of several rounds. The disk is that of the temporary directory: set TMPDIR to
-measure another one.
+best of several rounds after one that does not count. The disk is that of the temporary
+directory: set TMPDIR to measure another one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from benchmarks._turns import MIB, collect
 from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.store import Fsync, NamedStage, Store, StoreConfig
 from lance_spark.store.files import File, Files, OsFile, OsFiles
 from lance_spark.wire.lwp import scan
 
-MIB = 1024 * 1024
 RECORD = b"\x01" + (1019).to_bytes(4, "little") + bytes(1019)
 BATCH = RECORD * (MIB // len(RECORD))
 SMALL = b"\x01" + (95).to_bytes(4, "little") + bytes(95)
@@ -91,11 +91,8 @@ class Bench:
 
     def race(self, contenders: Mapping[str, Contender]) -> dict[str, float]:
         """Run contenders in turns; give the best time of each."""
-        best = dict.fromkeys(contenders, float("inf"))
-        for _ in range(self.rounds):
-            for name, run_once in contenders.items():
-                best[name] = min(best[name], run_once())
-        return best
+        found = collect(contenders, self.rounds)
+        return {name: min(times) for name, times in found.items()}
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import pytest
 
 from benchmarks._kafka_setup import Ivy, Kafka, run_kafka
 from benchmarks._kafka_side import TUNED_SINK, TUNED_SOURCE
-from benchmarks.kafka import SIDES, Line, Took, add_tables, measure
-from benchmarks.plot import PICTURES, draw, read_tables
+from benchmarks._turns import Took
+from benchmarks.kafka import SIDES, Line, add_tables, describe
+from benchmarks.plot import PICTURES, draw, parse_quantity, read_tables
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parent.parent
@@ -56,21 +57,6 @@ def run_bench(java_home: Path) -> subprocess.CompletedProcess[str]:
 # What it computes.
 
 
-def test_medians_of_turns_that_count() -> None:
-    turns: list[str] = []
-    # The first of each is the round in which everything is slow.
-    walls = {"a": [9.0, 3.0, 1.0, 2.0], "b": [9.0, 6.0, 4.0, 5.0]}
-
-    def call(side: str) -> Took:
-        turns.append(side)
-        wall_s = walls[side].pop(0)
-        return Took(wall_s, 10 * wall_s)
-
-    took = measure({side: lambda side=side: call(side) for side in "ab"}, rounds=3)
-    assert took == {"a": Took(2.0, 20.0), "b": Took(5.0, 50.0)}
-    assert "".join(turns) == "abbaabba"
-
-
 def make_line(what: str, ours_s: float, rows: int | None = None) -> Line:
     walls_s = dict(zip(SIDES, (ours_s, 2.0, 0.5), strict=True))
     return Line(what, {side: Took(s, 3 * s) for side, s in walls_s.items()}, rows)
@@ -84,6 +70,33 @@ def test_rates_times_and_ratios() -> None:
         *("2 x", "0.5 x"),
     ]
     assert read.list_seconds() == ["read", "0.25", "0.75", "2", "6", "0.5", "1.5"]
+
+
+def test_words_say_who_is_ahead() -> None:
+    lines = [make_line("a", 0.25), make_line("b", 2.05), make_line("c", 3.0)]
+    assert describe([*lines, make_line("d", 1.0)], "Kafka") == (
+        "- To Kafka, `lance` is ahead in 2 of 4 (a; d), behind in 1 of 4 (c), "
+        "as fast in 1 of 4 (b)."
+    )
+    assert describe(lines[:1], "tuned Kafka") == (
+        "- To tuned Kafka, `lance` is ahead in 1 of 1 (a)."
+    )
+
+
+def test_the_page_says_in_words_what_its_table_says() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    head, *rows = next(iter(read_tables(page, "kafka").values()))
+    for side in SIDES[1:]:
+        column = head.index(f"to {side}")
+        (said,) = (x for x in page.splitlines() if x.startswith(f"- To {side}, "))
+        for row in rows:
+            assert row[0] in said
+            ratio = parse_quantity(row[column])
+            if abs(ratio - 1) > 0.1:
+                before = said[: said.index(row[0])]
+                words = ("ahead in", "behind in", "as fast in")
+                last = max(words, key=before.rfind)
+                assert last == ("ahead in" if ratio > 1 else "behind in"), row
 
 
 def test_the_picture_is_drawn_from_the_table() -> None:
