@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_ANSWER_S = 300.0
+_ANSWER_S = 600.0
 
 
 class Child:
