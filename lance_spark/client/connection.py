@@ -102,6 +102,7 @@ class Connection:
         self.dialect = dialect
         self._stream = stream
         self._parser = dialect.make_parser()
+        self._parser.reuse_buffers()
         self._silence_s_max = config.request_timeout_s
         self._clock = (runtime or Runtime()).clock
         self._last_sent_s = self._last_heard_s = self._clock()

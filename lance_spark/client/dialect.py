@@ -44,6 +44,9 @@ class Parser(Protocol):
     def error(self) -> Exception | None:
         """Why the bytes can't be parsed further."""
 
+    def reuse_buffers(self) -> None:
+        """Use the buffers of large frames again when no view of them is left."""
+
     def buffer_for_read(self) -> memoryview:
         """Return the place for the next bytes."""
 

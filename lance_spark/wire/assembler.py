@@ -29,6 +29,11 @@ A buffer beyond the first one is mapped by itself and so given back to the syste
 its last view goes. From the allocator it would stay with the thread that freed it, and
 with it a multiple of what a server has allowed for.
 
+A client gets one large answer after the other. From the allocator many of their pages
+would be fresh, and to touch a page for the first time costs as much as to copy it.
+After `reuse_buffers` two buffers stay, and are written again once no view of them is
+left.
+
 After an error the frames before it are still handed out, then the error is raised every
 time: inside a byte stream there is no place to start again.
 """
@@ -36,13 +41,15 @@ time: inside a byte stream there is no place to start again.
 from __future__ import annotations
 
 import mmap
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lance_spark.errors import (
     LocalProtocolError,
@@ -58,6 +65,12 @@ _ROOM_BYTES_MIN = 4 * 1024
 # A batch of the usual size and what is around it fit without growing.
 PAYLOAD_BYTES_FIRST = 1024 * 1024 + 64 * 1024
 _PAYLOAD_GROWTH = 4
+# Two buffers are used again: one is filled while the caller works on the other. Smaller
+# ones the allocator has at hand. Their sizes are rounded up to whole steps, so that one
+# fits answers that differ a little.
+_REUSED_MAX = 2
+_REUSED_BYTES_MIN = 256 * 1024
+_REUSED_BYTES_STEP = 1024 * 1024
 
 EMPTY = memoryview(b"")
 
@@ -105,6 +118,8 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
         self._payload_filled = 0
         # Size of the view that the caller is filling.
         self._room = 0
+        # The buffers that are used again; None if all are fresh.
+        self._reused: list[_Reused] | None = None
 
     # What a protocol says.
 
@@ -169,6 +184,14 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
     def allow(self, payload_bytes_max: int) -> None:
         """Change the largest payload, from the next frame on that is handed out."""
         self._payload_bytes_max = payload_bytes_max
+
+    def reuse_buffers(self) -> None:
+        """Use the buffers of large payloads again when no view of them is left.
+
+        This holds up to two of the largest payloads for as long as the assembler lives,
+        so it suits a client that asks for them, and not a server with many peers.
+        """
+        self._reused = []
 
     # Bytes in.
 
@@ -284,10 +307,26 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
             # malloc keeps what it gets back for the same thread. So it gives only
             # buffers of the usual size, which are asked for again and again.
             is_usual = self._payload_length <= self._payload_bytes_first
-            grown = _allocate(size) if is_usual else _map(size)
+            grown = self._allocate_usual(size) if is_usual else _map(size)
             grown[: self._payload_filled] = self._payload
             self._payload = grown
         return self._payload[self._payload_filled :]
+
+    def _allocate_usual(self, size: int) -> memoryview:
+        reused = self._reused
+        if reused is None or size < _REUSED_BYTES_MIN:
+            return _allocate(size)
+        free = [each for each in reused if each.is_free]
+        fitting = [each for each in free if each.size >= size]
+        if fitting:
+            return fitting[0].lend(size)
+        # All are in use, or too small.
+        if len(reused) == _REUSED_MAX:
+            if not free:
+                return _allocate(size)
+            reused.remove(free[0])
+        reused.append(_Reused(-(-size // _REUSED_BYTES_STEP) * _REUSED_BYTES_STEP))
+        return reused[-1].lend(size)
 
     def _parse_block(self) -> None:
         while self._error is None and self._end - self._start >= self._header_bytes:
@@ -347,6 +386,28 @@ class Assembler(ABC, Generic[HeaderT, FrameT]):
             return
         self._position += self._header_bytes + len(payload)
         self._frames.append(frame)
+
+
+class _Reused:
+    """Memory that is lent as long as any view of it is left."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = _allocate(size)
+        # The array that all views of the memory hang on, while there are any.
+        self._lent: Callable[[], NDArray[Any] | None] = lambda: None
+
+    @property
+    def size(self) -> int:
+        return len(self._memory)
+
+    @property
+    def is_free(self) -> bool:
+        return self._lent() is None
+
+    def lend(self, size: int) -> memoryview:
+        array = np.frombuffer(self._memory, np.uint8, size)
+        self._lent = weakref.ref(array)
+        return array.data
 
 
 def _map(size: int) -> memoryview:

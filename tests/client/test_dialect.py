@@ -50,6 +50,9 @@ class LineParser:
     def __init__(self) -> None:
         self._data, self._room = b"", bytearray(64)
 
+    def reuse_buffers(self) -> None:
+        pass
+
     def buffer_for_read(self) -> memoryview:
         return memoryview(self._room)
 

@@ -8,6 +8,8 @@ import struct
 import tracemalloc
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from lance_spark.errors import (
     PayloadOverLimit,
     RemoteProtocolError,
 )
-from lance_spark.wire.assembler import BLOCK_BYTES, Assembler
+from lance_spark.wire.assembler import BLOCK_BYTES, EMPTY, Assembler
 from lance_spark.wire.lwp import (
     PAYLOAD_BYTES_MAX,
     Checksum,
@@ -133,6 +135,89 @@ def test_large_payload_is_received_in_place() -> None:
     assert frame.payload == payload
     assert frame.payload.obj is room.obj
     assert parser.payload_missing == 0
+
+
+def find_memory(view: memoryview) -> int:
+    address: int = np.frombuffer(view, np.uint8).ctypes.data
+    return address
+
+
+class TestReusedBuffers:
+    """A client's large answers go into buffers that stay."""
+
+    LARGE = 512 * 1024
+
+    def make_parser(self) -> FrameParser:
+        parser = FrameParser()
+        parser.reuse_buffers()
+        return parser
+
+    def read(self, parser: FrameParser, fill: bytes, size: int = LARGE) -> memoryview:
+        (frame,) = read_into(parser, ingest(fill * size), 100_000)
+        assert frame.payload == fill * size
+        return frame.payload
+
+    def test_memory_is_written_again_once_its_views_are_gone(self) -> None:
+        parser = self.make_parser()
+        first = find_memory(self.read(parser, b"a"))
+        # Answers differ a little in their sizes.
+        assert find_memory(self.read(parser, b"b", self.LARGE + 5)) == first
+        assert find_memory(self.read(parser, b"c", self.LARGE - 5)) == first
+
+    def test_two_take_turns_while_one_is_looked_at(self) -> None:
+        parser, seen, last = self.make_parser(), set(), EMPTY
+        for number in range(6):
+            last = self.read(parser, bytes([number]))
+            seen.add(find_memory(last))
+        assert len(seen) == 2
+
+    def test_any_view_keeps_its_bytes(self) -> None:
+        parser = self.make_parser()
+        views = [
+            # What reading does with payloads: parts, arrays, Arrow's buffers.
+            lambda payload: payload[-5:],
+            lambda payload: np.frombuffer(payload, np.uint8)[7:],
+            lambda payload: pa.py_buffer(payload).slice(3),
+        ]
+        kept = []
+        for number, view in enumerate(views * 2):
+            kept.append((number, view(self.read(parser, bytes([number])))))
+        for number in range(6, 12):
+            self.read(parser, bytes([number]))
+        for number, view in kept:
+            assert set(bytes(view)) == {number}
+
+    def test_a_larger_payload_takes_the_place_of_a_smaller_one(self) -> None:
+        parser, size = self.make_parser(), 3 * self.LARGE
+        first, second = self.read(parser, b"a"), self.read(parser, b"b")
+        del first, second
+        large = find_memory(self.read(parser, b"c", size))
+        assert find_memory(self.read(parser, b"d", size)) == large
+
+    def test_memory_is_only_kept_where_it_is_wanted(self) -> None:
+        parser = self.make_parser()
+        tracemalloc.start()
+        try:
+            for number in range(8):
+                self.read(parser, bytes([number]))
+            kept, _ = tracemalloc.get_traced_memory()
+            del parser
+            dropped, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # No more than two, and none once the connection is gone.
+        assert kept - dropped < 3 * 2 * self.LARGE
+        assert dropped < self.LARGE
+
+    def test_parsers_without_it_hold_nothing(self) -> None:
+        parser = FrameParser()
+        tracemalloc.start()
+        try:
+            self.read(parser, b"a")
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < self.LARGE
 
 
 def test_acks_reuse_their_block() -> None:
