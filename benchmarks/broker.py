@@ -21,6 +21,7 @@ from statistics import median
 
 import pyarrow as pa
 
+from benchmarks._figures import read_process_s
 from benchmarks._frames import FrameSender
 from benchmarks._lnc_client import LncClient
 from benchmarks._session import run_broker
@@ -29,7 +30,9 @@ from benchmarks.report import Report, format_rate, format_ratio
 from lance_spark.client import Consumer, LanceClient, Producer
 from lance_spark.columnar.encode import encode
 
+KIB = 1024
 _CONNECTIONS = 16
+Clock = Callable[[], float]
 
 # Takes what it is sent, or sends as much as it is asked for, and nothing else.
 _COPIER = """
@@ -69,6 +72,11 @@ def run(report: Report) -> None:
             ["", "1 connection", f"{_CONNECTIONS} connections", "ratio"],
             bench.compare_connections(),
             "Bytes per second over one connection and over many, records of 1000:",
+        )
+        report.add_table(
+            ["frames of", "1 connection", f"{_CONNECTIONS} connections", "ratio"],
+            bench.compare_frames(broker.pid),
+            "Processor seconds of the broker per GB of prepared frames, records of 100:",
         )
         report.add_table(
             ["100-byte records", "ours", "`lnc-client`", "ratio"],
@@ -145,6 +153,23 @@ class _Bench:
             rows.append([what, *rates, format_ratio(together / alone)])
         return rows
 
+    def compare_frames(self, broker: int) -> list[list[str]]:
+        """Compare small frames with large ones by what the broker spends on them."""
+        whole = _make_table(100, self._size)
+        share = _make_table(100, self._size // _CONNECTIONS)
+        clock = partial(read_process_s, broker)
+        rows = []
+        for frame_bytes in (64 * KIB, MIB):
+            frame, frames = self._measure(
+                partial(self._send_frames, whole, 1, frame_bytes, clock),
+                partial(self._send_frames, share, _CONNECTIONS, frame_bytes, clock),
+            )
+            spent = [f"{took * 1e9 / self._size:.2f}" for took in (frame, frames)]
+            rows.append(
+                [f"{frame_bytes // KIB} KiB", *spent, format_ratio(frames / frame)]
+            )
+        return rows
+
     def compare_lnc_client(self, theirs: LncClient) -> list[list[str]]:
         """Compare with the client of the field, in the fastest way it has."""
         table = _make_table(100, self._size // 2)
@@ -210,10 +235,16 @@ class _Bench:
                 producer.flush()
             return _time_in_threads([partial(write, p) for p in producers])
 
-    def _send_frames(self, table: pa.Table, connections: int) -> float:
+    def _send_frames(
+        self,
+        table: pa.Table,
+        connections: int,
+        frame_bytes: int = MIB,
+        clock: Clock = time.perf_counter,
+    ) -> float:
         payloads = [
             (payload.data, payload.records)
-            for payload in encode(table, payload_bytes_max=MIB)
+            for payload in encode(table, payload_bytes_max=frame_bytes)
         ]
         with self._topic() as topic, ExitStack() as stack:
             topic_id = self.client.topic(topic).id
@@ -225,7 +256,7 @@ class _Bench:
             ]
             for sender in senders:
                 sender.warm_up()
-            return _time_in_threads([sender.send for sender in senders])
+            return _time_in_threads([sender.send for sender in senders], clock)
 
     def _read(self, topic: str, size: int, connections: int = 1) -> float:
         def read(consumer: Consumer) -> None:
@@ -299,15 +330,17 @@ def _connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-def _time_in_threads(calls: list[Callable[[], None]]) -> float:
+def _time_in_threads(
+    calls: list[Callable[[], None]], clock: Clock = time.perf_counter
+) -> float:
     if len(calls) == 1:
-        start = time.perf_counter()
+        start = clock()
         calls[0]()
-        return time.perf_counter() - start
+        return clock() - start
     threads = [threading.Thread(target=call) for call in calls]
-    start = time.perf_counter()
+    start = clock()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - start
+    return clock() - start
