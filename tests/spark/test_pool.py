@@ -222,6 +222,12 @@ def test_stages_of_tasks_one_behind_the_other_share_a_connection(
     assert broker.metrics.snapshot().connections_opened == 2
     # What the broker has closed is not lent again.
     broker.stop()
+    requests = broker.metrics.snapshot().requests
+    # Three round trips for each: the stage, its batch, the commit.
+    assert {name: each.count for name, each in requests.items()} == {
+        "GetClusterStatus": 2,
+        **dict.fromkeys(("OpenStage", "Ingest", "CommitStages"), 3),
+    }
     with EmbeddedBroker(listen=config.servers) as again:
         for sequence in range(3):
             stage(sequence)
