@@ -173,11 +173,12 @@ class Delivery:
         )
         self._thread.start()
 
-    def stop(self, *, abandon: bool) -> None:
+    def stop(self, *, abandon: bool, keep_link: bool = False) -> None:
         """End the thread and the connection; may be called again.
 
         Args:
             abandon: do not wait for what is still pending; it may get stored or not.
+            keep_link: leave the connection as it is, for another one.
         """
         self.ledger.close()
         if abandon:
@@ -188,7 +189,8 @@ class Delivery:
             self._link.close()
         # Nothing is pending any more, or the wait of the thread was just ended.
         self._thread.join(_JOIN_S)
-        self._link.close()
+        if not keep_link or self._thread.is_alive():
+            self._link.close()
         if self._thread.is_alive():
             logger.warning("topic %r: the producer's thread does not end", self._topic)
             return

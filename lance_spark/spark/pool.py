@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from lance_spark.client.driver import ConnectionConfig, Driver, open_driver
 
 # A worker runs one task at a time and a task reads one server; the rest is for jobs
-# that take turns. Each costs a socket and a thread.
+# that take turns. Each costs a socket and a thread; one that has written stages costs
+# two of each, since their batches have a connection of their own.
 _IDLE_MAX = 4
 
 

@@ -37,6 +37,7 @@ from lance_spark.store.journal import parse_journal
 from lance_spark.store.log import Point
 from lance_spark.store.recovery import Found, find_promise, list_segments
 from lance_spark.store.stage import STAGE_METADATA, decode_stage
+from lance_spark.store.stagelog import STAGE_LOG, parse_stage_log
 from lance_spark.store.store import CONSUMERS
 from lance_spark.store.topic import (
     TOPIC_METADATA,
@@ -117,6 +118,7 @@ class _Checker:
         identity = identity or Identity.derive(self.files, self.root, is_new=False)
         yield from self._whole(JOURNAL, self._journal)
         yield from self._whole(CONSUMERS, self._consumers)
+        yield from self._whole(STAGE_LOG, self._stage_log)
         yield from self._topics(identity)
         for stage in list_ids(self.files, self.root / "stages"):
             yield from self._stage(f"stages/{stage}", stage, identity)
@@ -174,6 +176,26 @@ class _Checker:
         if parsed.torn is not None:
             text = "an entry is not finished; the next opening leaves it out"
             yield _note(CONSUMERS, text, parsed.torn, len(data))
+
+    def _stage_log(self) -> Iterator[Finding]:
+        data = read_file(self.files, self.root / STAGE_LOG)
+        if data is None:
+            return  # No stage was small so far.
+        parsed = parse_stage_log(data)
+        if parsed.lost is not None:
+            yield _damage(STAGE_LOG, f"{parsed.lost}: the stages in it are gone")
+            return
+        for fault in parsed.faults:
+            yield _damage(STAGE_LOG, f"{fault}; the next opening writes it anew")
+        for start, end, fault in parsed.damaged:
+            yield _damage(STAGE_LOG, fault, start, end)
+        if parsed.torn:
+            yield _note(STAGE_LOG, "a mark is not finished; the next opening sets it")
+        if len(data) > max(parsed.end, parsed.mark.end):
+            text = "an entry is not finished; the next opening cuts it off"
+            yield _note(STAGE_LOG, text, parsed.end, len(data))
+        for stage in parsed.stages.values():
+            self.progress(stage.size)
 
     def _pending(self) -> tuple[dict[int, int], frozenset[int]]:
         """Find what the next opening changes.

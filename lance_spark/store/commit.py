@@ -116,6 +116,9 @@ def carry_out(
 
 
 def _add_stage(topic: Topic, stage: Stage, now_ns: int) -> None:
+    if stage.log is None:
+        stage.copy_to(topic.log, now_ns=now_ns)
+        return
     adopt = stage.size >= topic.log.context.config.stage_adopt_bytes
     for segment in stage.log.segments():
         if not segment.size:
@@ -298,6 +301,8 @@ def _read_topic(context: Context, topic: TopicPlan) -> TopicMetadata | None:
 
 
 def _has_stage(context: Context, stage: int) -> bool:
+    if stage in context.stage_log.stages:
+        return True
     try:
         return read_stage(context, stage) is not None
     except StoreError:

@@ -51,6 +51,9 @@ class StoreConfig:
         index_cache_bytes: how much index is kept in memory, over all segments.
         stage_adopt_bytes: a stage of at least this size becomes segments of its topic
             as it is; a smaller one is copied behind the topic's last record.
+        stage_inline_bytes: a stage that stays below this, and that would be copied,
+            has no files of its own, but rides in `stages.log`; 0 gives all stages
+            files.
         stage_ttl_s: a stage is dropped after this time without activity of its job.
         stages_max: how many stages may be open at once.
         overwrite_max: how many topics one commit may replace.
@@ -70,6 +73,7 @@ class StoreConfig:
     open_segments_max: int = _setting(256, least=4)
     index_cache_bytes: int = _setting(64 * MIB, least=0)
     stage_adopt_bytes: int = _setting(4 * MIB, least=1)
+    stage_inline_bytes: int = _setting(256 * KIB, least=0)
     stage_ttl_s: int = _setting(DAY_S, least=1)
     stages_max: int = _setting(10_000, least=1)
     overwrite_max: int = _setting(100, least=1)

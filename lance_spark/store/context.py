@@ -20,6 +20,7 @@ from lance_spark.store.config import StoreConfig
 from lance_spark.store.document import Identity
 from lance_spark.store.files import LOCK, RESERVE, Files, Reserve, Spare
 from lance_spark.store.segment import SegmentCache
+from lance_spark.store.stagelog import StageLog
 
 # The name that the documentation gives.
 logger = logging.getLogger("lance_spark.store.finding")
@@ -153,6 +154,7 @@ class Context:
         )
         self.spare = Spare(files, root / LOCK)
         self.reserve = Reserve(files, root / RESERVE)
+        self.stage_log = StageLog(files, root, self.reserve)
 
     def topic_directory(self, topic: int) -> Path:
         """Tell where a topic's files are."""

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from lance_spark.checksum import crc32c
 from lance_spark.errors import DamagedFile, StoreClosed, StoreError
 from lance_spark.store.files import Files, list_ids, read_file, replace_file
+from lance_spark.store.stagelog import list_inline_ids
 
 FORMAT = 2
 UNCHECKED_FORMAT = 1
@@ -208,7 +209,7 @@ class Identity:
     def derive(cls, files: Files, root: Path, *, is_new: bool) -> Identity:
         """Make ids for a directory without the file, far above all that can be seen."""
         jump = 0 if is_new else _LOST_ID_JUMP
-        stages = list_ids(files, root / "stages")
+        stages = list_ids(files, root / "stages") + list_inline_ids(files, root)
         topics = list_ids(files, root / "segments") + list_ids(files, root / "trash")
         return cls(
             files,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -468,10 +468,11 @@ class Log:
         with self._syncing:
             with self._state:
                 self.check_writable()
-                if not self._segments:
+                writes, names = self._writes, self._names
+                synced = self._writes_synced, self._names_synced
+                if not self._segments or (writes, names) == synced:
                     return
                 segment = replace(self._segments[-1])
-                writes, names = self._writes, self._names
             opened = self._open_to_sync(segment)
             began = time.perf_counter()
             with self._syncing_disk():
@@ -511,7 +512,9 @@ class Log:
         """Make all segments durable; under `none` the earlier ones may not be."""
         with self.writing("sync"):
             for segment in self.segments()[:-1]:
-                self.open_segment(segment).sync()
+                # The other ones were made durable before they got a successor.
+                if segment.lazy:
+                    self.open_segment(segment).sync()
         self.sync()
 
     def sync_written(self) -> None:
@@ -609,6 +612,15 @@ class Log:
 _RETRY_S = 0.01
 
 
+class HasSync(Protocol):
+    """A log, or the log of small stages."""
+
+    where: str
+
+    def sync(self) -> None:
+        """Make everything written so far durable."""
+
+
 class Syncer:
     """Syncs the logs that were appended to, at most once per interval.
 
@@ -618,17 +630,17 @@ class Syncer:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._wake = threading.Condition()
-        self._dirty: dict[int, Log] = {}
+        self._dirty: dict[HasSync, None] = {}
         self._stopped = False
         self._thread = threading.Thread(
             target=self._run, name="lance-store-sync", daemon=True
         )
         self._thread.start()
 
-    def request(self, log: Log) -> None:
+    def request(self, log: HasSync) -> None:
         """Have a log synced soon."""
         with self._wake:
-            self._dirty[log.topic] = log
+            self._dirty[log] = None
             self._wake.notify()
 
     def stop(self, timeout_s: float) -> None:
@@ -642,7 +654,7 @@ class Syncer:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._dirty or self._stopped)
-                logs, self._dirty = list(self._dirty.values()), {}
+                logs, self._dirty = list(self._dirty), {}
                 if self._stopped and not logs:
                     return
             started = time.monotonic()
@@ -654,7 +666,7 @@ class Syncer:
                 time.sleep(rest)
 
     @staticmethod
-    def _sync(log: Log) -> bool:
+    def _sync(log: HasSync) -> bool:
         """Sync a log; tell whether that is settled, well or badly."""
         try:
             log.sync()

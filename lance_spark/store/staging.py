@@ -31,6 +31,7 @@ from lance_spark.errors import (
     StageMismatch,
     StageUnknown,
     StoreError,
+    StoreReadOnly,
     StoreWriteFailed,
     Timeout,
 )
@@ -66,9 +67,11 @@ from lance_spark.store.stage import (
     STAGE_METADATA,
     Stage,
     StageMetadata,
+    decode_stage,
     read_stage,
     remove_stage,
 )
+from lance_spark.store.stagelog import STAGE_LOG
 from lance_spark.store.topic import Topic, TopicMetadata, check_log_name
 
 logger = logging.getLogger(__name__)
@@ -98,10 +101,24 @@ class Staging:
 
     def settle(self) -> None:
         """Decide about commits that a crash has interrupted, before topics open."""
+        self._open_stage_log()
         for plan in self._history.plans():
             if not self._hold(plan):
                 outcome = settle(self._context, plan)
                 self._unsettled.append((plan, outcome))
+
+    def _open_stage_log(self) -> None:
+        context = self._context
+        found = context.stage_log.read()
+        if found.lost is not None:
+            text = f"{found.lost}: the small stages are gone; kept as .damaged"
+            context.findings.damage(STAGE_LOG, text)
+        for fault in found.faults:
+            context.findings.damage(STAGE_LOG, f"{fault}; it is written anew")
+        for start, end, fault in found.damaged:
+            text = f"{fault}: a stage that needs it can't be committed"
+            context.findings.damage(STAGE_LOG, text, start, end)
+        context.reserve.spend(lambda: context.stage_log.resume(found))
 
     def _hold(self, plan: CommitPlan) -> bool:
         """Let a commit wait, if one of its topics can't be opened.
@@ -127,6 +144,7 @@ class Staging:
         files.sync_dir(self._directory)  # As for topics: see `Catalog.load`.
         for stage_id in list_ids(files, self._directory):
             self._load_stage(stage_id)
+        self._load_inline()
         for plan, outcome in self._unsettled:
             self._end_unsettled(plan, outcome)
         self._unsettled = []
@@ -146,6 +164,21 @@ class Staging:
             self._context.findings.damage(f"stages/{stage_id}", str(error))
             return
         self._stages[stage_id] = stage
+
+    def _load_inline(self) -> None:
+        stage_log, over = self._context.stage_log, []
+        for stage_id, inline in stage_log.stages.items():
+            metadata = decode_stage(stage_log.metadata(inline))
+            has_files = stage_id in self._stages or stage_id in self._damaged
+            if has_files or self._is_over(metadata):
+                over.append(stage_id)
+            else:
+                stage = Stage(self._context, metadata, inline=inline)
+                self._stages[stage_id] = stage
+        try:
+            stage_log.drop(over)
+        except (OSError, StoreError) as error:
+            logger.warning("stages that are over are still there: %s", error)
 
     def _read_stage(self, stage_id: int) -> StageMetadata | None:
         try:
@@ -288,7 +321,7 @@ class Staging:
                 self._stages.pop(stage.metadata.id, None)
             try:
                 stage.drop()
-            except OSError as error:
+            except (OSError, StoreReadOnly) as error:
                 # It is removed when the store is next opened, or expires.
                 logger.warning(
                     "stage %d: could not remove: %s", stage.metadata.id, error
@@ -299,6 +332,7 @@ class Staging:
         self._drop(stages)
         with self._decisions.writing("forget stages for good"):
             self._context.files.sync_dir(self._directory)
+            self._context.stage_log.sync()
         return len(stages)
 
     # Committing.
@@ -412,7 +446,7 @@ class Staging:
                     locks.enter_context(topic.log.exclusive())
                     topic.log.sync()
                 for stage in stages:
-                    stage.log.sync_segments()
+                    stage.sync()
                 # What is begun can be undone also when others take all descriptors.
                 self._context.spare.keep()
             yield
@@ -544,8 +578,12 @@ class Staging:
 
     def close(self) -> None:
         """Make the stages durable, once nothing is under way."""
-        for stage in self.all():
-            stage.log.close()
+        try:
+            for stage in self.all():
+                if stage.log is not None:
+                    stage.log.close()
+        finally:
+            self._context.stage_log.close()
 
 
 def _check_content(stage: Stage, named: NamedStage) -> None:

@@ -58,9 +58,10 @@ from lance_spark.store.files import (
     read_file,
     replace_file,
 )
-from lance_spark.store.log import Appended, Log, Syncer
+from lance_spark.store.log import Appended, HasSync, Log, Syncer
 from lance_spark.store.reader import Slice, View
 from lance_spark.store.stage import STAGE_METADATA, Stage, decode_stage, encode_stage
+from lance_spark.store.stagelog import StageLog
 from lance_spark.store.staging import Staging
 from lance_spark.store.topic import (
     DEFAULT_TOPIC,
@@ -72,6 +73,8 @@ from lance_spark.store.topic import (
 )
 
 CONSUMERS = "consumers.log"
+# How much of `stages.log` may be over when maintenance looks at it.
+_STAGE_GARBAGE_BYTES = 1024 * 1024
 
 
 class Store:
@@ -442,7 +445,10 @@ class Store:
             StageExpired, StageUnknown: the stage was dropped meanwhile.
         """
         try:
-            self._wait(self._log(topic), appended.end, timeout_s)
+            if topic >= FIRST_STAGE_ID:
+                self._wait_stage(self._staging.get(topic), appended.end, timeout_s)
+            else:
+                self._wait(self.topic(topic).log, appended.end, timeout_s)
         except StoreError:
             if topic >= FIRST_STAGE_ID:
                 # Was it dropped while this waited?
@@ -533,7 +539,7 @@ class Store:
         now_ns = self._clock_ns()
         framed = self._frame(data, starts)
         appended = found.append(batch, data, framed, now_ns=now_ns, data_crc=data_crc)
-        self._request_sync(found.log)
+        self._request_sync(found.home)
         if wait:
             self.wait_durable(stage, appended)
         return appended
@@ -654,6 +660,7 @@ class Store:
                     failure = error
         self._staging.expire(now_ns)
         self._decisions.compact(now_ns)
+        self._context.stage_log.tidy(_STAGE_GARBAGE_BYTES)
         self._context.reserve.keep()
         if failure is not None:
             raise failure
@@ -713,7 +720,7 @@ class Store:
             raise copy(scan.fault)  # With a traceback it would be part of a cycle.
         return scan.starts
 
-    def _request_sync(self, log: Log) -> None:
+    def _request_sync(self, log: HasSync) -> None:
         if self._syncer is not None:
             self._syncer.request(log)
 
@@ -724,14 +731,16 @@ class Store:
             timeout_s = self.config.wait_timeout_s
         log.wait(end, timeout_s=timeout_s)
 
-    def _log(self, topic: int) -> Log:
-        if topic >= FIRST_STAGE_ID:
-            return self._staging.get(topic).log
-        return self.topic(topic).log
+    def _wait_stage(self, stage: Stage, end: int, timeout_s: float | None) -> None:
+        if self._syncer is None and not stage.is_durable(end):
+            stage.home.sync()
+        if timeout_s is None:
+            timeout_s = self.config.wait_timeout_s
+        stage.wait(end, timeout_s=timeout_s)
 
-    def _logs(self) -> list[Log]:
-        topics = [topic.log for topic in self._catalog.topics.values()]
-        return topics + [stage.log for stage in self._staging.all()]
+    def _logs(self) -> set[Log | StageLog]:
+        topics = {topic.log for topic in self._catalog.topics.values()}
+        return topics | {stage.home for stage in self._staging.all()}
 
     def _check_open(self) -> None:
         if self._closed:

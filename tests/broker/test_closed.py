@@ -38,7 +38,8 @@ def flip(path: Path) -> None:
 def data_dir(directory: Path) -> Path:
     """Topics one and two, a stage for two, an offset in each."""
     path = directory / "data"
-    with EmbeddedBroker(data_dir=str(path), fsync="none") as broker:
+    files = {"fsync": "none", "stage_inline_bytes": 0}
+    with EmbeddedBroker(data_dir=str(path), **files) as broker:
         for name in ("one", "two"):
             topic = add_topic(broker, name, records(name, 3))
             broker.service.store.commit_offset(7, topic, 25)

@@ -156,6 +156,8 @@ class FakeClient:
         self.is_closed = False
         self.created: list[str] = []
         self.stages: list[tuple[str, str, int]] = []
+        # How often a connection came back that another writer can have.
+        self.returned = 0
         self.leaders: list[Address] = []
         self.avoided: list[object] = []
         self._connections = list(connections or (FakeConnection(),))
@@ -179,6 +181,12 @@ class FakeClient:
 
     def dedicated(self) -> FakeClient:
         return self
+
+    def borrow(self) -> FakeClient:
+        return self
+
+    def give_back(self, borrowed: FakeClient) -> None:
+        self.returned += 1
 
     @property
     def link(self) -> FakeClient:

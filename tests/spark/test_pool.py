@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from lance_spark.broker import EmbeddedBroker
 from lance_spark.client import ClientConfig
+from lance_spark.client.driver import WriterSettings
 from lance_spark.spark.pool import Pool, clear_pool, lease
 from tests.spark.reading import fill, parse
 
@@ -187,3 +189,46 @@ def test_parent_and_child_talk_at_the_same_time(broker: EmbeddedBroker) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert broker.metrics.snapshot().connections_opened == 2
+
+
+def test_stages_of_tasks_one_behind_the_other_share_a_connection(
+    broker: EmbeddedBroker, clients: Pool, config: ClientConfig
+) -> None:
+    """A connection for commands and one for batches; both outlast a task."""
+    settings = WriterSettings(
+        batch_bytes=1000,
+        linger_s=0.0,
+        max_in_flight=1,
+        buffer_bytes=9000,
+        compression="none",
+        record_type=1,
+        allow_null_records=False,
+    )
+
+    def stage(sequence: int) -> None:
+        with clients.lease(config) as driver:
+            calls = driver.stages()
+            assert calls is not None
+            writer = calls.open_writer(
+                "a", "w", sequence, options=settings, check=lambda server: None
+            )
+            writer.write(pa.table({"value": pa.array([b"x"], pa.binary())}))
+            content = writer.finish()
+            assert content is not None
+            assert calls.commit("w", sequence, [content]).status == "committed"
+
+    for sequence in range(3):
+        stage(sequence)
+    assert broker.metrics.snapshot().connections_opened == 2
+    # What the broker has closed is not lent again.
+    broker.stop()
+    requests = broker.metrics.snapshot().requests
+    # Three round trips for each: the stage, its batch, the commit.
+    assert {name: each.count for name, each in requests.items()} == {
+        "GetClusterStatus": 2,
+        **dict.fromkeys(("OpenStage", "Ingest", "CommitStages"), 3),
+    }
+    with EmbeddedBroker(listen=config.servers) as again:
+        for sequence in range(3):
+            stage(sequence)
+        assert again.metrics.snapshot().connections_opened == 2

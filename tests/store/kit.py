@@ -12,6 +12,7 @@ from lance_spark.errors import Corrupt
 from lance_spark.store import Finding, Severity, Store, StoreConfig, View, check_store
 from lance_spark.store.files import Files
 from lance_spark.store.log import Log
+from lance_spark.store.stage import Stage
 from lance_spark.wire.lwp import scan
 
 ROOT = Path("/data")
@@ -22,6 +23,8 @@ SMALL = {
     "stage_adopt_bytes": 500,
     "open_segments_max": 8,
 }
+# Gives also small stages files.
+IN_FILES = StoreConfig(**SMALL, stage_inline_bytes=0)  # type: ignore[arg-type]
 
 
 def record(value: bytes, kind: int = 1) -> bytes:
@@ -63,6 +66,14 @@ def read_all(log: Log, max_bytes: int = 1 << 20) -> bytes:
         parts.append(piece.read())
         offset = piece.end
     return b"".join(parts)
+
+
+def read_stage(stage: Stage) -> bytes:
+    """Read all that a stage holds, wherever it is."""
+    if stage.log is not None:
+        return read_all(stage.log)
+    assert stage._inline is not None
+    return b"".join(b.data for b in stage.home.batches(stage._inline))  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,16 @@ from tests.store.kit import (
 
 pytestmark = pytest.mark.crash
 
+# Of each kind of stage: without files, with files that are copied, and adopted.
+MIXED = {**SMALL, "journal_bytes_max": 1024, "stage_inline_bytes": 100}
 STEPS = 14
 # More than that can't be told apart any more: every failure doubles what may be so.
 STATES_MAX = 16
 # All that a store has; each of them has to be met.
-FILES = {"store.json", "metadata.json", "stage.json", "consumers.log", "journal.log"}
+FILES = {
+    *("store.json", "metadata.json", "stage.json"),
+    *("consumers.log", "journal.log", "stages.log"),
+}
 ENDINGS = {".lnc", ".idx"}
 
 
@@ -111,7 +116,7 @@ class Trial:
         self._number = number
         rng = random.Random(seed)
         fsync = rng.choice([Fsync.ALWAYS, Fsync.BATCH, Fsync.BATCH, Fsync.NONE])
-        self._config = StoreConfig(fsync=fsync, journal_bytes_max=1024, **SMALL)  # type: ignore[arg-type]
+        self._config = StoreConfig(fsync=fsync, **MIXED)  # type: ignore[arg-type]
         # A loss of power takes what was never synced.
         self._how = "kill" if fsync is Fsync.NONE and "power" in how else how
         self._counts = tally.counts
@@ -287,7 +292,7 @@ class Picture:
 
 
 def open_flipped(disk: Disk) -> Store:
-    config = StoreConfig(fsync=Fsync.ALWAYS, journal_bytes_max=1024, **SMALL)  # type: ignore[arg-type]
+    config = StoreConfig(fsync=Fsync.ALWAYS, **MIXED)  # type: ignore[arg-type]
     return open_store(files=DiskFiles(disk), config=config)
 
 

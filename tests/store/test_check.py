@@ -36,14 +36,14 @@ from lance_spark.store.stage import decode_stage, encode_stage
 from lance_spark.store.topic import decode_topic, encode_topic
 from lance_spark.wire.lwp import scan
 from tests.store.jobs import commit, stage
-from tests.store.kit import batch, newer, open_store
+from tests.store.kit import IN_FILES, batch, check_clean, newer, open_store
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Topic 1 with three segments of one, one and two batches; a stage; an offset."""
     path = tmp_path / "data"
-    with open_store(path) as store:
+    with open_store(path, config=IN_FILES) as store:
         store.create_topic("one")
         for tag, records in [("a", 20), ("b", 20), ("c", 20), ("d", 3)]:
             store.append(1, batch(tag, records))
@@ -529,3 +529,59 @@ def test_a_store_after_retention_is_clean(path: Path) -> None:
     with open_store(path) as store:
         store.topic(1).drop_before(Point(900, 20, 1))
     assert check(path) == []
+
+
+# Small stages.
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Three stages in `stages.log`, one of which is over."""
+    path = tmp_path / "data"
+    with open_store(path) as store:
+        for topic in ("one", "two"):
+            stage(store, topic, "w", 1, batch("a"))
+        commit(store, "three", "v", 1, batch("b"))
+    check_clean(path)
+    return path
+
+
+def test_the_log_of_small_stages_is_damaged(small: Path) -> None:
+    log = small / "stages.log"
+    good = log.read_bytes()
+    at = good.index(batch("a"))
+    flip(log, at + 7)
+    [found] = check(small)
+    assert found.startswith("damage: stages.log [") and "checksum differs" in found
+    log.write_bytes(good)
+    flip(log, at - 1)
+    [found] = check(small)
+    assert found.endswith("index rows are damaged")
+    log.write_bytes(good)
+    flip(log, good.index(b"LSSE"))
+    [found] = check(small)
+    assert found == f"damage: stages.log [{HEAD_BYTES}, {len(good)}): not an entry"
+    log.write_bytes(good)
+    flip(log, 9)
+    assert "its head is damaged; the next opening writes it anew" in check(small)[0]
+    log.write_bytes(good[:-1])
+    assert "not an entry" in check(small)[0]
+    log.write_bytes(b"")
+    assert "0 bytes are no log of stages: the stages in it are gone" in check(small)[0]
+
+
+def test_the_log_of_small_stages_after_a_crash(small: Path) -> None:
+    log = small / "stages.log"
+    good = log.read_bytes()
+    log.write_bytes(good + b"LSSE")
+    assert check(small) == [
+        f"note: stages.log [{len(good)}, {len(good) + 4}): an entry is not finished; "
+        "the next opening cuts it off"
+    ]
+    log.write_bytes(good)
+    flip(log, 20)
+    assert check(small) == [
+        "note: stages.log: a mark is not finished; the next opening sets it"
+    ]
+    log.write_bytes(good[:8] + (9).to_bytes(4, "little") + b"????" + good[16:])
+    assert "its head is damaged" in check(small)[0]

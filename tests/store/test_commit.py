@@ -70,7 +70,15 @@ from tests.store.jobs import (
     reopen,
     stage,
 )
-from tests.store.kit import ROOT, SMALL, batch, check_clean, damage, open_store
+from tests.store.kit import (
+    IN_FILES,
+    ROOT,
+    SMALL,
+    batch,
+    check_clean,
+    damage,
+    open_store,
+)
 
 ONE = TopicPlan(
     1,
@@ -215,10 +223,15 @@ class Crash(BaseException):
 
 
 def crash(
-    files: DiskFiles, operation: str, part: str, count: int = 1
+    files: DiskFiles,
+    operation: str,
+    part: str,
+    count: int = 1,
+    *,
+    config: StoreConfig | None = None,
 ) -> tuple[DiskFiles, list[NamedStage]]:
     """Run a commit to two topics up to an operation; give the disk that is left."""
-    store = open_store(files=files)
+    store = open_store(files=files, config=config)
     store.create_topic("one")
     store.append(1, batch("0"))
     named = [
@@ -342,7 +355,7 @@ def without_done(files: DiskFiles) -> None:
 
 
 def test_its_stages_are_gone_and_its_bytes_are_there(files: DiskFiles) -> None:
-    left, named = crash(files, "rmdir", "stages", count=2)
+    left, named = crash(files, "rmdir", "stages", count=2, config=IN_FILES)
     for one in named:
         remove_tree(left, ROOT / "stages" / str(one.id))
     without_done(left)
@@ -472,7 +485,7 @@ def assert_undone(left: DiskFiles, named: list[NamedStage], reason: str) -> None
 
 
 def test_a_stage_of_it_that_is_copied_is_damaged(files: DiskFiles) -> None:
-    left, named = crash(files, "link", "segments/2/")
+    left, named = crash(files, "link", "segments/2/", config=IN_FILES)
     left.open(stage_file(left, named[0], ".lnc")).pwrite(b"?", 20)
     assert_undone(left, named, "the checksum differs")
 
@@ -642,7 +655,7 @@ def flip(files: DiskFiles, part: str, ending: str, position: int) -> None:
 def test_a_stage_damaged_before_its_commit_is_refused(
     files: DiskFiles, ending: str, position: int, records: int
 ) -> None:
-    with open_store(files=files) as store:
+    with open_store(files=files, config=IN_FILES) as store:
         store.create_topic("one")
         store.append(1, batch("0"))
         named = stage(store, "one", "w", 1, batch("a", records), batch("b", records))

@@ -11,11 +11,20 @@ from pathlib import Path
 import pytest
 
 from lance_spark.errors import Corrupt, DamagedFile
-from lance_spark.store import CommitStatus, NamedStage, Severity, Store, check_store
+from lance_spark.store import (
+    CommitStatus,
+    NamedStage,
+    Severity,
+    Store,
+    StoreConfig,
+    check_store,
+)
 from lance_spark.store.entrylog import HEAD_BYTES
 from lance_spark.store.format import HEADER_BYTES, ROW_BYTES
 from lance_spark.wire.lwp import scan
 from tests.store.kit import (
+    IN_FILES,
+    SMALL,
     batch,
     check_clean,
     corrupt_ranges,
@@ -349,14 +358,22 @@ def test_a_damaged_stage_is_refused_and_stays(filled: Path) -> None:
     assert found(filled)
 
 
-def test_a_small_damaged_stage_is_not_committed(filled: Path) -> None:
+@pytest.mark.parametrize("config", [StoreConfig(**SMALL), IN_FILES])  # type: ignore[arg-type]
+def test_a_small_damaged_stage_is_not_committed(
+    filled: Path, config: StoreConfig
+) -> None:
     data = batch("small")
-    with open_store(filled) as store:
+    with open_store(filled, config=config) as store:
         stage = store.open_stage("two", "w", 2)
         store.append_stage(stage, 1, data)
-    (file,) = (filled / "stages" / str(stage)).glob("*.lnc")
-    flip(file, 50)
-    with open_store(filled) as store:
+    if config is IN_FILES:
+        (file,) = (filled / "stages" / str(stage)).glob("*.lnc")
+        flip(file, 50)
+    else:
+        file = filled / "stages.log"
+        flip(file, file.read_bytes().index(data) + 50)
+    assert any("the checksum differs" in text for text in found(filled))
+    with open_store(filled, config=config) as store:
         with pytest.raises(Exception, match="undone"):
             store.commit_stages("w", 2, [NamedStage(stage, 1, len(data))])
         assert read_all(store.topic(2).log) == batch("staged")

@@ -18,7 +18,15 @@ from lance_spark.store.files import RESERVE, Reserve, read_file, remove_tree
 from lance_spark.store.journal import Journal, JournalEntry
 from tests.store.disk import Disk, DiskFiles
 from tests.store.jobs import commit, content, hooked, refusing, stage
-from tests.store.kit import ROOT, SMALL, batch, check_clean, damage, open_store
+from tests.store.kit import (
+    IN_FILES,
+    ROOT,
+    SMALL,
+    batch,
+    check_clean,
+    damage,
+    open_store,
+)
 
 BATCHES = 40
 JOURNAL_PATH = ROOT / "journal.log"
@@ -224,7 +232,7 @@ def test_the_reserve_is_for_undoing_a_commit(
 def test_the_reserve_is_for_ending_a_commit_when_a_store_is_opened(
     files: DiskFiles, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    store = open_store(files=files)
+    store = open_store(files=files, config=IN_FILES)
     fill(store)
     named = stage(store, "one", "v", 1, batch("rows"))
     pictures: list[Disk] = []

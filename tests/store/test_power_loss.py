@@ -38,6 +38,9 @@ LONG_RUN = "LANCE_CRASH_ROUNDS" in os.environ
 # those between, so that each operation is met.
 STRIDE = 1 if LONG_RUN else 2
 
+# Stages of each kind: without files, moved to files, copied from there, and adopted.
+MIXED = {**SMALL, "stage_inline_bytes": 100}
+
 Step = Callable[[Store], None]
 
 
@@ -170,7 +173,7 @@ def states_of(step: Step, disk: Disk, config: StoreConfig) -> list[Seen]:
 @functools.cache
 def record(fsync: Fsync) -> list[Picture]:
     """Run the scenario once and keep a picture before each operation."""
-    config = StoreConfig(fsync=fsync, journal_bytes_max=1024, **SMALL)  # type: ignore[arg-type]
+    config = StoreConfig(fsync=fsync, journal_bytes_max=1024, **MIXED)  # type: ignore[arg-type]
     disk = Disk()
     files = DiskFiles(disk)
     recorder = Recorder(disk)
@@ -196,7 +199,7 @@ class Reopener:
     def __init__(self, fsync: Fsync, *, again: bool) -> None:
         # Lose power once more behind each opening.
         self._again = again
-        self._config = StoreConfig(fsync=fsync, **SMALL)  # type: ignore[arg-type]
+        self._config = StoreConfig(fsync=fsync, **MIXED)  # type: ignore[arg-type]
         self._seen: dict[tuple[object, ...], Seen] = {}
 
     def compare(self, picture: Picture, left: Disk) -> None:

@@ -146,6 +146,9 @@ class LanceClient:
         self._dialer = dialer
         # Writers deliver their batches over it.
         self.link = Link(config, runtime, dialer)
+        # One that `borrow` has made and that is not in use.
+        self._spare: LanceClient | None = None
+        self._spare_lock = threading.Lock()
         self._topic_ids: dict[str, int] = {}
         self._topic_ids_lock = threading.Lock()
         # When the last pings were sent.
@@ -176,9 +179,33 @@ class LanceClient:
         client._set_up(self.config, self._runtime, self._dialer)
         return client
 
+    def borrow(self) -> LanceClient:
+        """Make a client as `dedicated` does, or give one that came back.
+
+        To connect costs more than to write a few rows, and a task of Spark writes
+        one stage after the other with the same client.
+        """
+        with self._spare_lock:
+            spare, self._spare = self._spare, None
+        return self.dedicated() if spare is None else spare
+
+    def give_back(self, borrowed: LanceClient) -> None:
+        """Keep a client, which has nothing pending, for the next one who borrows."""
+        with self._spare_lock:
+            is_kept = self._spare is None and not self.is_closed
+            if is_kept:
+                self._spare = borrowed
+        if not is_kept:
+            borrowed.close()
+
     def close(self) -> None:
         """Close the connection; calls under way end, later ones are refused."""
         self.link.close()
+        # Behind that: what comes back from now on is not kept.
+        with self._spare_lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
 
     @property
     def is_closed(self) -> bool:

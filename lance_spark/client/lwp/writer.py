@@ -187,7 +187,10 @@ class Writer:
         strict: bool = False,
     ) -> None:
         self.topic = topic
-        client = client.dedicated()
+        # Batches of a topic are told apart by their numbers on a connection, which
+        # must be new; a stage knows its own batches.
+        self._lender = client if strict else None
+        self._client = client = client.borrow() if strict else client.dedicated()
         self._rules = ServerRules(client, options, check)
         self._delivery = Delivery(
             client.link,
@@ -331,7 +334,14 @@ class Writer:
                 self.flush(timeout_s)
                 is_flushed = self._is_delivered = True
         finally:
-            self._delivery.stop(abandon=not is_flushed)
+            lender = self._lender
+            # An answer to a batch that was sent twice may still come: it would be
+            # taken for one to a batch of the next writer.
+            is_quiet = is_flushed and not (self.retried_batches or self.refused_records)
+            keep = lender is not None and is_quiet
+            self._delivery.stop(abandon=not is_flushed, keep_link=keep)
+            if keep and lender is not None and not self._is_closed:
+                lender.give_back(self._client)
             self._is_closed = True
             self._dropped.detach()
 

@@ -140,6 +140,26 @@ def test_a_dedicated_client_has_its_own_connection(network: Network) -> None:
     client.status()
 
 
+def test_a_borrowed_client_comes_back(network: Network) -> None:
+    network.serve(serving(), serving(), serving())
+    client = network.client().connect()
+    first, second = client.borrow(), client.borrow()
+    kept = first.connect().connection()
+    second.connect()
+    client.give_back(first)
+    client.give_back(second)
+    assert not first.is_closed
+    assert second.is_closed, "one is kept"
+    assert client.borrow() is first
+    assert first.connection() is kept
+    client.give_back(first)
+    client.close()
+    assert first.is_closed
+    late = client.dedicated()
+    client.give_back(late)
+    assert late.is_closed
+
+
 def test_a_dedicated_client_knows_what_was_learnt() -> None:
     network = Network(Checksum.CRC32)
 

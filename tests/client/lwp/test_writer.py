@@ -621,12 +621,36 @@ def test_an_empty_stage() -> None:
 
 def test_a_resend_counts_once() -> None:
     first, second = FakeConnection(ignore), FakeConnection()
-    writer = _writer(FakeClient(first, second))
+    client = FakeClient(first, second)
+    writer = _writer(client)
     writer.send(b"a")
     first.await_sent(1)
     first.fail()
     assert writer.finish() == StageContent(0x8000_0001, 1, 6)
     assert first.sent == second.sent
+    # A second answer to the batch must not meet the next writer.
+    assert client.is_closed and not client.returned
+
+
+def test_stages_one_behind_the_other_share_a_connection() -> None:
+    client = FakeClient(FakeConnection())
+    for number in (1, 2):
+        writer = _writer(client)
+        writer.send(b"a")
+        assert writer.finish().batch_count == 1
+        writer.close()
+        assert (client.returned, client.is_closed) == (number, False)
+    writer = _writer(client)
+    writer.close(abandon=True)
+    assert client.returned == 2 and client.is_closed
+
+
+def test_a_topic_gets_a_connection_of_its_own() -> None:
+    """The server tells its batches apart by their numbers on the connection."""
+    client = FakeClient(FakeConnection())
+    with Producer(client, "events") as producer:  # type: ignore[arg-type]
+        producer.send(b"a")
+    assert client.is_closed and not client.returned
 
 
 def test_what_is_not_delivered_is_never_finished() -> None:
