@@ -168,7 +168,7 @@ class _Bench:
             calls[f"read {name}"] = self._read(topics[-1])
             calls[f"stream {name}"] = partial(self._catch_up, topics[-1])
             calls[f"write {name}"] = self._write(size, total // size)
-        took = measure(calls, 2)
+        took = measure(calls, 3)
         for topic in topics:
             self.client.delete_topic(topic)
         lines = []
