@@ -36,7 +36,7 @@ from lance_spark.errors import (
     Timeout,
 )
 from lance_spark.model import Buffer
-from lance_spark.store.config import Fsync
+from lance_spark.store.config import Fsync, StoreConfig
 from lance_spark.store.context import Context, Watchers
 from lance_spark.store.files import is_out_of_files
 from lance_spark.store.format import (
@@ -115,6 +115,19 @@ class Appended:
 
 
 logger = logging.getLogger(__name__)
+
+
+def check_length(where: str, length: int, config: StoreConfig) -> None:
+    """Refuse a batch that is empty or too large.
+
+    Raises:
+        StoreError: with the limit.
+    """
+    if not 0 < length <= config.batch_bytes_max:
+        raise StoreError(
+            f"{where}: a batch of {length} bytes; a batch has 1 to "
+            f"{config.batch_bytes_max} bytes (batch_bytes_max)"
+        )
 
 
 class NotSynced(StoreError):
@@ -225,11 +238,7 @@ class Log:
         """
         config = self.context.config
         length = len(data)
-        if not 0 < length <= config.batch_bytes_max:
-            raise StoreError(
-                f"{self.where}: a batch of {length} bytes; a batch has 1 to "
-                f"{config.batch_bytes_max} bytes (batch_bytes_max)"
-            )
+        check_length(self.where, length, config)
         if data_crc is None:
             data_crc = crc32c(data)
         with self._write:

@@ -38,7 +38,7 @@ from lance_spark.store.document import (
 )
 from lance_spark.store.files import remove_if_there, remove_tree, replace_file
 from lance_spark.store.format import make_batch_rows
-from lance_spark.store.log import Appended, Log, Point
+from lance_spark.store.log import Appended, Log, Point, check_length
 from lance_spark.store.recovery import open_log, open_with_table
 from lance_spark.store.stagelog import InlineStage, StageLog
 from lance_spark.store.topic import check_log_name
@@ -212,8 +212,12 @@ class Stage:
     def _append(
         self, data: Buffer, starts: NDArray[np.int64], now_ns: int, data_crc: int
     ) -> Appended:
-        if self._inline is not None and not self._has_room(len(data)):
-            self._move()
+        if self._inline is not None:
+            # Else the stage would get files for nothing.
+            where = f"stages/{self.metadata.id}"
+            check_length(where, len(data), self._context.config)
+            if not self._has_room(len(data)):
+                self._move()
         if self.log is not None:
             return self.log.append(data, starts, now_ns=now_ns, data_crc=data_crc)
         inline, config = self._inline, self._context.config
@@ -237,8 +241,6 @@ class Stage:
         return Appended(size, self.size, record, len(starts))
 
     def _has_room(self, length: int) -> bool:
-        if not 0 < length <= self._context.config.batch_bytes_max:
-            return False  # The log says what is wrong with it.
         if self._is_moving:
             return False
         if self.size + length > inline_bytes_max(self._context.config):

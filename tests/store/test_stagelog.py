@@ -435,6 +435,43 @@ def test_a_wait_that_takes_too_long(files: DiskFiles) -> None:
         log.open_stage(FIRST_STAGE_ID + 1, b"{}")
 
 
+def test_a_batch_of_a_wrong_size_gives_no_stage_files(files: DiskFiles) -> None:
+    config = StoreConfig(batch_bytes_max=200)
+    with open_store(files=files, config=config) as store:
+        stage_id = store.open_stage("one", "w", 1)
+        for data in (b"", batch("a", 30)):
+            with pytest.raises(StoreError, match=f"a batch of {len(data)} bytes"):
+                store.append_stage(stage_id, 1, data)
+        assert store.stages()[0].log is None
+
+
+def test_a_log_that_has_grown_too_long_takes_no_more_stages(
+    files: DiskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GARBAGE_BYTES_MAX", 0)
+    monkeypatch.setattr(module, "LIVE_BYTES_MAX", 10)
+    with open_store(files=files) as store:
+        monkeypatch.setattr(module, "LIVE_BYTES_MAX", 10_000)
+        stage(store, "one", "w", 1, batch("a"))
+        monkeypatch.setattr(module, "LIVE_BYTES_MAX", 10)
+        stage(store, "one", "w", 1, batch("b"))
+        assert [each.log is None for each in store.stages()] == [True, False]
+
+
+def test_a_sync_frees_room_that_the_end_of_a_stage_needs(files: DiskFiles) -> None:
+    """The end could not be noted; by now the disk is full."""
+    with open_store(files=files) as store:
+        named = stage(store, "one", "w", 1, batch("a"))
+        with refusing(files, "pwrite", STAGE_LOG):
+            store.commit_stages("w", 1, [named])
+        files.capacity = files.used
+        before = size(files)
+        assert store.abort_stages("w", 2) == 0
+        assert size(files) < before
+        files.capacity = None
+    check_clean(files=files)
+
+
 # The file.
 
 
@@ -443,7 +480,7 @@ def test_what_is_behind_the_last_whole_entry_is_cut_off(files: DiskFiles) -> Non
     named = stage(store, "one", "w", 1, batch("a"))
     end = size(files)
     torn = encode_stage_entry(named.id, 2, batch("b"), records=3)
-    for part in (b"LSSE", torn[:50], torn[:-1], bytes(200)):
+    for part in (b"LSSE", torn[:50], torn[:-1], torn[:-1] + b"?", bytes(200)):
         left = DiskFiles(files.disk.killed())
         left.disk.inodes[left.disk.seen[LOG]].write(end, part)
         with open_store(files=left) as again:
