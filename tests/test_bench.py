@@ -210,6 +210,7 @@ def test_an_archive_with_bytecode_needs_no_source(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=60,
     )
     assert said.stdout == "x\n"
 

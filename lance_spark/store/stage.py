@@ -326,6 +326,8 @@ class Stage:
             self._dropped = True
             if self.log is not None:
                 self.log.retire("the stage was dropped")
+            elif self._inline is not None:
+                self._context.stage_log.retire(self._inline)
 
     def drop(self) -> None:
         """Remove the stage; what can't be removed now goes with the next opening."""

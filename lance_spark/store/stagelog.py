@@ -47,6 +47,7 @@ from typing import NamedTuple
 from lance_spark.checksum import crc32c
 from lance_spark.errors import (
     Corrupt,
+    StageUnknown,
     StoreError,
     StoreReadOnly,
     StoreWriteFailed,
@@ -118,6 +119,7 @@ class InlineStage:
         size: how many bytes of records it holds.
         file_bytes: how much of the file it takes.
         written: how many entries the log had behind the last of them.
+        is_lost: the stage was dropped before that was durable.
     """
 
     opened: _Entry
@@ -125,6 +127,7 @@ class InlineStage:
     size: int = 0
     file_bytes: int = 0
     written: int = 0
+    is_lost: bool = False
 
     def add(self, batch: _Entry) -> None:
         """Take in a batch."""
@@ -461,7 +464,7 @@ class StageLog:
             self._file.truncate(self._end)
             self._file.sync()
         except OSError as error:
-            self._fail(f"an entry failed ({cause}) and could not be undone ({error})")
+            self.fail(f"an entry failed ({cause}) and could not be undone ({error})")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -494,31 +497,44 @@ class StageLog:
                 file.sync()
             except OSError as error:
                 # The kernel may have dropped the pages: see `Log.sync`.
-                with self._state:
-                    failure = self._fail(f"a sync failed ({error})")
+                failure = self.fail(f"a sync failed ({error})")
                 raise StoreReadOnly(failure) from error
             with self._state:
                 self._mark = move_mark(file, self._mark, end)
                 self._synced = written
                 self._state.notify_all()
 
+    def retire(self, stage: InlineStage) -> None:
+        """Wake all threads that wait for a stage, which is to be dropped."""
+        with self._state:
+            stage.is_lost = stage.written > self._synced
+            self._state.notify_all()
+
     def is_durable(self, stage: InlineStage) -> bool:
         """Tell whether all that was added to a stage is durable."""
         with self._state:
-            return stage.written <= self._synced
+            return stage.written <= self._synced and not stage.is_lost
 
     def wait(self, stage: InlineStage, *, timeout_s: float) -> None:
         """Wait until all that was added to a stage is durable.
 
         Raises:
             Timeout: it took too long; it may still become durable.
+            StageUnknown: the stage was dropped before.
             StoreReadOnly: the disk failed.
         """
         written = stage.written
         with self._state:
             self._state.wait_for(
-                lambda: self._failure is not None or written <= self._synced, timeout_s
+                lambda: (
+                    self._failure is not None
+                    or stage.is_lost
+                    or written <= self._synced
+                ),
+                timeout_s,
             )
+            if stage.is_lost:
+                raise StageUnknown(f"stage {stage.opened.stage} was dropped")
             if written <= self._synced:
                 return
             if self._failure is not None:
@@ -543,7 +559,7 @@ class StageLog:
             assert self._file is not None
             data = self._file.pread(entry.size, entry.position)
         there = entry._replace(position=0)
-        fault = "bytes are missing" if len(data) < entry.size else None
+        fault = "the file is too short" if len(data) < entry.size else None
         fault = fault or _find_fault(data, there)
         if fault is not None:
             where = f"stages/{entry.stage}"
@@ -609,19 +625,21 @@ class StageLog:
             self._files.sync_dir(self._path.parent)
         except OSError as error:
             # Which of the two files a loss of power would leave is not known.
-            self._fail(f"it could not be replaced ({error})")
+            self.fail(f"it could not be replaced ({error})")
             raise
         if self._file is not None:
             self._file.close()
         self._file, self._mark, self._end = beside.file, beside.mark, beside.mark.end
 
-    def _fail(self, reason: str) -> str:
+    def fail(self, reason: str) -> str:
+        """Add nothing any more; give the text that says why."""
         text = f"{STAGE_LOG}: read-only since {reason}; mend the disk and reopen"
-        if self._failure is None:
-            logger.error("%s", text)
-        self._failure = self._failure or text
-        self._state.notify_all()
-        return self._failure
+        with self._state:
+            if self._failure is None:
+                logger.error("%s", text)
+                self._failure = text
+            self._state.notify_all()
+            return self._failure
 
     # Like a log, for `Store.sync`: what is here is synced under any policy.
     sync_written = sync

@@ -14,7 +14,8 @@ from lance_spark.broker.assignment import Strategy
 from lance_spark.errors import StageUnknown, StoreReadOnly
 from lance_spark.model import Retention
 from lance_spark.store import Store
-from lance_spark.store.log import Log, Syncer
+from lance_spark.store.log import Syncer
+from lance_spark.store.stage import Stage
 from lance_spark.wire import lwp as wire
 from lance_spark.wire.lwp import AssignmentStrategy, LocateKind
 from tests.broker.kit import Client, Dial, StartBroker, record
@@ -190,6 +191,7 @@ def test_a_member_goes_on_when_its_topic_goes(client: Client) -> None:
 # A batch that meets the end of its stage.
 
 
+@pytest.mark.parametrize("inline_bytes", [0, 1000])
 @pytest.mark.parametrize("end", ["abort", "commit"])
 @pytest.mark.parametrize("moment", ["looked up", "written", "waits"])
 def test_a_batch_that_meets_the_end_of_its_stage(
@@ -198,9 +200,10 @@ def test_a_batch_that_meets_the_end_of_its_stage(
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
     end: str,
+    inline_bytes: int,
 ) -> None:
     """At whichever moment the stage goes, the batch is answered with 0x70."""
-    broker = start(fsync="batch")
+    broker = start(fsync="batch", stage_inline_bytes=inline_bytes)
     # Nothing becomes durable by itself: the batch waits until its stage goes.
     monkeypatch.setattr(Syncer, "request", lambda *_: None)
     store, client = broker.service.store, dial(broker)
@@ -208,7 +211,7 @@ def test_a_batch_that_meets_the_end_of_its_stage(
     place, name = {
         "looked up": (Store, "append_stage"),
         "written": (Store, "wait_durable"),
-        "waits": (Log, "wait"),
+        "waits": (Stage, "wait"),
     }[moment]
     usual = getattr(place, name)
 
@@ -227,29 +230,30 @@ def test_a_batch_that_meets_the_end_of_its_stage(
     assert (error.code, error.details["batch_id"]) == (0x70, 1)
 
 
+@pytest.mark.parametrize("inline_bytes", [0, 1000])
 def test_a_stage_that_goes_while_an_append_waits(
-    start: StartBroker, monkeypatch: pytest.MonkeyPatch
+    start: StartBroker, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
 ) -> None:
     """The same for users of the store, and the disk's own failures stay theirs."""
-    broker = start(fsync="batch")
+    broker = start(fsync="batch", stage_inline_bytes=inline_bytes)
     monkeypatch.setattr(Syncer, "request", lambda *_: None)
     store = broker.service.store
     stage = store.open_stage("t", "w", 1)
-    usual = Log.wait
+    usual = Stage.wait
 
-    def dropped(self: Log, *args: Any, **named: Any) -> None:
+    def dropped(self: Stage, *args: Any, **named: Any) -> None:
         store.abort_stages("w", 1)
         usual(self, *args, **named)
 
-    monkeypatch.setattr(Log, "wait", dropped)
+    monkeypatch.setattr(Stage, "wait", dropped)
     with pytest.raises(StageUnknown):
         store.append_stage(stage, 1, record(b"x"))
     other = store.open_stage("t", "v", 1)
 
-    def failed(self: Log, *args: Any, **named: Any) -> None:
-        self.fail("a test")
+    def failed(self: Stage, *args: Any, **named: Any) -> None:
+        self.home.fail("a test")
         usual(self, *args, **named)
 
-    monkeypatch.setattr(Log, "wait", failed)
+    monkeypatch.setattr(Stage, "wait", failed)
     with pytest.raises(StoreReadOnly):
         store.append_stage(other, 1, record(b"x"))

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from lance_spark.client import LogClient, connect
-from lance_spark.errors import LanceError, Timeout
+from lance_spark.errors import LanceError
 from lance_spark.wire import fluvio, kimberlite, rustlog, tank
 from lance_spark.wire.fluvio.compression import compress
 from tests.broker.rustlog.kit import make
@@ -34,6 +34,7 @@ from tests.client.rustlog.field import FieldServer as RustlogServer
 from tests.client.tank.field import FieldServer as TankServer
 from tests.integration.process import HAS_PROC, read_status
 from tests.integration.test_hostile import mutate
+from tests.patience import PATIENCE_S, try_patiently
 from tests.wire.fluvio import reference as fluvio_reference
 
 MIB = 1024 * 1024
@@ -46,8 +47,6 @@ TIMES = {
     # The least that RustLog allows. TANK's bundles may become eight times as much.
     "response_bytes_max": 10 * MIB,
 }
-# Long enough for a busy machine, and much less than a hang.
-PATIENCE_S = 30.0
 # An answer, twice what it is expanded to, and what else is loaded meanwhile.
 GROWTH_BYTES_MAX = (10 + 2 * 80 + 24) * MIB
 _ME = os.getpid()
@@ -81,18 +80,6 @@ def read_all(client: LogClient) -> None:
     """Read the topic as far as the server says that it goes."""
     first = client.driver.traits.first_position
     check_rows(rows_of(client.read("orders", fetch_bytes=100)), first)
-
-
-def read_truth(client: LogClient) -> None:
-    """Read the topic of a server that does not lie, however busy the machine is."""
-    over_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return read_all(client)
-        except Timeout:
-            # The times are those of a client that is lied to.
-            if time.monotonic() > over_s:
-                raise
 
 
 def read_range(client: LogClient) -> None:
@@ -842,7 +829,7 @@ def server(protocol: str) -> Iterator[Any]:
 def test_a_lie_is_told_in_time(server: Any, protocol: str, name: str) -> None:
     work, kind, lie = LIARS[protocol].lies[name]
     with connect(f"{protocol}://{server.address}", **TIMES) as client:
-        read_truth(client)
+        try_patiently(lambda: read_all(client))
         server.lie = lambda request, answer: (
             lie(request, answer) if isinstance(request, kind) else None
         )
@@ -858,7 +845,7 @@ def test_a_lie_is_told_in_time(server: Any, protocol: str, name: str) -> None:
         assert grown < GROWTH_BYTES_MAX, f"{grown / MIB:.0f} MiB"
         # It was the lie: the same client goes on with the truth.
         server.lie = None
-        read_truth(client)
+        try_patiently(lambda: read_all(client))
 
 
 @pytest.mark.parametrize("protocol", LIARS)

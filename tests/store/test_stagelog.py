@@ -534,7 +534,7 @@ def test_bytes_that_go_while_it_is_open(files: DiskFiles) -> None:
     with open_store(files=files) as store:
         named = stage(store, "one", "w", 1, batch("a"))
         files.open(ROOT / STAGE_LOG).truncate(HEAD_BYTES + 300)
-        with pytest.raises(StoreWriteFailed, match="bytes are missing"):
+        with pytest.raises(StoreWriteFailed, match="the file is too short"):
             store.commit_stages("w", 1, [named])
 
 

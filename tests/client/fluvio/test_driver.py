@@ -40,6 +40,7 @@ from tests.broker.kit import eventually, running
 from tests.broker.tank.kit import cut
 from tests.client.fluvio.field import FieldCluster, Log, Stored, batch
 from tests.each import each
+from tests.patience import try_patiently
 
 MIB = 1024 * 1024
 FAST = {"backoff_base_s": 0.005, "retry_timeout_s": 10.0, "request_timeout_s": 5.0}
@@ -502,7 +503,7 @@ def test_addresses_that_are_wrong(field: FieldCluster, open_one: Opener) -> None
             read(driver)
         # The SC is asked again each time.
         field.lie = None
-        assert read(driver) == numbered(values(3))
+        assert try_patiently(lambda: read(driver)) == numbered(values(3))
 
 
 def test_links_to_spus_that_are_gone(
