@@ -48,14 +48,18 @@ def run_shell(source: str, *, port: int, where: Path) -> None:
         source,
     )
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", source],
-        cwd=where,
-        env={**os.environ, "PATH": tools},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    try:
+        done = subprocess.run(
+            ["bash", "-euxc", source],
+            cwd=where,
+            env={**os.environ, "PATH": tools},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    except subprocess.TimeoutExpired as late:
+        # The last command that it shows is the one that hung.
+        raise AssertionError((source, late.stdout, late.stderr)) from late
     assert done.returncode == 0, (source, done.stdout, done.stderr)
 
 

@@ -70,6 +70,8 @@ def test_clients_without_a_token_make_room(start: StartBroker, dial: Dial) -> No
     assert late.ask(wire.Authenticate("good")).ok
     # The oldest is gone, and the last one is not a stranger any more.
     assert strangers[0].ended()
+    # It is told of its end before its place is free.
+    assert eventually(lambda: connections(broker) == 7)
     strangers.append(dial(broker))
     for client in (*known, *strangers[1:], late):
         client.alive()
