@@ -20,9 +20,10 @@ from benchmarks._child import Child
 from benchmarks._figures import read_process_s
 from benchmarks._spark_source import make_batch, repeat_batch
 from benchmarks._turns import Took, collect, measure, take_turns, touch_memory
-from benchmarks.plot import read_tables
+from benchmarks.plot import parse_quantity, read_tables
 from benchmarks.report import Report, format_ms, format_s
-from benchmarks.stream import _list_times
+from benchmarks.spark import SMALL_ROWS, VALUES
+from benchmarks.stream import _LANES, _WHOLE_LANES, _list_times
 from tests.each import each
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -227,6 +228,34 @@ def test_the_page_begins_with_what_else_one_would_use_and_ends_with_the_codec() 
     assert page.index("<!-- bench:kafka -->") < places[order[0]]
     assert order[:2] == ["spark", "stream"]
     assert order[-1] == "columnar"
+
+
+def list_rows(bench: str) -> set[str]:
+    tables = read_tables(PAGE.read_text(encoding="utf-8"), bench).values()
+    return {row[0] for _, *rows in tables for row in rows}
+
+
+def test_the_page_has_the_rows_of_spark() -> None:
+    rows = list_rows("spark")
+    for what in VALUES:
+        for verb in ("read, all columns", "read, `value` only", "write"):
+            assert f"{verb}, {what}" in rows
+    for verb in ("read", "write"):
+        assert f"{verb} of {SMALL_ROWS} rows" in rows
+    assert {"read, all columns", "write", "stream, `AvailableNow`"} < rows
+    assert {"64 MiB", "4096 MiB"} < rows
+
+
+def test_the_page_has_the_rows_of_streams() -> None:
+    rows = list_rows("stream")
+    assert {*_LANES, *_WHOLE_LANES} < rows
+
+
+def test_ten_times_the_rows_take_at_most_ten_and_a_half_times_the_time() -> None:
+    tables = read_tables(PAGE.read_text(encoding="utf-8"), "spark")
+    (growth,) = (rows for title, rows in tables.items() if "ten times" in title)
+    for row in growth[1:]:
+        assert parse_quantity(row[-2]) <= 10.5, row
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
