@@ -251,6 +251,13 @@ def test_the_page_has_the_rows_of_streams() -> None:
     assert {*_LANES, *_WHOLE_LANES} < rows
 
 
+def test_the_page_has_the_rows_of_settings() -> None:
+    tables = [*read_tables(PAGE.read_text(encoding="utf-8"), "settings").values()]
+    for table, set_ in zip(tables, (settings.CHANGED, settings.STARTED), strict=True):
+        names = [settings.DEFAULT.name, *(setting.name for setting in set_)]
+        assert [row[0] for row in table[1:]] == names
+
+
 def test_ten_times_the_rows_take_at_most_ten_and_a_half_times_the_time() -> None:
     tables = read_tables(PAGE.read_text(encoding="utf-8"), "spark")
     (growth,) = (rows for title, rows in tables.items() if "ten times" in title)
