@@ -101,7 +101,8 @@ class Stage:
     ) -> None:
         self.metadata = metadata
         self._context = context
-        # One of them: where the batches are.
+        # Where the batches are: in the log, and before there is one inline. What is
+        # inline stays when a log is made, as another thread may be looking at it.
         self.log = log
         self._inline = inline
         # Taken before any lock of the log.
@@ -212,7 +213,7 @@ class Stage:
     def _append(
         self, data: Buffer, starts: NDArray[np.int64], now_ns: int, data_crc: int
     ) -> Appended:
-        if self._inline is not None:
+        if self.log is None:
             # Else the stage would get files for nothing.
             where = f"stages/{self.metadata.id}"
             check_length(where, len(data), self._context.config)
@@ -259,7 +260,7 @@ class Stage:
             self.copy_to(log)
             log.sync_segments()
             _finish_directory(context, self.metadata)
-            self.log, self._inline = log, None
+            self.log = log
         try:
             context.stage_log.drop([number])
         except (OSError, StoreError) as error:
@@ -302,12 +303,11 @@ class Stage:
 
     def wait(self, end: int, *, timeout_s: float) -> None:
         """Wait until its batches are durable up to an offset; see `Log.wait`."""
-        inline = self._inline
-        if inline is None:
-            assert self.log is not None
+        if self.log is not None:
             self.log.wait(end, timeout_s=timeout_s)
         elif not self.is_durable(end):
-            self._context.stage_log.wait(inline, timeout_s=timeout_s)
+            assert self._inline is not None
+            self._context.stage_log.wait(self._inline, timeout_s=timeout_s)
 
     def check_open(self) -> None:
         """Raise StageUnknown if the stage was dropped."""
